@@ -1,0 +1,153 @@
+"""Loading the encoder that is to be trained or measured."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_transformers.util import is_sentence_transformer_model
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.utils import cached_file
+
+logger = logging.getLogger(__name__)
+
+STARTER = "starter"
+
+
+def load_encoder(
+    name_or_path: str | Path,
+    *,
+    pooling: str | None = None,
+    default_pooling: str = "mean",
+    max_length: int | None = None,
+    device: str | None = None,
+) -> SentenceTransformer:
+    """Load an encoder as a SentenceTransformer, without the transformers pooler that sentence embeddings never use.
+
+    Args:
+        name_or_path: ``"starter"``, a Hub id or a folder.
+        pooling: ``"cls"``, ``"mean"`` or another of sentence-transformers' modes, in place of the encoder's own.
+        default_pooling: Pooling given to an encoder that comes without one, such as ``xlm-roberta-base``.
+        max_length: Pieces kept of a text; None keeps the encoder's own limit.
+        device: Where to put it; None lets sentence-transformers choose.
+
+    Returns:
+        The model. Saved, it is a stock SentenceTransformer folder.
+
+    Raises:
+        OSError: There is no such model, or the starter cannot be built.
+    """
+    name = str(name_or_path)
+    if name == STARTER:
+        from metaphrase.starter import starter_path
+
+        name = str(starter_path())
+    kwargs = {"add_pooling_layer": False} if _takes_pooling_flag(name) else {}
+    if is_sentence_transformer_model(name):
+        model = SentenceTransformer(name, device=device, model_kwargs=kwargs)
+        if pooling is not None:
+            _replace_pooling(model, pooling)
+    else:
+        transformer = Transformer(name, model_kwargs=kwargs)
+        mode = pooling or default_pooling
+        logger.info("%s comes without pooling; its sentence embedding is %s.", name, mode)
+        size = transformer.get_embedding_dimension()
+        model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
+    encoder: Any = model[0].auto_model  # type: ignore[union-attr]
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    if max_length is not None:
+        model.max_seq_length = max_length
+    return model
+
+
+def _takes_pooling_flag(name: str) -> bool:
+    try:
+        config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError):
+        return False
+    known = type(config) in MODEL_MAPPING
+    return known and "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
+
+
+def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
+    for at, module in enumerate(model):
+        if isinstance(module, Pooling):
+            size = model[0].get_embedding_dimension()  # type: ignore[union-attr]
+            model[at] = Pooling(size, pooling_mode=mode)
+            return
+    raise ValueError("This model has no pooling that could be replaced; leave pooling out.")
+
+
+def freeze_word_embeddings(model: SentenceTransformer) -> None:
+    """Keep the encoder's word embeddings as they are: nine tenths of a small multilingual encoder's parameters."""
+    model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)  # type: ignore[union-attr]
+
+
+def origin_of(model: SentenceTransformer) -> str | None:
+    """The Hub id or folder that a model was loaded from."""
+    return model[0].auto_model.config._name_or_path or None  # type: ignore[union-attr]
+
+
+def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
+    """The masked language modelling head of a checkpoint.
+
+    Args:
+        name: Hub id or folder.
+
+    Returns:
+        Weights by ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias``; None where the
+        checkpoint has no such head (E5, LaBSE), keeps it in a form that is not BERT's or RoBERTa's, or in no
+        ``model.safetensors``.
+    """
+    weights = cached_file(
+        name, "model.safetensors", _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
+    if weights is None:
+        return None
+    with safe_open(weights, framework="pt") as tensors:
+        found = set(tensors.keys())
+        for prefix, dense, norm in (("cls.predictions.", "transform.dense", "transform.LayerNorm"), ("lm_head.", "dense", "layer_norm")):
+            old = f"{prefix}{norm}.gamma" in found
+            weight, bias = ("gamma", "beta") if old else ("weight", "bias")
+            names = {
+                "dense.weight": f"{prefix}{dense}.weight",
+                "dense.bias": f"{prefix}{dense}.bias",
+                "norm.weight": f"{prefix}{norm}.{weight}",
+                "norm.bias": f"{prefix}{norm}.{bias}",
+                "bias": f"{prefix}bias",
+            }
+            if found.issuperset(names.values()):
+                return {short: tensors.get_tensor(full) for short, full in names.items()}
+    return None
+
+
+def english_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """Ids of the pieces that occur in some texts, and of the special tokens: an English subset vocabulary.
+
+    Args:
+        texts: The English side of a training corpus.
+        tokenizer: The encoder's tokenizer.
+
+    Returns:
+        Sorted ids, shape ``(pieces,)``.
+    """
+    ids = set(tokenizer.all_special_ids)
+    batch: list[str] = []
+    for text in texts:
+        batch.append(text)
+        if len(batch) == 10_000:
+            ids.update(i for row in tokenizer(batch)["input_ids"] for i in row)
+            batch = []
+    if batch:
+        ids.update(i for row in tokenizer(batch)["input_ids"] for i in row)
+    return torch.tensor(sorted(ids))

@@ -1,0 +1,212 @@
+"""Bootstrap intervals, paired differences and Holm's correction for scores of single items.
+
+A score is a number per item: a hit (0 or 1), or the mean of an item's hits in both directions. Results are in percent.
+
+The mean of ``n`` items drawn with replacement depends only on how often each *distinct* value is drawn, so a resample
+is one multinomial draw over the few distinct values and not ``n`` draws: the same distribution, in milliseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RESAMPLES = 10_000
+CONFIDENCE = 0.95
+ALPHA = 0.05
+
+Verdict = Literal["better", "tie", "worse"]
+
+#: Counts held at a time while resampling (32 MB).
+_CHUNK = 1 << 22
+#: Resampled differences closer to zero than this are zero: the rounding of a mean over languages.
+_ZERO = 1e-12
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How far the scores of the same items moved.
+
+    Attributes:
+        difference: Mean of after − before, in percentage points.
+        interval: Percentile bootstrap interval of the difference, in percentage points.
+        p_value: Two-sided bootstrap p-value of "no difference".
+        n: Number of items.
+    """
+
+    difference: float
+    interval: tuple[float, float]
+    p_value: float
+    n: int
+
+
+def bootstrap_interval(
+    correct: ArrayLike, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of an accuracy.
+
+    Args:
+        correct: Score of each item, in [0, 1], shape ``(n,)``.
+        resamples: Number of bootstrap samples.
+        confidence: Share of the bootstrap distribution inside the interval.
+        seed: Seed of the resampling.
+
+    Returns:
+        Lower and upper end in percent. Where all items score alike the interval has no width.
+
+    >>> low, high = bootstrap_interval([1] * 70 + [0] * 30)
+    >>> 60 <= low <= 62 and 78 <= high <= 80
+    True
+    """
+    return pooled_bootstrap_interval({"": correct}, resamples=resamples, confidence=confidence, seed=seed)
+
+
+def pooled_bootstrap_interval(
+    correct: Mapping[str, ArrayLike], *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, seed: int = 0
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the unweighted mean of several languages' accuracies.
+
+    Args:
+        correct: Score of each item, per language. Items are resampled within their language.
+        resamples: See `bootstrap_interval`.
+        confidence: See `bootstrap_interval`.
+        seed: See `bootstrap_interval`.
+    """
+    return _interval(_resampled_means(correct, resamples, seed), confidence)
+
+
+def paired_bootstrap(
+    before_n: ArrayLike,
+    after_n: ArrayLike,
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> PairedDifference:
+    """Paired bootstrap test over items: each resample draws items, with both their scores.
+
+    The p-value inverts the percentile interval: with ``B`` resampled differences ``d``, it is
+    ``2 · min(1 + #{d ≤ 0}, 1 + #{d ≥ 0}) / (1 + B)``, at most 1. It is below ``1 − confidence`` only where the
+    interval excludes zero, and never below ``2 / (1 + B)``: a correction over many languages needs many resamples.
+
+    Args:
+        before_n: Score of each item before, shape ``(n,)``. An item's score is a hit, or the mean of its hits in both
+            directions.
+        after_n: Score of the same items after, shape ``(n,)``.
+        resamples: Number of bootstrap samples.
+        confidence: Share of the bootstrap distribution inside the interval.
+        seed: Seed of the resampling.
+
+    Raises:
+        ValueError: There are no items, or not the same number on both sides.
+
+    >>> paired_bootstrap([0, 0, 1, 1] * 25, [1, 0, 1, 1] * 25).difference
+    25.0
+    """
+    return pooled_paired_bootstrap(
+        {"": before_n}, {"": after_n}, resamples=resamples, confidence=confidence, seed=seed
+    )
+
+
+def pooled_paired_bootstrap(
+    before: Mapping[str, ArrayLike],
+    after: Mapping[str, ArrayLike],
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> PairedDifference:
+    """Paired bootstrap of the unweighted mean over languages.
+
+    The languages are given, not sampled: items are resampled within each language, and every language counts the same
+    however many items it has.
+
+    Args:
+        before: Scores per language, each of shape ``(n,)``.
+        after: Scores of the same items after.
+        resamples: See `paired_bootstrap`.
+        confidence: See `paired_bootstrap`.
+        seed: See `paired_bootstrap`.
+
+    Raises:
+        ValueError: The two sides differ in languages or in the number of items of one.
+    """
+    if before.keys() != after.keys():
+        raise ValueError(
+            f"A paired test needs the same languages on both sides, but got {sorted(before)} before and "
+            f"{sorted(after)} after."
+        )
+    differences: dict[str, NDArray[np.float64]] = {}
+    for language in before:
+        before_n, after_n = (np.asarray(side[language], dtype=np.float64) for side in (before, after))
+        if before_n.shape != after_n.shape:
+            raise ValueError(
+                f"A paired test needs both scores of every item, but got {len(before_n)} scores before and "
+                f"{len(after_n)} after{f' for {language!r}' if language else ''}. Measure both on the same pairs."
+            )
+        differences[language] = after_n - before_n
+    means_r = _resampled_means(differences, resamples, seed)
+    tail = min(np.count_nonzero(means_r <= _ZERO), np.count_nonzero(means_r >= -_ZERO))
+    return PairedDifference(
+        difference=100 * float(np.mean([d.mean() for d in differences.values()])),
+        interval=_interval(means_r, confidence),
+        p_value=min(1.0, 2 * (1 + int(tail)) / (1 + resamples)),
+        n=sum(len(d) for d in differences.values()),
+    )
+
+
+def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+    """Holm's step-down correction: p-values that may each be held against α, family-wise.
+
+    Reference: Holm 1979, "A simple sequentially rejective multiple test procedure".
+
+    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    """
+    adjusted: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
+        adjusted[name] = largest
+    return {name: adjusted[name] for name in p_values}
+
+
+def verdict(difference: float, p_value: float, *, alpha: float = ALPHA) -> Verdict:
+    """Word for a difference: a tie unless its (corrected) p-value is below ``alpha``.
+
+    >>> verdict(2.5, 0.01), verdict(-2.5, 0.01), verdict(2.5, 0.2)
+    ('better', 'worse', 'tie')
+    """
+    if p_value >= alpha or difference == 0:
+        return "tie"
+    return "better" if difference > 0 else "worse"
+
+
+def _resampled_means(scores: Mapping[str, ArrayLike], resamples: int, seed: int) -> NDArray[np.float64]:
+    """Mean over languages of the resampled mean of each, shape ``(resamples,)``.
+
+    Languages are visited in alphabetical order, so that the order of the mapping leaves the result unchanged.
+    """
+    if not scores:
+        raise ValueError("A bootstrap needs the scores of at least one language, but got none.")
+    rng = np.random.default_rng(seed)
+    means_r = np.zeros(resamples)
+    for language in sorted(scores):
+        values_n = np.asarray(scores[language], dtype=np.float64)
+        if not len(values_n):
+            raise ValueError(f"A bootstrap needs scores, but got an empty list of them (language {language!r}).")
+        values_v, counts_v = np.unique(values_n, return_counts=True)
+        rows = max(1, _CHUNK // len(values_v))
+        for start in range(0, resamples, rows):
+            drawn_rv = rng.multinomial(len(values_n), counts_v / len(values_n), size=min(rows, resamples - start))
+            means_r[start : start + rows] += drawn_rv @ values_v / len(values_n)
+    return means_r / len(scores)
+
+
+def _interval(means_r: Sequence[float] | NDArray[np.float64], confidence: float) -> tuple[float, float]:
+    low, high = np.quantile(means_r, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return 100 * float(low), 100 * float(high)

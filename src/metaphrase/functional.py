@@ -1,0 +1,206 @@
+"""Tensor maths that several objectives share, as pure functions.
+
+The last letters of a tensor's name are its axes: ``b`` batch, ``s`` source tokens, ``t`` target tokens, ``l`` tokens of
+any sequence, ``n`` scored positions or word links, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are boolean, true
+where a value counts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+Direction = Literal["source_to_target", "target_to_source", "symmetric"]
+Similarity = Literal["cosine", "dot"]
+
+#: Rows of the vocabulary that are projected at a time. A block of logits is ``(n, VOCABULARY_BLOCK)``.
+VOCABULARY_BLOCK = 16_384
+
+
+def translation_ranking(
+    source_bh: Tensor,
+    target_bh: Tensor,
+    *,
+    temperature: float = 0.05,
+    margin: float = 0.0,
+    direction: Direction = "source_to_target",
+    similarity: Similarity = "cosine",
+    duplicate_bb: Tensor | None = None,
+    offset: int = 0,
+) -> Tensor:
+    """In-batch translation ranking: each sentence must pick out its own translation among the batch.
+
+    ``-log exp(φ(x_i, y_i) / τ) / Σ_j exp(φ(x_i, y_j) / τ)``, averaged over ``i``. The ranking is computed in float32 or
+    wider, whatever the embeddings are in.
+
+    Args:
+        source_bh: Embeddings of the source sentences, shape ``(batch, hidden)``.
+        target_bh: Embeddings of the target sentences, shape ``(pool, hidden)``. Row ``offset + i`` translates source row
+            ``i``; the pool is larger than the batch where the targets of other processes were gathered.
+        temperature: Softmax temperature τ.
+        margin: Additive margin, in units of the similarity, that the translation must win by (LaBSE uses 0.3). It is
+            subtracted from the translation's similarity before the division by τ.
+        direction: ``"source_to_target"`` ranks the targets for every source (DAP), ``"target_to_source"`` the sources
+            for every target, ``"symmetric"`` is the mean of the two.
+        similarity: ``"cosine"`` (released DAP code) or ``"dot"`` (equation 5 as printed).
+        duplicate_bb: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``;
+            such false negatives leave the denominator.
+        offset: Position in the pool of the first source's translation.
+
+    Returns:
+        Scalar loss.
+
+    Raises:
+        ValueError: The two pools differ in size and a direction other than ``"source_to_target"`` is asked for.
+
+    Reference: Li et al. 2023 (DAP), section 3.2, equation 5; Feng et al. 2022 (LaBSE), additive margin.
+
+    >>> translation_ranking(torch.eye(3), torch.eye(3)).item() < 1e-6
+    True
+    """
+    if direction != "source_to_target" and len(source_bh) != len(target_bh):
+        raise ValueError(
+            f"Direction {direction!r} ranks sources for each target and needs as many sources as targets, but got "
+            f"{len(source_bh)} and {len(target_bh)}. Gather both sides, or rank 'source_to_target'."
+        )
+    source_bh, target_bh = _at_least_float32(source_bh), _at_least_float32(target_bh)
+    if similarity == "cosine":
+        source_bh, target_bh = F.normalize(source_bh, dim=-1), F.normalize(target_bh, dim=-1)
+    with torch.autocast(source_bh.device.type, enabled=False):
+        logits_bb = source_bh @ target_bh.T
+    labels_b = torch.arange(len(source_bh), device=source_bh.device) + offset
+    if margin:
+        logits_bb = logits_bb - margin * F.one_hot(labels_b, logits_bb.shape[1])
+    logits_bb = logits_bb / temperature
+    if duplicate_bb is not None:
+        own_bb = F.one_hot(labels_b, logits_bb.shape[1]).bool()
+        logits_bb = logits_bb.masked_fill(duplicate_bb & ~own_bb, -torch.inf)
+    losses = []
+    if direction != "target_to_source":
+        losses.append(F.cross_entropy(logits_bb, labels_b))
+    if direction != "source_to_target":
+        losses.append(F.cross_entropy(logits_bb.T, labels_b))
+    return torch.stack(losses).mean()
+
+
+def vocabulary_cross_entropy(
+    hidden_nh: Tensor, weight_vh: Tensor, labels_n: Tensor, *, bias_v: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy of a vocabulary projection whose logits are never held in memory.
+
+    Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_n)``. The vocabulary is walked in blocks of
+    ``VOCABULARY_BLOCK`` rows: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
+    arguments' gradients it needs a block of logits, not ``n × v`` of them. Sums are float32 under autocast.
+
+    Args:
+        hidden_nh: States at the scored positions, shape ``(n, hidden)``.
+        weight_vh: Output embeddings, shape ``(vocabulary, hidden)``; the encoder's own table where the head is tied.
+        labels_n: Row of ``weight_vh`` that is right at each position, shape ``(n,)``, int64.
+        bias_v: Output bias, shape ``(vocabulary,)``.
+
+    Returns:
+        Scalar mean over ``n``; where ``n`` is 0, a zero that still has a graph.
+
+    >>> hidden, table = torch.randn(3, 4), torch.randn(7, 4)
+    >>> labels = torch.tensor([1, 0, 6])
+    >>> torch.allclose(vocabulary_cross_entropy(hidden, table, labels), F.cross_entropy(hidden @ table.T, labels))
+    True
+    """
+    if not len(labels_n):
+        return hidden_nh.sum() * 0.0
+    return _VocabularyCrossEntropy.apply(hidden_nh, weight_vh, labels_n, bias_v)
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    """Blocked cross-entropy: logits of a block are recomputed backward instead of kept."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, hidden_nh: Tensor, weight_vh: Tensor, labels_n: Tensor, bias_v: Tensor | None
+    ) -> Tensor:
+        normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
+        for block in _blocks(len(weight_vh)):
+            logits_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
+            normaliser_n = torch.logaddexp(normaliser_n, logits_nv.logsumexp(dim=1))
+        ctx.save_for_backward(hidden_nh, weight_vh, labels_n, bias_v, normaliser_n)
+        label_logit_n = (hidden_nh * weight_vh[labels_n]).to(normaliser_n.dtype).sum(dim=1)
+        if bias_v is not None:
+            label_logit_n = label_logit_n + bias_v[labels_n]
+        return (normaliser_n - label_logit_n).mean()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_nh, weight_vh, labels_n, bias_v, normaliser_n = ctx.saved_tensors
+        wants_hidden, wants_weight, _, wants_bias = ctx.needs_input_grad
+        hidden_grad = torch.zeros_like(hidden_nh) if wants_hidden else None
+        weight_grad = torch.empty_like(weight_vh) if wants_weight else None
+        bias_grad = torch.empty_like(bias_v) if wants_bias and bias_v is not None else None
+        scale = grads[0] / len(labels_n)
+        for block in _blocks(len(weight_vh)):
+            probability_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
+            probability_nv.sub_(normaliser_n[:, None]).exp_()
+            inside_n = ((labels_n >= block.start) & (labels_n < block.stop)).nonzero().squeeze(1)
+            probability_nv[inside_n, labels_n[inside_n] - block.start] -= 1.0
+            logit_grad_nv = (probability_nv * scale).to(hidden_nh.dtype)
+            if hidden_grad is not None:
+                hidden_grad.addmm_(logit_grad_nv, weight_vh[block])
+            if weight_grad is not None:
+                torch.mm(logit_grad_nv.T, hidden_nh, out=weight_grad[block])
+            if bias_grad is not None:
+                bias_grad[block] = logit_grad_nv.sum(dim=0)
+        return hidden_grad, weight_grad, None, bias_grad
+
+
+def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice) -> Tensor:
+    logits_nv = (hidden_nh @ weight_vh[block].T).to(_wide(hidden_nh))
+    return logits_nv if bias_v is None else logits_nv + bias_v[block]
+
+
+def _blocks(vocabulary: int) -> list[slice]:
+    return [slice(at, min(at + VOCABULARY_BLOCK, vocabulary)) for at in range(0, vocabulary, VOCABULARY_BLOCK)]
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.to(_wide(tensor))
+
+
+def gather_with_gradient(tensor_bh: Tensor) -> Tensor:
+    """Concatenate a tensor of equal shape over all processes, in the order of their ranks.
+
+    The gradient of every process's loss flows back to the process that the rows came from. Without distributed
+    training this is the identity.
+
+    Args:
+        tensor_bh: This process's rows, shape ``(batch, hidden)``, the same on every process.
+
+    Returns:
+        All rows, shape ``(processes × batch, hidden)``.
+    """
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return tensor_bh
+    return _GatherWithGradient.apply(tensor_bh)
+
+
+class _GatherWithGradient(torch.autograd.Function):
+    """All-gather whose backward sums what every process's loss says about this process's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor_bh: Tensor) -> Tensor:  # type: ignore[override]
+        gathered = [torch.empty_like(tensor_bh) for _ in range(dist.get_world_size())]
+        dist.all_gather(gathered, tensor_bh.contiguous())
+        return torch.cat(gathered)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        grad = grads[0].contiguous()
+        dist.all_reduce(grad)
+        return grad.chunk(dist.get_world_size())[dist.get_rank()]

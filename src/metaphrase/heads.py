@@ -1,0 +1,92 @@
+"""The parameters that objectives add to an encoder, as one model that is saved beside every checkpoint."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+
+from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
+
+
+class AlignmentHeadsConfig(PreTrainedConfig):
+    """Shape of the heads.
+
+    Args:
+        encoder: Configuration of the encoder that the heads stand on, as a dictionary.
+        objectives: For each objective its arguments (``args``) and what the encoder and corpus settled (``settings``).
+    """
+
+    model_type = "alignment_heads"
+
+    def __init__(
+        self,
+        encoder: dict[str, Any] | None = None,
+        objectives: dict[str, dict[str, dict[str, Any]]] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.encoder = encoder or {}
+        self.objectives = objectives or {}
+        super().__init__(**kwargs)
+
+
+class AlignmentHeads(PreTrainedModel):
+    """Every objective's head, by the objective's name.
+
+    The heads train with the encoder and resume with it; they are no part of a released encoder. None of them owns the
+    encoder's embeddings: those are handed to it in every step.
+    """
+
+    config_class = AlignmentHeadsConfig
+    base_model_prefix = "heads"
+
+    def __init__(self, config: AlignmentHeadsConfig) -> None:
+        super().__init__(config)
+        self.heads = nn.ModuleDict()
+        if config.objectives:
+            encoder = AutoConfig.for_model(**config.encoder)
+            for name, made in config.objectives.items():
+                head = OBJECTIVES[name](**made["args"]).make_head(encoder, **made["settings"])
+                if head is not None:
+                    self.heads[name] = head
+        self.post_init()
+
+    @classmethod
+    def from_encoder(cls, sources: HeadSources, objectives: dict[str, tuple[Objective, dict[str, Any]]]) -> AlignmentHeads:
+        """Make the heads that objectives need and fill them from the encoder.
+
+        Args:
+            sources: The encoder and what else heads start from.
+            objectives: For each name the objective and the arguments that it was made with. The objectives receive
+                their heads.
+        """
+        config = AlignmentHeadsConfig(
+            encoder=sources.encoder.config.to_dict(),
+            objectives={
+                name: {"args": args, "settings": objective.head_settings(sources)}
+                for name, (objective, args) in objectives.items()
+            },
+        )
+        heads = cls(config)
+        heads.lend(objective for objective, _ in objectives.values())
+        for objective, _ in objectives.values():
+            objective.fill_head(sources)
+        return heads.to(dtype=sources.encoder.dtype)
+
+    def lend(self, objectives: Any) -> None:
+        """Hand each objective its head."""
+        for objective in objectives:
+            objective.head = self.heads[objective.name] if objective.name in self.heads else None
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """Fresh modules keep torch's initialisation but for linear layers, which get the encoder's."""
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
+
+
+AutoConfig.register(AlignmentHeadsConfig.model_type, AlignmentHeadsConfig)
+AutoModel.register(AlignmentHeadsConfig, AlignmentHeads)

@@ -1,0 +1,119 @@
+"""The training loss: a recipe's objectives over shared encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from metaphrase.encoders import origin_of
+from metaphrase.encoding import encode_views
+from metaphrase.heads import AlignmentHeads
+from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
+from metaphrase.recipe import Recipe
+from metaphrase.views import View
+
+
+class AlignmentLoss(nn.Module):
+    """The weighted objectives of a recipe over one encoding of each view.
+
+    Args:
+        model: The encoder that is trained.
+        recipe: The objectives and their weights.
+        max_length: Pieces kept of a sentence; None takes the recipe's.
+        english_ids: Ids of the English subset vocabulary, sorted, for heads that use one (see
+            :func:`metaphrase.encoders.english_piece_ids`).
+        languages: Languages of the corpus, for objectives that embed them.
+
+    Attributes:
+        heads: The parameters that the objectives add.
+        objectives: The objectives by name.
+        views: The views that the objectives ask for, each once.
+
+    Raises:
+        ValueError: Two objectives ask for different views of one name, or an objective cannot stand on this encoder.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        recipe: Recipe,
+        *,
+        max_length: int | None = None,
+        english_ids: Tensor | None = None,
+        languages: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.max_length = max_length or recipe.max_length
+        self.weights = {term.objective: term.weight for term in recipe.terms}
+        made: dict[str, tuple[Objective, dict[str, Any]]] = {}
+        for term in recipe.terms:
+            args = {"max_length": self.max_length, **term.args}
+            made[term.objective] = (OBJECTIVES[term.objective](**args), args)
+        transformer: Any = model[0]
+        sources = HeadSources(
+            encoder=transformer.auto_model,
+            tokenizer=model.tokenizer,
+            name=origin_of(model),
+            english_ids=english_ids,
+            languages=tuple(sorted(languages)),
+        )
+        _check_tokenizer(sources)
+        self.heads = AlignmentHeads.from_encoder(sources, made)
+        self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
+        self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
+
+    def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
+        """The weighted loss of each objective.
+
+        Args:
+            features: ``{view: {feature: tensor}}``, as :class:`ParallelCollator` builds them.
+            labels: Unused; part of sentence-transformers' calling convention.
+
+        Returns:
+            ``{objective: scalar}``; the trainer optimises the sum and logs each.
+        """
+        encodings = encode_views(self.model, features)
+        return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The recipe's terms, for the model card."""
+        return {"recipe": self.recipe.name, "max_length": self.max_length, "terms": self.recipe.to_dict()["terms"]}
+
+    @property
+    def citation(self) -> str:
+        """BibTeX of every objective, for the model card."""
+        return "\n\n".join(dict.fromkeys(OBJECTIVES[name].citation for name in self.weights))
+
+    def transforms(self) -> dict[str, str]:
+        """For each objective that predicts pieces, the transform in front of its vocabulary projection."""
+        objectives = self.heads.config.objectives
+        return {
+            name: made["settings"]["vocabulary"]["transform"]
+            for name, made in objectives.items()
+            if "vocabulary" in made["settings"]
+        }
+
+
+def _distinct(views: Any) -> tuple[View, ...]:
+    by_name: dict[str, View] = {}
+    for view in views:
+        if by_name.setdefault(view.name, view) != view:
+            raise ValueError(
+                f"Two objectives ask for different views named {view.name!r}: {by_name[view.name]} and {view}. "
+                "Give them the same settings, or the views different names."
+            )
+    return tuple(by_name.values())
+
+
+def _check_tokenizer(sources: HeadSources) -> None:
+    for token in ("pad", "cls", "sep", "mask"):
+        if getattr(sources.tokenizer, f"{token}_token_id") is None:
+            raise ValueError(
+                f"The tokenizer of {sources.name or 'this encoder'} has no {token} token, which alignment objectives "
+                "need. Use an encoder of the BERT or XLM-R family."
+            )

@@ -1,0 +1,313 @@
+"""RTL: representation translation learning, the token-level half of DAP."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from metaphrase.encoding import Encoding
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.translation_ranking import TranslationRanking
+from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
+from metaphrase.packing import ATTENTION, Packing, can_pack, first_position
+from metaphrase.views import UNSCORED, Example, View, language_code, source_view, target_view
+
+
+@dataclass(frozen=True)
+class ReconstructedSlots(View):
+    """Which target slots are masked when only a share ρ of them is to be reconstructed.
+
+    Gives ``masked``, shape ``(batch, max_length)``, 1 where a slot is masked.
+    """
+
+    encoded: ClassVar[bool] = False
+    ratio: float
+    max_length: int
+
+    def build(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
+    ) -> dict[str, Tensor]:
+        """One draw for each slot."""
+        masked_bl = np.stack([rng.random(self.max_length) < self.ratio for rng in rngs])
+        return {"masked": torch.from_numpy(masked_bl)}
+
+
+class ReconstructionHead(nn.Module):
+    """K layers over ``[source states ; masks]`` that translate the states into the other sentence's pieces.
+
+    The layers, position embeddings and embedding norm are copies of the encoder's own. The first slot of either side is
+    no part of the sequence: neither may be attended and neither is predicted.
+
+    Args:
+        config: The encoder's configuration.
+        layers: K.
+        positions: ``"single"`` adds a position embedding once: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to
+            the masks. ``"double"`` is the released code's double pass: masks first go through the embedding layer with
+            positions ``0, 1, …`` and then, with all, a second time.
+        offset: Position of the first target slot, fixed so that padding changes nothing.
+        languages: Languages that a learned embedding tells the masks apart by; none without.
+        vocabulary: Settings of the :class:`VocabularyHead`.
+    """
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        *,
+        layers: int,
+        positions: Literal["single", "double"],
+        offset: int,
+        languages: Sequence[str],
+        vocabulary: Mapping[str, Any],
+    ) -> None:
+        super().__init__()
+        settings = {**config.to_dict(), "num_hidden_layers": layers, "vocab_size": (config.pad_token_id or 0) + 1}
+        settings.pop("model_type", None)
+        self.layers: PreTrainedModel = AutoModel.from_config(
+            AutoConfig.for_model(config.model_type, **settings), attn_implementation="sdpa"
+        )
+        if getattr(self.layers, "pooler", None) is not None:
+            self.layers.pooler = None
+        self.layers.get_input_embeddings().weight.requires_grad_(False)  # states and masks come as embeddings
+        if can_pack(self.layers):
+            self.layers.set_attn_implementation(ATTENTION)
+        self.positions = positions
+        self.offset = offset
+        self.mask_h = nn.Parameter(torch.zeros(config.hidden_size))
+        self.vocabulary = VocabularyHead(config, **vocabulary)
+        self.language_h: nn.Embedding | None = None
+        if languages:
+            self.register_buffer("codes", torch.tensor(sorted(language_code(language) for language in languages)))
+            self.language_h = nn.Embedding(len(languages), config.hidden_size)
+
+    @torch.no_grad()
+    def fill(self, sources: HeadSources) -> None:
+        """Copy the encoder's last layers, embedding layer and mask embedding."""
+        state = self.layers.state_dict()
+        theirs = sources.encoder.state_dict()
+        skipped = sources.encoder.config.num_hidden_layers - self.layers.config.num_hidden_layers
+        for name, value in state.items():
+            if "word_embeddings" in name or value.shape == self.layers.get_input_embeddings().weight.shape:
+                continue
+            origin = re.sub(r"(layers?\.)(\d+)(\.)", lambda m: f"{m[1]}{int(m[2]) + skipped}{m[3]}", name, count=1)
+            value.copy_(theirs[origin])
+        self.mask_h.copy_(sources.encoder.get_input_embeddings().weight[sources.tokenizer.mask_token_id])
+        self.vocabulary.fill(sources)
+
+    def forward(
+        self, source_bsh: Tensor, source_mask_bs: Tensor, slots_bth: Tensor, slot_mask_bt: Tensor, labels_bt: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """States and labels of the scored target slots.
+
+        Args:
+            source_bsh: Encoder states of the sentence that is read, shape ``(batch, source, hidden)``.
+            source_mask_bs: True at its real pieces.
+            slots_bth: What stands in the target slots (mask embeddings, or states where ρ < 1), shape
+                ``(batch, target, hidden)``.
+            slot_mask_bt: True at real slots.
+            labels_bt: Pieces to predict, ``UNSCORED`` elsewhere.
+
+        Returns:
+            ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
+        """
+        source, target = source_bsh.shape[1], slots_bth.shape[1]
+        first = first_position(self.layers)
+        own_t = torch.arange(1, target, device=source_bsh.device)
+        position_l = first + torch.cat([torch.arange(1, source, device=own_t.device), self.offset + own_t])
+        slots_bth = slots_bth[:, 1:]
+        if self.positions == "double":
+            slots_bth = self.layers.embeddings(inputs_embeds=slots_bth, position_ids=(first + own_t)[None])
+        inputs_blh = torch.cat([source_bsh[:, 1:], slots_bth], dim=1)
+        mask_bl = torch.cat([source_mask_bs[:, 1:], slot_mask_bt[:, 1:]], dim=1)
+        unscored_bs = labels_bt.new_full((len(labels_bt), source - 1), UNSCORED)
+        labels_bl = torch.cat([unscored_bs, labels_bt[:, 1:]], dim=1).masked_fill(~mask_bl, UNSCORED)
+        position_bl = position_l.expand(len(mask_bl), -1)
+        if not can_pack(self.layers):
+            inputs = {"inputs_embeds": inputs_blh, "position_ids": position_bl, "attention_mask": mask_bl.long()}
+            hidden_blh = self.layers(**inputs).last_hidden_state
+            scored_bl = labels_bl != UNSCORED
+            return hidden_blh[scored_bl], labels_bl[scored_bl]
+        packing = Packing.of(mask_bl)
+        flat = {"inputs_embeds": packing.flatten(inputs_blh), "position_ids": packing.flatten(position_bl)}
+        hidden_nh = self.layers(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state[0]
+        labels_n = packing.flatten(labels_bl)
+        scored_n = labels_n != UNSCORED
+        return hidden_nh[scored_n], labels_n[scored_n]
+
+
+def representation_translation(
+    head: ReconstructionHead,
+    source_bsh: Tensor,
+    source_mask_bs: Tensor,
+    target_ids_bt: Tensor,
+    target_mask_bt: Tensor,
+    table_vh: Tensor,
+    *,
+    masked_bt: Tensor | None = None,
+    target_bth: Tensor | None = None,
+    language_b: Tensor | None = None,
+) -> Tensor:
+    """Reconstruct the pieces of one sentence from the states of its translation.
+
+    Every target slot holds a mask embedding; the head attends to the source states and the masks, never to either
+    sentence's first token, and each piece but the first, the closing separator included, is predicted at its slot. The
+    loss is the mean over all predicted pieces of the batch.
+
+    Args:
+        head: The K layers and the vocabulary projection.
+        source_bsh: States of the sentences that are read, shape ``(batch, source, hidden)``.
+        source_mask_bs: True at their real pieces.
+        target_ids_bt: Pieces of the sentences that are reconstructed, shape ``(batch, target)``.
+        target_mask_bt: True at their real pieces.
+        table_vh: The encoder's input embeddings, for tied heads.
+        masked_bt: True at the slots that are masked and predicted (reconstruction ratio ρ < 1); the other slots hold
+            ``target_bth``. None masks all.
+        target_bth: Encoder states of the reconstructed sentences, needed with ``masked_bt``.
+        language_b: Code of each reconstructed sentence's language, where the head knows languages.
+
+    Returns:
+        Scalar; a zero with a graph where nothing is predicted.
+
+    Reference: Li et al. 2023 (DAP), section 3.3, equation 6; the slots, labels and blocked positions that the text
+    leaves open follow the released code.
+    """
+    slots_bth = head.mask_h.expand(*target_ids_bt.shape, -1)
+    if head.language_h is not None:
+        assert language_b is not None
+        slots_bth = slots_bth + head.language_h(torch.searchsorted(head.codes, language_b))[:, None]
+    labels_bt = target_ids_bt
+    if masked_bt is not None:
+        assert target_bth is not None
+        slots_bth = torch.where(masked_bt[..., None], slots_bth, target_bth)
+        labels_bt = labels_bt.masked_fill(~masked_bt, UNSCORED)
+    hidden_nh, labels_n = head(source_bsh, source_mask_bs, slots_bth, target_mask_bt, labels_bt)
+    return head.vocabulary(hidden_nh, labels_n, table_vh)
+
+
+class RepresentationTranslation(Objective):
+    """Translate the token states of one sentence into the pieces of the other.
+
+    Args:
+        max_length: Pieces kept of a sentence, and position of the first target slot.
+        layers: K, layers of the head, copied from the encoder's last.
+        direction: ``"source_to_target"`` reconstructs the target (xx→en, DAP), ``"target_to_source"`` the source, and
+            ``"both"`` the source in the first half of the batch, the target in the second.
+        ratio: Reconstruction ratio ρ. Below 1, slots that are not masked hold the sentence's own states.
+        positions: ``"single"`` or the released code's ``"double"`` pass (see :class:`ReconstructionHead`).
+        vocabulary: ``"tied"``, ``"untied"`` or ``"english"`` (see :class:`VocabularyHead`).
+        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+        language_embeddings: Add an embedding of the reconstructed sentence's language to its slots.
+
+    Inputs: the columns ``source`` and ``target``; with language embeddings also ``source_lang`` and ``target_lang``.
+
+    Relations: :class:`TranslationLanguageModeling` predicts pieces from both sentences at once and needs another pass
+    of the encoder; RTL reads the states that the ranking made anyway.
+
+    Reference: Li et al. 2023 (DAP), sections 3.3 and 5.1.
+    """
+
+    name: ClassVar[str] = "rtl"
+    granularity: ClassVar[Granularity] = "token"
+    citation: ClassVar[str] = TranslationRanking.citation
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        layers: int = 2,
+        direction: Literal["source_to_target", "target_to_source", "both"] = "source_to_target",
+        ratio: float = 1.0,
+        positions: Literal["single", "double"] = "single",
+        vocabulary: Vocabulary = "tied",
+        transform: Transform = "auto",
+        language_embeddings: bool = False,
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if direction not in ("source_to_target", "target_to_source", "both"):
+            raise ValueError(
+                f"RTL's direction is 'source_to_target', 'target_to_source' or 'both', but got {direction!r}."
+            )
+        if not 0.0 <= ratio <= 1.0:
+            raise ValueError(f"RTL's reconstruction ratio lies between 0 and 1, but got {ratio}.")
+        self.layers = layers
+        self.direction = direction
+        self.ratio = ratio
+        self.positions = positions
+        self.vocabulary: Vocabulary = vocabulary
+        self.transform: Transform = transform
+        self.language_embeddings = language_embeddings
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides, and the masked slots where ρ < 1."""
+        sides: tuple[View, ...] = (source_view(self.max_length), target_view(self.max_length))
+        if self.ratio < 1:
+            sides += (ReconstructedSlots("reconstructed-slots", self.ratio, self.max_length),)
+        return sides
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """Shape of the vocabulary head and languages of the corpus.
+
+        Raises:
+            ValueError: The encoder has fewer layers or positions than the head needs, or no language is known.
+        """
+        config = sources.encoder.config
+        if self.layers > config.num_hidden_layers:
+            raise ValueError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
+        positions = getattr(config, "max_position_embeddings", None)
+        needed = 2 * self.max_length + first_position(sources.encoder)
+        if positions is not None and needed > positions:
+            raise ValueError(
+                f"RTL's head needs {needed} positions for two sentences of {self.max_length} pieces, but the encoder "
+                f"has {positions}. Lower max_length."
+            )
+        languages = sources.languages if self.language_embeddings else ()
+        if self.language_embeddings and not languages:
+            raise ValueError(
+                "RTL's language embeddings need the languages of the corpus, but none is known. Pass `languages` to "
+                "AlignmentLoss, or set language_embeddings to false."
+            )
+        vocabulary = VocabularyHead.settings(sources, self.vocabulary, self.transform)
+        return {"languages": list(languages), "vocabulary": vocabulary}
+
+    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
+        """The K layers, the masks and the vocabulary projection."""
+        return ReconstructionHead(
+            config, layers=self.layers, positions=self.positions, offset=self.max_length, **settings
+        )
+
+    def fill_head(self, sources: HeadSources) -> None:
+        """Copy the encoder's last layers."""
+        self.head.fill(sources)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar reconstruction loss."""
+        source, target = encodings["source"], encodings["target"]
+        masked_bl = encodings["reconstructed-slots"].features["masked"] if self.ratio < 1 else None
+        half = len(source.ids_bl) // 2
+        if self.direction == "source_to_target":
+            return self._reconstruct(target, source, masked_bl, slice(None))
+        if self.direction == "target_to_source":
+            return self._reconstruct(source, target, masked_bl, slice(None))
+        first = self._reconstruct(source, target, masked_bl, slice(0, half))
+        second = self._reconstruct(target, source, masked_bl, slice(half, None))
+        return (first + second) / 2
+
+    def _reconstruct(self, wanted: Encoding, read: Encoding, masked_bl: Tensor | None, rows: slice) -> Tensor:
+        length = wanted.ids_bl.shape[1]
+        return representation_translation(
+            self.head,
+            read.tokens_blh[rows],
+            read.mask_bl[rows],
+            wanted.ids_bl[rows],
+            wanted.mask_bl[rows],
+            read.table_vh,
+            masked_bt=None if masked_bl is None else masked_bl[rows, :length],
+            target_bth=wanted.tokens_blh[rows],
+            language_b=wanted.features["language"][rows],
+        )

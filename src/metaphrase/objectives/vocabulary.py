@@ -1,0 +1,116 @@
+"""The head that all objectives share which predict pieces: transform, vocabulary projection, cross-entropy."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.activations import ACT2FN
+
+from metaphrase.functional import vocabulary_cross_entropy
+from metaphrase.objectives.base import HeadSources
+
+Vocabulary = Literal["tied", "untied", "english"]
+Transform = Literal["auto", "none"]
+
+
+class VocabularyHead(nn.Module):
+    """Predicts pieces from states: ``softmax(W · LN(gelu(D h)) + b)``, only where a label is.
+
+    The table ``W`` is the encoder's own input embeddings where the head is tied; the head never owns those. The
+    transform in front of it comes from the checkpoint's masked language modelling head, is fresh where the checkpoint
+    has none, or is left out.
+
+    Args:
+        config: The encoder's configuration.
+        vocabulary: ``"tied"``, ``"untied"`` (a trainable copy of the table) or ``"english"`` (a trainable copy of the
+            rows of some pieces; all other labels count as the unknown token). The last is a softmax over fewer classes,
+            that is, another loss.
+        transform: Which transform the head has: ``"pretrained"``, ``"fresh"`` or ``"none"``.
+        rows: Rows of the head's own table, for the last two vocabularies.
+    """
+
+    def __init__(
+        self, config: PreTrainedConfig, *, vocabulary: Vocabulary = "tied", transform: str = "fresh", rows: int = 0
+    ) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.vocabulary = vocabulary
+        self.transform: nn.Module = nn.Identity()
+        if transform != "none":
+            self.transform = nn.ModuleDict({"dense": nn.Linear(hidden, hidden), "norm": nn.LayerNorm(hidden)})
+            self.transform["norm"].eps = getattr(config, "layer_norm_eps", 1e-12)
+        self.activation = ACT2FN[getattr(config, "hidden_act", "gelu")]
+        self.bias_v = nn.Parameter(torch.zeros(rows if rows else config.vocab_size))
+        self.table_vh = nn.Parameter(torch.zeros(rows, hidden)) if rows else None
+        if vocabulary == "english":
+            self.register_buffer("ids_v", torch.zeros(rows, dtype=torch.int64))
+            self.register_buffer("unknown", torch.zeros((), dtype=torch.int64))
+
+    @staticmethod
+    def settings(sources: HeadSources, vocabulary: Vocabulary, transform: Transform) -> dict[str, Any]:
+        """The head's shape for an encoder.
+
+        Raises:
+            ValueError: ``vocabulary`` is ``"english"`` and no subset was given.
+        """
+        rows = 0
+        if vocabulary == "english":
+            if sources.english_ids is None:
+                raise ValueError(
+                    "Vocabulary 'english' predicts among the pieces of the corpus's English side, but no such pieces "
+                    "were given. Pass `english_ids` to AlignmentLoss (see `english_piece_ids`), or use 'tied'."
+                )
+            rows = len(sources.english_ids)
+        elif vocabulary == "untied":
+            rows = sources.encoder.config.vocab_size
+        elif vocabulary != "tied":
+            raise ValueError(f"A vocabulary is 'tied', 'untied' or 'english', not {vocabulary!r}.")
+        if transform == "auto":
+            origin = "fresh" if sources.mlm_head is None else "pretrained"
+        elif transform == "none":
+            origin = "none"
+        else:
+            raise ValueError(f"A transform is 'auto' or 'none', not {transform!r}.")
+        return {"vocabulary": vocabulary, "transform": origin, "rows": rows}
+
+    @torch.no_grad()
+    def fill(self, sources: HeadSources) -> None:
+        """Copy what the head starts from: table rows, and transform and bias of the checkpoint's own head."""
+        pretrained = sources.mlm_head if isinstance(self.transform, nn.ModuleDict) else None
+        if pretrained:
+            for part in ("dense", "norm"):
+                for kind in ("weight", "bias"):
+                    getattr(self.transform[part], kind).copy_(pretrained[f"{part}.{kind}"])  # type: ignore[index]
+        ids_v: Any = slice(None)
+        if self.vocabulary == "english":
+            assert sources.english_ids is not None
+            ids_v = self.ids_v.copy_(sources.english_ids)
+            unknown_id = torch.tensor(sources.tokenizer.unk_token_id)
+            self.unknown.copy_(torch.searchsorted(ids_v, unknown_id))
+        if self.table_vh is not None:
+            self.table_vh.copy_(sources.encoder.get_input_embeddings().weight[ids_v])
+        if pretrained:
+            self.bias_v.copy_(pretrained["bias"][ids_v])
+
+    def forward(self, hidden_nh: Tensor, labels_n: Tensor, table_vh: Tensor) -> Tensor:
+        """Mean cross-entropy over the scored positions.
+
+        Args:
+            hidden_nh: States at the scored positions, shape ``(n, hidden)``.
+            labels_n: Ids of the pieces to predict, shape ``(n,)``.
+            table_vh: The encoder's input embeddings, used where the head is tied.
+        """
+        if isinstance(self.transform, nn.ModuleDict):
+            hidden_nh = self.transform["norm"](self.activation(self.transform["dense"](hidden_nh)))
+        if self.vocabulary == "english":
+            labels_n = self.class_of(labels_n)
+        weight_vh = table_vh if self.table_vh is None else self.table_vh
+        return vocabulary_cross_entropy(hidden_nh, weight_vh, labels_n, bias_v=self.bias_v)
+
+    def class_of(self, ids_n: Tensor) -> Tensor:
+        """Row of the subset for each piece id; the unknown token's where the piece is not in the subset."""
+        row_n = torch.searchsorted(self.ids_v, ids_n).clamp(max=len(self.ids_v) - 1)
+        return torch.where(self.ids_v[row_n] == ids_n, row_n, self.unknown)

@@ -1,0 +1,205 @@
+"""Padding-free encoding: all sentences of a batch in one stream of tokens, attention inside each sentence.
+
+A padded batch of 64 Tatoeba sentences is half padding. Inside ``packed(model)`` a batch is flattened before the encoder
+and padded again behind it, so that everything else (pooling, ``encode``, evaluators, objectives) sees what it always
+sees. Linear layers, norms and activations run on real tokens alone; attention runs on groups of equally long sentences,
+which lie next to each other in the stream. The result is the padded one, not an approximation of it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+ATTENTION = "metaphrase_packed"
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Where the sentences of a padded batch lie in the flat stream.
+
+    Attributes:
+        token_n: For each token of the stream its place in the flattened padded batch, shape ``(tokens,)``.
+        position_n: For each token its position in its own sentence, from 0, shape ``(tokens,)``.
+        groups: ``(sentences, length)`` of each run of equally long sentences, shortest first.
+        shape: ``(batch, length)`` of the padded batch.
+    """
+
+    token_n: Tensor
+    position_n: Tensor
+    groups: tuple[tuple[int, int], ...]
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, mask_bl: Tensor) -> Packing:
+        """Lay out the stream of a padded batch.
+
+        Args:
+            mask_bl: Attention mask, shape ``(batch, length)``; a sentence's tokens need not be contiguous.
+        """
+        mask_bl = mask_bl.bool()
+        length_b = mask_bl.sum(dim=1)
+        order_b = length_b.argsort(stable=True)
+        place_bl = torch.arange(mask_bl.numel(), device=mask_bl.device).view_as(mask_bl)
+        position_bl = mask_bl.cumsum(dim=1) - 1
+        sorted_mask_bl = mask_bl[order_b]
+        lengths, counts = torch.unique_consecutive(length_b[order_b], return_counts=True)
+        return cls(
+            token_n=place_bl[order_b][sorted_mask_bl],
+            position_n=position_bl[order_b][sorted_mask_bl],
+            groups=tuple((n, length) for n, length in zip(counts.tolist(), lengths.tolist(), strict=True) if length),
+            shape=(mask_bl.shape[0], mask_bl.shape[1]),
+        )
+
+    def flatten(self, tensor_bl: Tensor) -> Tensor:
+        """``(batch, length, …)`` → ``(tokens, …)``."""
+        return tensor_bl.flatten(0, 1)[self.token_n]
+
+    def pad(self, tensor_n: Tensor) -> Tensor:
+        """``(tokens, …)`` → ``(batch, length, …)``, zeros at padding."""
+        flat = tensor_n.new_zeros(self.shape[0] * self.shape[1], *tensor_n.shape[1:])
+        return flat.index_copy(0, self.token_n, tensor_n).view(*self.shape, *tensor_n.shape[1:])
+
+
+def grouped_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    packing: Packing | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers' ``AttentionInterface``: each sentence of the stream attends to itself.
+
+    Args:
+        module: The attention layer (unused).
+        query: Shape ``(1, heads, tokens, head)``, as are ``key`` and ``value``.
+        key: See ``query``.
+        value: See ``query``.
+        attention_mask: Ignored when ``packing`` is given, handed on otherwise.
+        dropout: Dropout probability of the attention weights.
+        scaling: Factor of the dot products.
+        packing: Layout of the stream. None means an ordinary padded batch.
+        **kwargs: What else the model hands down (unused).
+
+    Returns:
+        Output of shape ``(1, tokens, heads, head)``, and no weights.
+    """
+    if packing is None:
+        out = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
+        return out.transpose(1, 2), None
+    heads, width = query.shape[1], query.shape[3]
+    outputs, start = [], 0
+    for sentences, length in packing.groups:
+        stop = start + sentences * length
+        grouped = [x[0, :, start:stop].unflatten(1, (sentences, length)).transpose(0, 1) for x in (query, key, value)]
+        out = F.scaled_dot_product_attention(*grouped, dropout_p=dropout, scale=scaling)
+        outputs.append(out.transpose(1, 2).reshape(sentences * length, heads, width))
+        start = stop
+    return torch.cat(outputs).unsqueeze(0), None
+
+
+def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """A stream carries no mask; a padded batch keeps SDPA's."""
+    if attention_mask is None:
+        return None
+    return AttentionMaskInterface()["sdpa"](*args, attention_mask=attention_mask, **kwargs)
+
+
+AttentionInterface.register(ATTENTION, grouped_attention)
+AttentionMaskInterface.register(ATTENTION, _mask)
+
+
+def can_pack(encoder: PreTrainedModel) -> bool:
+    """Whether an encoder takes explicit positions and goes through transformers' attention interface."""
+    parameters = inspect.signature(type(encoder).forward).parameters
+    takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return bool(getattr(encoder, "_supports_attention_backend", False)) and "position_ids" in parameters and takes_any
+
+
+def first_position(encoder: PreTrainedModel) -> int:
+    """The id of the first position: 0 for BERT, ``padding_idx + 1`` for RoBERTa and XLM-R."""
+    for module in encoder.modules():
+        padding = getattr(module, "padding_idx", None)
+        if isinstance(padding, int) and isinstance(getattr(module, "position_embeddings", None), nn.Embedding):
+            return padding + 1
+    return 0
+
+
+@contextmanager
+def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
+    """Run a SentenceTransformer without padding inside this block.
+
+    Everything that goes through the model (training, ``encode``, an evaluator) gives the same result as outside, faster
+    where sentences differ in length. An encoder that cannot be packed runs padded, and says so once.
+
+    Args:
+        model: The model; its first module must be a Transformer.
+        enabled: False makes this a no-op.
+
+    Yields:
+        Whether the model runs packed.
+    """
+    transformer: Any = model[0]
+    encoder = transformer.auto_model
+    if not (enabled and can_pack(encoder)):
+        if enabled:
+            logger.warning("%s cannot run without padding; sentences are padded.", type(encoder).__name__)
+        yield False
+        return
+    offset = first_position(encoder)
+
+    pending: list[tuple[dict[str, Any], Packing]] = []
+
+    def flatten(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        features = args[0] if args else kwargs.pop("features")
+        mask_bl = features.get("attention_mask")
+        if mask_bl is None or mask_bl.dim() != 2:
+            return (features,), kwargs
+        packing = Packing.of(mask_bl)
+        flat = dict(features)
+        for name in ("input_ids", "token_type_ids", "position_ids", "inputs_embeds"):
+            if name in flat:
+                flat[name] = packing.flatten(flat[name]).unsqueeze(0)
+        flat.setdefault("position_ids", (packing.position_n + offset).unsqueeze(0))
+        del flat["attention_mask"]
+        pending.append((features, packing))
+        return ({**flat, "packing": packing},), kwargs
+
+    def pad(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: dict[str, Any]) -> dict[str, Any]:
+        if "packing" not in output:
+            return output
+        padded, packing = pending.pop()
+        padded["token_embeddings"] = packing.pad(output["token_embeddings"][0])
+        if "all_layer_embeddings" in output:
+            padded["all_layer_embeddings"] = tuple(packing.pad(h[0]) for h in output["all_layer_embeddings"])
+        return padded
+
+    before = encoder.config._attn_implementation
+    hooks = [
+        transformer.register_forward_pre_hook(flatten, with_kwargs=True),
+        transformer.register_forward_hook(pad, with_kwargs=True),
+    ]
+    encoder.set_attn_implementation(ATTENTION)
+    try:
+        yield True
+    finally:
+        encoder.set_attn_implementation(before)
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,139 @@
+"""A tiny encoder, made in code, and a small bitext."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import os
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    PreTrainedTokenizerFast,
+    XLMRobertaConfig,
+    XLMRobertaModel,
+)
+
+BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
+
+
+@pytest.fixture(autouse=True)
+def _deterministic():
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
+@pytest.fixture(scope="session")
+def bitext() -> list[dict[str, str]]:
+    with BITEXT.open(encoding="utf-8", newline="\n") as lines:
+        return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+@pytest.fixture(scope="session")
+def bitext_path() -> Path:
+    return BITEXT
+
+
+def train_wordpiece(texts: list[str]) -> PreTrainedTokenizerFast:
+    """A BERT tokenizer of about 120 pieces: most words are one piece, some are several."""
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=120, special_tokens=specials))
+    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", sep), ("[CLS]", cls))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=64,
+    )
+
+
+def shape(tokenizer: PreTrainedTokenizerFast, **changes: object) -> dict[str, object]:
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+        "max_position_embeddings": 80,
+        "pad_token_id": tokenizer.pad_token_id,
+        **changes,
+    }
+
+
+def as_sentence_transformer(folder: Path, pooling: str = "cls") -> SentenceTransformer:
+    transformer = Transformer(str(folder), model_kwargs={"add_pooling_layer": False}, max_seq_length=32)
+    modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)]
+    return SentenceTransformer(modules=modules, device="cpu")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(bitext) -> PreTrainedTokenizerFast:
+    return train_wordpiece([row[side] for row in bitext for side in ("source", "target")])
+
+
+@pytest.fixture(scope="session")
+def tiny_bert_dir(tmp_path_factory, tokenizer) -> Path:
+    """A raw BERT without pooling modules and without a masked language modelling head."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-bert")
+    BertModel(BertConfig(**shape(tokenizer)), add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_mlm_dir(tmp_path_factory, tokenizer) -> Path:
+    """A raw BERT with a masked language modelling head, as mBERT comes."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-mlm")
+    BertForMaskedLM(BertConfig(**shape(tokenizer))).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_encoder_dir(tmp_path_factory, tiny_bert_dir) -> Path:
+    """A SentenceTransformer folder with CLS pooling."""
+    folder = tmp_path_factory.mktemp("tiny-encoder")
+    as_sentence_transformer(tiny_bert_dir).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def _encoder(tiny_encoder_dir) -> SentenceTransformer:
+    return SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
+
+
+@pytest.fixture
+def tiny_encoder(_encoder) -> SentenceTransformer:
+    """A BERT of two layers, hidden size 32, CLS pooling; a copy for each test."""
+    return copy.deepcopy(_encoder)
+
+
+@pytest.fixture
+def tiny_xlmr(tmp_path, tokenizer) -> SentenceTransformer:
+    """The same with XLM-R's positions, which start behind the padding id, and mean pooling."""
+    torch.manual_seed(0)
+    config = XLMRobertaConfig(**shape(tokenizer, type_vocab_size=1, max_position_embeddings=82))
+    XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "xlmr")
+    tokenizer.save_pretrained(tmp_path / "xlmr")
+    return as_sentence_transformer(tmp_path / "xlmr", "mean")
