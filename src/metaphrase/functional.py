@@ -74,7 +74,7 @@ def translation_ranking(
         logits_bb = source_bh @ target_bh.T
     labels_b = torch.arange(len(source_bh), device=source_bh.device) + offset
     if margin:
-        logits_bb = logits_bb - margin * F.one_hot(labels_b, logits_bb.shape[1])
+        logits_bb = logits_bb - F.one_hot(labels_b, logits_bb.shape[1]).to(logits_bb.dtype) * margin
     logits_bb = logits_bb / temperature
     if duplicate_bb is not None:
         own_bb = F.one_hot(labels_b, logits_bb.shape[1]).bool()

@@ -1,7 +1,7 @@
 """Releases: a plain SentenceTransformer folder on disk, and its way to a Hub.
 
-A release holds what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe, a model card
-and reference embeddings, and nothing else: no head, no pooler, no pickle, no class that only this package knows.
+A release holds what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe, a model
+card and reference embeddings, and nothing else: no head, no pooler, no pickle, no class that only this package knows.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 import yaml
 from httpx2 import HTTPError
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token, hf_hub_download
+from huggingface_hub.errors import OfflineModeIsEnabled
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
@@ -38,7 +39,7 @@ SEAL = "config.json"
 ROOT_FILES = (
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", SEAL, CARD, RECIPE, REFERENCE),
     *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 MODULE_FILES = ("*.json", "*.safetensors")
@@ -61,9 +62,9 @@ def release(
 ) -> Path:
     """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
 
-    The folder is made beside `output_dir`, loaded again, compared with the model, and only then moved into place file by
-    file. What else lies in `output_dir` (checkpoints, logs, run facts) stays; the files of an earlier release go. A
-    release that is interrupted leaves the folder as it was or one that refuses to load, never a half model that loads.
+    The folder is made beside `output_dir`, loaded again, compared with the model, and only then moved into place, file
+    by file. What else lies in `output_dir` (checkpoints, logs, run facts) stays; the files of an earlier release go.
+    An interrupted release leaves the folder as it was, or one that refuses to load, never a half model that loads.
 
     Args:
         model: The trained encoder. It keeps its pooler, prompts, mode and device.
@@ -134,9 +135,9 @@ def release_files(folder: str | Path) -> list[str]:
     """
     folder = Path(folder)
     modules = folder / "modules.json"
-    parts = {module["path"] for module in json.loads(modules.read_text(encoding="utf-8"))} if modules.is_file() else set()
+    listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
     files = [path.name for path in folder.iterdir() if path.is_file() and _matches(path.name, ROOT_FILES)]
-    for part in parts - {""}:
+    for part in {module["path"] for module in listed} - {""}:
         if Path(part).name != part:
             raise ValueError(f"{modules} names the module folder {part!r}; it must lie directly in {folder}.")
         inside = (folder / part).glob("*")  # a module without settings has no folder on a Hub
@@ -304,9 +305,12 @@ def _content(path: Path, repo_id: str) -> str | bytes:
 def _explained(error: Exception, folder: Path, repo_id: str, given: bool) -> Exception:
     """The one sentence that says what went wrong and what to do; the token itself never stands in it."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    token = "the given token" if given else "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the token of `hf auth login`"
+    stored = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the token of `hf auth login`"
+    token = "the given token" if given else stored
     later = f"The release is kept in {folder}; push it later with `metaphrase push {folder} --to {repo_id}`."
-    if "xet-write-token" in str(error):
+    reasons = dict.fromkeys(str(reason) for reason in (error, error.__cause__) if reason is not None)
+    told = " ".join(redact(": ".join(reasons)).split()).rstrip(".")
+    if "xet-write-token" in told:
         return ConnectionError(
             f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {later}"
         )
@@ -319,9 +323,9 @@ def _explained(error: Exception, folder: Path, repo_id: str, given: bool) -> Exc
         )
     if status == 404:
         return FileNotFoundError(f"The Hub knows no {repo_id}, or does not show it to {token} (404). {later}")
-    if status is not None:
-        return ConnectionError(f"The Hub answered {status} to the push to {repo_id}: {redact(str(error))} {later}")
-    return ConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {redact(str(error))} {later}")
+    if status is None and isinstance(error, HTTPError | OfflineModeIsEnabled):
+        return ConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {told}. {later}")
+    return ConnectionError(f"The upload to {repo_id} failed: {told}. {later}")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

@@ -1,14 +1,15 @@
-"""The before/after report of a run: one HTML page to look at, one JSON file to compute with, a table for the console."""
+"""The before/after report of a run: an HTML page to look at, JSON to compute with, a table for the console."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -61,34 +62,42 @@ def render_table(after: Results, before: Results | None = None, comparison: Resu
     """
     if before is not None and comparison is None:
         comparison = compare_retrieval(before, after)
-    table = Table(title=Text(str(after["model"]), style="bold"), title_justify="left", caption_justify="left")
-    table.caption = "Accuracy in percent, 95 % bootstrap intervals."
-    table.add_column("language")
+    table = Table(
+        title=Text(str(after["model"]), style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+    table.caption = "Accuracy in percent and its 95 % bootstrap interval."
+    table.add_column("")
     for heading in ("pairs", "xx → en", "en → xx", "mean"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     if comparison is not None:
-        table.caption += " Verdicts: Holm-corrected over the languages."
-        table.add_column("difference", justify="right")
+        table.caption += "\nVerdicts on the mean of both directions, Holm-corrected over the languages."
+        table.add_column("difference", justify="right", overflow="fold")
         table.add_column("verdict")
 
-    def add(label: str, part: Callable[[Results], Results], pairs: int, tested: Results | None) -> None:
-        new, old = part(after), part(before) if before is not None else None
+    def add(label: str, pairs: int, new: Results, old: Results | None, tested: Results | None) -> None:
         cells = [_moved(new[key], old[key] if old else None) for key in (*DIRECTIONS, "mean")]
         if tested is not None:
-            cells.append(_with_interval(f"{tested['difference']:+.1f}", tested["interval"], "+.1f", "\n"))
+            low, high = tested["interval"]
+            cells.append(Text.assemble(f"{tested['difference']:+.1f}\n", (f"{low:+.1f}…{high:+.1f}", "dim")))
             cells.append(Text(tested["verdict"], style=_STYLES[tested["verdict"]]))
         table.add_row(Text(label), str(pairs), *cells)
 
+    pairs = {language: result["n"] for language, result in after["languages"].items()}
     for language, result in after["languages"].items():
-        tested = comparison["languages"][language] if comparison else None
-        add(language, lambda results, language=language: results["languages"][language], result["n"], tested)
-    if len(after["languages"]) > 1 and (before is None or before["languages"].keys() == after["languages"].keys()):
+        old = before["languages"][language] if before else None
+        add(language, pairs[language], result, old, comparison["languages"][language] if comparison else None)
+    if len(pairs) > 1 and (before is None or before["languages"].keys() == pairs.keys()):
         table.add_section()
-        for group, members in {name: TATOEBA_GROUPS[name] for name in after["groups"]}.items():
-            pairs = sum(after["languages"][language]["n"] for language in members)
-            add(f"the {group}", lambda results, group=group: results["groups"][group], pairs, None)
-        pairs = sum(result["n"] for result in after["languages"].values())
-        add("average", lambda results: results["average"], pairs, comparison["pooled"] if comparison else None)
+        for group, result in after["groups"].items():
+            members = sum(pairs[language] for language in TATOEBA_GROUPS[group])
+            add(f"the {group}", members, result, before["groups"][group] if before else None, None)
+        old = before["average"] if before else None
+        add("average", sum(pairs.values()), after["average"], old, comparison["pooled"] if comparison else None)
     return table
 
 
@@ -165,18 +174,10 @@ def _replace(path: Path, text: str) -> Path:
 
 
 def _moved(new: Results, old: Results | None) -> Text:
-    accuracy = f"{new['accuracy']:.1f}"
+    low, high = new["interval"]
     if old is None:
-        return _with_interval(accuracy, new["interval"], ".1f", " ")
-    return _with_interval(f"{old['accuracy']:.1f} → {accuracy}", new["interval"], ".1f", "\n")
-
-
-def _with_interval(value: str, interval: Sequence[float], form: str, apart: str) -> Text:
-    low, high = interval
-    return Text.assemble(value, (f"{apart}[{low:{form}}, {high:{form}}]", "dim"))
-
-
-# --- What the template draws ------------------------------------------------------------------------------------------
+        return Text.assemble(f"{new['accuracy']:.1f} ", (f"[{low:.1f}–{high:.1f}]", "dim"))
+    return Text.assemble(f"{old['accuracy']:.1f} → {new['accuracy']:.1f}\n", (f"{low:.1f}–{high:.1f}", "dim"))
 
 
 def _section(name: str, description: str, before: Results, after: Results, comparison: Results) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def _settings(results: Results) -> str:
 
 def _dumbbells(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Geometry of before → after per language: the mean of both directions with its interval, best gain first."""
-    left, right, row_height = 64, 700, 30
+    left, right, row_height = 64, 900, 30
     intervals = [row[side]["mean"]["interval"] for row in rows for side in ("before", "after")]
     low = 10 * int(min(interval[0] for interval in intervals) // 10)
     high = min(100, 10 * int(-(-max(interval[1] for interval in intervals) // 10)))
@@ -275,7 +276,7 @@ def _is_curve(key: str) -> bool:
 
 
 def _curve(name: str, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    left, right, top, bottom = 52, 330, 14, 120
+    left, right, top, bottom = 56, 330, 14, 120
     steps, values = zip(*points, strict=True)
     finite = [value for value in values if abs(value) < float("inf")] or [0.0]
     low, high = min(finite), max(finite)
@@ -289,9 +290,9 @@ def _curve(name: str, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
             for step, value in points
             if abs(value) < float("inf")
         ),
-        "low": f"{low:.4g}",
-        "high": f"{high:.4g}",
-        "last": f"{finite[-1]:.4g}",
+        "low": f"{low:.3g}",
+        "high": f"{high:.3g}",
+        "last": f"{finite[-1]:.3g}",
         "first_step": steps[0],
         "last_step": steps[-1],
         "left": left,

@@ -150,13 +150,15 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        self._alignment_loss.heads.save_pretrained(Path(output_dir or self.args.output_dir) / HEADS)
+        if self.head_parameters():
+            self._alignment_loss.heads.save_pretrained(Path(output_dir or self.args.output_dir) / HEADS)
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
         self.model.load_state_dict(encoder.state_dict())
-        heads = AlignmentHeads.from_pretrained(Path(checkpoint_path) / HEADS)
-        self._alignment_loss.heads.load_state_dict(heads.state_dict())
+        if self.head_parameters():
+            heads = AlignmentHeads.from_pretrained(Path(checkpoint_path) / HEADS)
+            self._alignment_loss.heads.load_state_dict(heads.state_dict())
 
     def _checkpoint_push_skip_names(self, checkpoint_folder: str) -> set[str]:
         return super()._checkpoint_push_skip_names(checkpoint_folder) | {HEADS}

@@ -290,7 +290,7 @@ class RepresentationTranslation(Objective):
         source, target = encodings["source"], encodings["target"]
         masked_bl = encodings["reconstructed-slots"].features["masked"] if self.ratio < 1 else None
         half = len(source.ids_bl) // 2
-        if self.direction == "source_to_target":
+        if self.direction == "source_to_target" or (self.direction == "both" and not half):
             return self._reconstruct(target, source, masked_bl, slice(None))
         if self.direction == "target_to_source":
             return self._reconstruct(source, target, masked_bl, slice(None))

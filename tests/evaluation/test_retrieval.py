@@ -1,0 +1,479 @@
+import csv
+import gzip
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.evaluation import retrieval
+from metaphrase.evaluation.retrieval import (
+    TATOEBA_GROUPS,
+    ParallelSet,
+    RetrievalEvaluator,
+    compare_retrieval,
+    evaluate_retrieval,
+    load_parallel_folder,
+    prepare,
+    resolve_prompt,
+    retrieval_hits,
+)
+
+
+class EchoModel:
+    """Embeds a text by the numbers it is given for it, and remembers what it was asked."""
+
+    def __init__(self, vectors, prompts=None):
+        self.vectors = vectors
+        self.prompts = prompts or {}
+        self.calls = []
+
+    def encode(self, texts, **kwargs):
+        self.calls.append((list(texts), kwargs))
+        return np.array([self.vectors[text] for text in texts], dtype=np.float32)
+
+
+def hits_loop(source, target):
+    """First of the most similar candidates, one cosine at a time."""
+
+    def cosine(a, b):
+        return float(a @ b) / (float(a @ a) ** 0.5 * float(b @ b) ** 0.5)
+
+    hits = []
+    for i, query in enumerate(source):
+        similarities = [cosine(query, candidate) for candidate in target]
+        best = 0
+        for j, similarity in enumerate(similarities):
+            if similarity > similarities[best] + 1e-12:
+                best = j
+        hits.append(best == i)
+    return hits
+
+
+@pytest.fixture
+def toy():
+    """Two languages of four pairs; 'good' embeds all but one sentence beside its translation, 'bad' only half."""
+    sets = {
+        "sw": ParallelSet("sw", ("s0", "s1", "s2", "s3"), ("e0", "e1", "e2", "e3")),
+        "te": ParallelSet("te", ("t0", "t1", "t2"), ("e0", "e1", "e2")),
+    }
+    eye = np.eye(5)
+    good = {f"{side}{i}": eye[i] for side in "ste" for i in range(4)}
+    good["s3"] = eye[2] + 0.1 * eye[4]
+    bad = dict(good) | {"s0": eye[1], "s1": eye[0], "t0": eye[1], "t1": eye[0]}
+    return sets, EchoModel(good), EchoModel(bad)
+
+
+def write_pairs(path, pairs, header="source\ttarget"):
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.write("\n".join([header, *("\t".join(pair) for pair in pairs)]) + "\n")
+
+
+# --- Language sets ---
+
+
+def test_group_sizes():
+    assert {name: len(set(members)) for name, members in TATOEBA_GROUPS.items()} == {
+        "36": 36,
+        "28": 28,
+        "14": 14,
+        "8": 8,
+        "5": 5,
+        "4": 4,
+    }
+
+
+def test_groups_nest_as_published():
+    groups = {name: set(members) for name, members in TATOEBA_GROUPS.items()}
+    assert all(members <= groups["36"] for members in groups.values())
+    assert groups["4"] < groups["5"] < groups["8"]
+    assert groups["36"] - groups["28"] == {"jv", "ka", "kk", "ml", "sw", "ta", "te", "th"}
+    assert groups["14"] - groups["28"] == {"sw", "th"}
+    assert groups["5"] - groups["4"] == {"tl"}
+
+
+# --- Reading test sets ---
+
+
+def test_loads_the_files_of_a_split(tmp_path):
+    write_pairs(tmp_path / "sw-en.tsv.gz", [("paka", "cat"), ("mbwa", "dog")])
+    write_pairs(tmp_path / "te-en.tsv.gz", [("pilli", "cat")])
+    write_pairs(tmp_path / "sw-en.test.tsv.gz", [("nyumba", "house", "x")], "source\ttarget\tprovenance")
+    (tmp_path / "NOTICE.md").write_text("notice")
+    assert list(load_parallel_folder(tmp_path)) == ["sw", "te"]
+    assert list(load_parallel_folder(tmp_path, ["te", "sw"])) == ["te", "sw"]
+    sw = load_parallel_folder(tmp_path, ["sw"])["sw"]
+    assert (sw.sources, sw.targets, sw.path) == (("paka", "mbwa"), ("cat", "dog"), tmp_path / "sw-en.tsv.gz")
+    assert load_parallel_folder(tmp_path, split="test")["sw"].sources == ("nyumba",)
+
+
+def test_says_what_is_there_instead(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no parallel files"):
+        load_parallel_folder(tmp_path)
+    write_pairs(tmp_path / "sw-en.dev.tsv.gz", [("paka", "cat")])
+    write_pairs(tmp_path / "te-en.dev.tsv.gz", [("pilli", "cat")])
+    with pytest.raises(FileNotFoundError, match=r"Its splits are: dev\."):
+        load_parallel_folder(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"no pairs for fr, de\. It has: sw, te"):
+        load_parallel_folder(tmp_path, ["sw", "fr", "de"], split="dev")
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        load_parallel_folder(tmp_path / "nowhere")
+
+
+def test_refuses_empty_and_doubled_files(tmp_path):
+    write_pairs(tmp_path / "sw-en.tsv.gz", [])
+    with pytest.raises(ValueError, match=r"sw-en.tsv.gz"):
+        load_parallel_folder(tmp_path)
+    (tmp_path / "sw-en.tsv").write_text("source\ttarget\npaka\tcat\n")
+    with pytest.raises(ValueError, match=r"both sw-en\.tsv and sw-en\.tsv\.gz"):
+        load_parallel_folder(tmp_path)
+
+
+def test_digest_is_that_of_the_lines():
+    parallel = ParallelSet("sw", ("paka", "mbwa"), ("cat", "dog"))
+    assert parallel.sha256 == hashlib.sha256(b"paka\tcat\nmbwa\tdog\n").hexdigest()
+    assert parallel.sha256 != ParallelSet("sw", ("mbwa", "paka"), ("dog", "cat")).sha256
+
+
+# --- Hits ---
+
+
+@pytest.mark.parametrize(("n", "hidden"), [(1, 3), (2, 1), (37, 4)])
+def test_hits_match_loop(n, hidden):
+    rng = np.random.default_rng(n)
+    source, target = rng.normal(size=(n, hidden)), rng.normal(size=(n, hidden))
+    target += source
+    forward, backward = retrieval_hits(source, target)
+    assert forward.tolist() == hits_loop(source, target)
+    assert backward.tolist() == hits_loop(target, source)
+
+
+def test_identical_sides_are_all_found():
+    embeddings = np.random.default_rng(0).normal(size=(301, 8))
+    forward, backward = retrieval_hits(embeddings, embeddings)
+    assert forward.all()
+    assert backward.all()
+
+
+def test_swapping_the_sides_swaps_the_directions():
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(200, 6))
+    target = source + rng.normal(size=(200, 6))
+    forward, backward = retrieval_hits(source, target)
+    swapped_forward, swapped_backward = retrieval_hits(target, source)
+    assert (forward == swapped_backward).all()
+    assert (backward == swapped_forward).all()
+    assert (forward != backward).any()
+
+
+def test_chunks_do_not_change_hits(monkeypatch):
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(50, 6))
+    target = source + 0.7 * rng.normal(size=(50, 6))
+    whole = retrieval_hits(source, target)
+    monkeypatch.setattr(retrieval, "_CHUNK", 120)
+    for one, other in zip(whole, retrieval_hits(source, target), strict=True):
+        assert (one == other).all()
+
+
+def test_scale_does_not_matter_and_zero_is_no_error():
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(20, 4))
+    target = source + 0.5 * rng.normal(size=(20, 4))
+    scaled = target * rng.uniform(0.1, 9, size=(20, 1))
+    assert (retrieval_hits(source, target)[0] == retrieval_hits(source, scaled)[0]).all()
+    forward, _ = retrieval_hits(np.zeros((3, 4)), np.eye(4)[:3])
+    assert forward.tolist() == [True, False, False]  # all similarities are 0: the first one counts
+
+
+@pytest.mark.parametrize("n", [5, 129, 1000])
+def test_the_first_of_equal_candidates_counts(n):
+    """Copies in the pool, at the far end too, where matrix products are rounded by another path."""
+    rng = np.random.default_rng(0)
+    source = rng.normal(size=(n, 48)).astype(np.float32)
+    target = source.copy()
+    source[n - 1] = source[0]
+    target[n - 1] = target[0]
+    forward, backward = retrieval_hits(source, target)
+    assert forward[:-1].all()
+    assert not forward[-1]
+    assert not backward[-1]
+    texts = [str(i) for i in range(n - 1)] + ["0"]
+    forward, backward = retrieval_hits(source, target, match_text=(texts, texts))
+    assert forward.all()
+    assert backward.all()
+
+
+def test_text_equality_looks_at_the_side_that_is_searched():
+    embeddings = np.eye(3)[[0, 1, 1]]
+    forward, backward = retrieval_hits(embeddings, embeddings, match_text=(("a", "b", "b"), ("x", "y", "z")))
+    assert forward.tolist() == [True, True, False]
+    assert backward.tolist() == [True, True, True]
+
+
+def test_bad_embeddings_are_refused():
+    with pytest.raises(ValueError, match="2 sources and 3 targets"):
+        retrieval_hits(np.ones((2, 2)), np.ones((3, 2)))
+    broken = np.ones((3, 2))
+    broken[1, 0] = np.nan
+    with pytest.raises(ValueError, match="1 of 3 embeddings are not finite"):
+        retrieval_hits(np.ones((3, 2)), broken)
+
+
+# --- The result ---
+
+
+def test_result_is_the_published_contract(toy):
+    sets, good, _ = toy
+    result = evaluate_retrieval(good, sets, name="toy", resamples=500)
+    assert json.loads(json.dumps(result)) == result
+    assert (result["suite"], result["model"]) == ("retrieval", "toy")
+    sw = result["languages"]["sw"]
+    assert sw["n"] == 4
+    assert sw["sha256"] == sets["sw"].sha256
+    assert sw["source_to_target"]["accuracy"] == 75.0
+    assert sw["source_to_target"]["hits"] == "1110"
+    low, high = sw["source_to_target"]["interval"]
+    assert 0 <= low < 75 < high <= 100
+    assert sw["target_to_source"]["hits"] == "1110"
+    assert result["languages"]["te"]["mean"] == {"accuracy": 100.0, "interval": [100.0, 100.0]}
+    assert result["average"]["mean"]["accuracy"] == pytest.approx((75 + 100) / 2)
+    assert result["average"]["n"] == 2
+    assert result["groups"] == {}
+    assert result["settings"]["prompt"] == ""
+    assert result["settings"]["text_equality"] is False
+    assert result["versions"].keys() >= {"metaphrase", "torch", "sentence-transformers", "python"}
+    assert result["seconds"] >= 0
+
+
+def test_a_sentence_of_several_languages_is_encoded_once(toy):
+    sets, good, _ = toy
+    evaluate_retrieval(good, sets, resamples=10)
+    ((texts, _),) = good.calls
+    assert sorted(texts) == ["e0", "e1", "e2", "e3", "s0", "s1", "s2", "s3", "t0", "t1", "t2"]
+
+
+def test_groups_are_means_of_their_languages_where_all_are_there():
+    rng = np.random.default_rng(0)
+    members = TATOEBA_GROUPS["8"]
+    vectors = {f"e{i}": rng.normal(size=6) for i in range(20)}
+    sets = {}
+    for language in members:
+        vectors |= {f"{language}{i}": vectors[f"e{i}"] + rng.normal(size=6) for i in range(20)}
+        sets[language] = ParallelSet(
+            language, tuple(f"{language}{i}" for i in range(20)), tuple(f"e{i}" for i in range(20))
+        )
+    result = evaluate_retrieval(EchoModel(vectors), sets, resamples=50)
+    assert list(result["groups"]) == ["8", "5", "4"]
+    for key in ("source_to_target", "target_to_source", "mean"):
+        by_hand = np.mean([result["languages"][language][key]["accuracy"] for language in TATOEBA_GROUPS["4"]])
+        assert result["groups"]["4"][key]["accuracy"] == pytest.approx(by_hand)
+    assert result["groups"]["8"] == result["average"]
+    both = result["groups"]["5"]
+    assert both["mean"]["accuracy"] == pytest.approx(
+        (both["source_to_target"]["accuracy"] + both["target_to_source"]["accuracy"]) / 2
+    )
+
+
+def test_text_equality_counts_copies(toy):
+    _, good, _ = toy
+    doubled = {"sw": ParallelSet("sw", ("s0", "s1", "s2"), ("e0", "e1", "e1"))}
+    strict = evaluate_retrieval(good, doubled, resamples=10)
+    lenient = evaluate_retrieval(good, doubled, resamples=10, text_equality=True)
+    assert strict["languages"]["sw"]["source_to_target"]["hits"] == "110"
+    assert lenient["languages"]["sw"]["target_to_source"]["hits"] == "110"
+    assert lenient["settings"]["text_equality"] is True
+    copied = {"sw": ParallelSet("sw", ("s0", "s1", "s1"), ("e0", "e1", "e1"))}
+    assert evaluate_retrieval(good, copied, resamples=10)["average"]["mean"]["accuracy"] == pytest.approx(200 / 3)
+    assert evaluate_retrieval(good, copied, resamples=10, text_equality=True)["average"]["mean"]["accuracy"] == 100
+
+
+def test_prompts(toy):
+    sets, good, _ = toy
+    e5 = EchoModel(good.vectors, prompts={"query": "query: ", "passage": "passage: "})
+    assert resolve_prompt(e5, "auto") == "query: "
+    assert resolve_prompt(e5, None) == ""
+    assert resolve_prompt(e5, "passage: ") == "passage: "
+    assert resolve_prompt(good, "auto") == ""
+    for prompt in ("auto", None):
+        result = evaluate_retrieval(e5, sets, prompt=prompt, resamples=10)
+        assert e5.calls[-1][1]["prompt"] == result["settings"]["prompt"] == resolve_prompt(e5, prompt)
+
+
+def test_encode_can_be_replaced(toy):
+    sets, good, bad = toy
+    replaced = evaluate_retrieval(bad, sets, resamples=10, encode=good.encode)
+    assert bad.calls == []
+    assert replaced["average"] == evaluate_retrieval(good, sets, resamples=10)["average"]
+
+
+# --- Comparing ---
+
+
+def many_pairs(gain, n=120, seed=0):
+    """A set and two models; the second finds ``gain`` more of the translations."""
+    rng = np.random.default_rng(seed)
+    parallel = ParallelSet("sw", tuple(f"s{i}" for i in range(n)), tuple(f"e{i}" for i in range(n)))
+    vectors = {f"e{i}": vector for i, vector in enumerate(rng.normal(size=(n, 16)))}
+
+    def model(found):
+        return EchoModel(vectors | {f"s{i}": vectors[f"e{i if i < found else (i + 1) % n}"] for i in range(n)})
+
+    return {"sw": parallel}, model(n // 2), model(n // 2 + gain)
+
+
+@pytest.mark.parametrize(("gain", "word"), [(30, "better"), (1, "tie"), (-30, "worse")])
+def test_verdicts(gain, word):
+    sets, before, after = many_pairs(gain)
+    old, new = (evaluate_retrieval(model, sets, resamples=200) for model in (before, after))
+    comparison = compare_retrieval(old, new, resamples=2000)
+    sw = comparison["languages"]["sw"]
+    assert sw["verdict"] == comparison["pooled"]["verdict"] == word
+    assert sw["difference"] == pytest.approx(sw["after"] - sw["before"])
+    assert sw["before"] == pytest.approx(old["languages"]["sw"]["mean"]["accuracy"])
+    assert sw["n"] == 120
+    assert sw["interval"][0] <= sw["difference"] <= sw["interval"][1]
+    assert json.loads(json.dumps(comparison)) == comparison
+
+
+def test_verdicts_are_corrected_for_the_number_of_languages():
+    sets, before, after = many_pairs(8)
+    old, new = (evaluate_retrieval(model, sets, resamples=200) for model in (before, after))
+    alone = compare_retrieval(old, new)
+    assert alone["languages"]["sw"]["verdict"] == "better"
+    for results in (old, new):
+        results["languages"] |= {f"x{i}": old["languages"]["sw"] for i in range(40)}
+    among = compare_retrieval(old, new)
+    assert among["languages"]["sw"]["p_value"] == alone["languages"]["sw"]["p_value"]
+    assert among["languages"]["sw"]["p_adjusted"] == pytest.approx(min(1, 41 * alone["languages"]["sw"]["p_value"]))
+    assert among["languages"]["x0"]["verdict"] == "tie"
+
+
+def test_survives_json(toy):
+    sets, good, bad = toy
+    old, new = (evaluate_retrieval(model, sets, resamples=50) for model in (bad, good))
+    assert compare_retrieval(json.loads(json.dumps(old)), new) == compare_retrieval(old, new)
+
+
+def test_other_data_is_refused(toy):
+    sets, good, _ = toy
+    result = evaluate_retrieval(good, sets, resamples=10)
+    shuffled = dict(sets, sw=ParallelSet("sw", sets["sw"].sources[::-1], sets["sw"].targets[::-1]))
+    with pytest.raises(ValueError, match="'sw' are over different pairs"):
+        compare_retrieval(result, evaluate_retrieval(good, shuffled, resamples=10))
+    fewer = evaluate_retrieval(good, {"te": sets["te"]}, resamples=10)
+    with pytest.raises(ValueError, match="lacks sw; it has te"):
+        compare_retrieval(fewer, result)
+    assert list(compare_retrieval(result, fewer)["languages"]) == ["te"]
+    with pytest.raises(ValueError, match="equal texts"):
+        compare_retrieval(result, evaluate_retrieval(good, sets, resamples=10, text_equality=True))
+
+
+# --- Protocols of a real model ---
+
+SENTENCES = ["the dog sleeps", "der Hund trinkt Wasser", "die Katze", "the cat drinks milk and water"]
+
+
+@pytest.fixture(params=["tiny_encoder", "tiny_xlmr"])
+def encoder(request):
+    return request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize(("layer", "state"), [(0, 0), (1, 1), (2, 2), (-1, 2), (-2, 1), (-3, 0)])
+def test_a_layer_is_that_hidden_state(encoder, layer, state):
+    features = encoder.tokenizer(SENTENCES, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = encoder[0].auto_model.eval()(**features, output_hidden_states=True).hidden_states[state]
+    prepared = prepare(encoder, layer=layer, pooling="cls")
+    np.testing.assert_allclose(prepared.encode(SENTENCES), hidden[:, 0].numpy(), atol=1e-6)
+
+
+def test_prepare_leaves_the_model_as_it_is_and_shares_its_weights(tiny_encoder):
+    before, names = tiny_encoder.encode(SENTENCES), tiny_encoder.state_dict().keys()
+    prepared = prepare(tiny_encoder, pooling="mean", layer=1, max_length=4)
+    assert np.abs(prepared.encode(SENTENCES) - before).max() > 1e-3
+    assert len(tiny_encoder[0].auto_model.encoder.layer) == 2
+    assert (tiny_encoder.max_seq_length, prepared.max_seq_length) == (32, 4)
+    assert tiny_encoder.state_dict().keys() == names
+    np.testing.assert_array_equal(tiny_encoder.encode(SENTENCES), before)
+    table, shared = (model[0].auto_model.get_input_embeddings().weight for model in (tiny_encoder, prepared))
+    assert table.data_ptr() == shared.data_ptr()
+    assert prepare(tiny_encoder) is tiny_encoder
+
+
+def test_max_length_cuts(tiny_encoder):
+    ids = tiny_encoder.tokenizer("the cat")["input_ids"]
+    assert tiny_encoder.tokenizer("the cat drinks milk")["input_ids"][: len(ids) - 1] == ids[:-1]
+    cut = prepare(tiny_encoder, max_length=len(ids)).encode(["the cat drinks milk"])
+    np.testing.assert_allclose(cut, tiny_encoder.encode(["the cat"]), atol=1e-6)
+
+
+def test_prepare_explains_what_it_cannot_do(tiny_encoder):
+    with pytest.raises(ValueError, match="Layer 3 was asked for, but the encoder has layers 0 to 2"):
+        prepare(tiny_encoder, layer=3)
+    with pytest.raises(ValueError, match="first"):
+        prepare(tiny_encoder, pooling="first")
+    with pytest.raises(ValueError, match="no pooling module"):
+        prepare(SentenceTransformer(modules=[tiny_encoder[0]], device="cpu"), pooling="cls")
+    tiny_encoder[0].auto_model.config.model_type = "modernbert"
+    with pytest.raises(ValueError, match="modernbert"):
+        prepare(tiny_encoder, layer=1)
+
+
+def test_real_model_settings_and_prompt(tiny_encoder):
+    texts = ["der Hund", "die Katze", "the dog", "the cat"]
+    sets = {"de": ParallelSet("de", tuple(texts[:2]), tuple(texts[2:]))}
+    tiny_encoder.prompts = {"query": "milk "}
+    tiny_encoder.default_prompt_name = "query"
+    plain = evaluate_retrieval(tiny_encoder, sets, resamples=10)
+    assert plain["settings"] | {"prompt": "", "pooling": "cls", "layer": 2, "max_length": 32} == plain["settings"]
+    other = evaluate_retrieval(prepare(tiny_encoder, layer=1, pooling="mean"), sets, prompt="auto", resamples=10)
+    assert other["settings"] | {"prompt": "milk ", "pooling": "mean", "layer": 1} == other["settings"]
+    seen = []
+
+    def encode(texts, **kwargs):
+        seen.append(tiny_encoder.encode(texts, **kwargs))
+        return seen[-1]
+
+    for prompt in (None, "auto"):
+        evaluate_retrieval(tiny_encoder, sets, prompt=prompt, resamples=10, encode=encode)
+    unprompted = tiny_encoder.encode(texts, prompt="")
+    np.testing.assert_allclose(seen[0], unprompted, atol=1e-6)  # None overrules the model's own default
+    np.testing.assert_allclose(seen[1], tiny_encoder.encode([f"milk {text}" for text in texts], prompt=""), atol=1e-6)
+    assert np.abs(seen[1] - unprompted).max() > 1e-3
+
+
+# --- The training loop's evaluator ---
+
+
+def test_evaluator(tiny_encoder, tmp_path):
+    sets = {
+        "sw": ParallelSet("sw", ("the dog", "the cat"), ("the dog", "the cat")),
+        "xx": ParallelSet("xx", ("the dog", "the dog"), ("the cat", "the cat")),
+    }
+    evaluator = RetrievalEvaluator(sets, name="dev")
+    for step in (10, 20):
+        metrics = evaluator(tiny_encoder, str(tmp_path / "eval"), epoch=0, steps=step)
+    assert metrics == {
+        "dev_mean_accuracy": 0.75,
+        "dev_source_to_target_accuracy": 0.75,
+        "dev_target_to_source_accuracy": 0.75,
+        "dev_sw_accuracy": 1.0,
+        "dev_xx_accuracy": 0.5,
+    }
+    assert evaluator.primary_metric == "dev_mean_accuracy"
+    assert evaluator.greater_is_better
+    assert tiny_encoder.model_card_data.eval_results_dict[evaluator] == metrics
+    with (tmp_path / "eval" / "retrieval_evaluation_dev_results.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["steps"] for row in rows] == ["10", "20"]
+    assert float(rows[0]["mean_accuracy"]) == 0.75
+
+
+def test_evaluator_writes_no_file_unless_asked(tiny_encoder, tmp_path):
+    sets = {"sw": ParallelSet("sw", ("paka",), ("cat",))}
+    RetrievalEvaluator(sets, write_csv=False)(tiny_encoder, str(tmp_path))
+    RetrievalEvaluator(sets)(tiny_encoder)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,182 @@
+import numpy as np
+import pytest
+
+from metaphrase.evaluation import significance
+from metaphrase.evaluation.significance import (
+    bootstrap_interval,
+    holm,
+    paired_bootstrap,
+    pooled_bootstrap_interval,
+    pooled_paired_bootstrap,
+    verdict,
+)
+
+
+def bootstrap_loop(values, resamples, seed):
+    """Draw the items one by one and average them: the definition."""
+    rng = np.random.default_rng(seed)
+    means = []
+    for _ in range(resamples):
+        drawn = [values[rng.integers(len(values))] for _ in values]
+        means.append(sum(drawn) / len(drawn))
+    return means
+
+
+def p_value_loop(means):
+    below = sum(mean <= 0 for mean in means)
+    above = sum(mean >= 0 for mean in means)
+    return min(1.0, 2 * min(1 + below, 1 + above) / (1 + len(means)))
+
+
+@pytest.fixture
+def scores():
+    rng = np.random.default_rng(3)
+    before = rng.integers(0, 3, size=60) / 2
+    after = np.clip(before + rng.choice([-0.5, 0, 0, 0.5, 0.5], size=60), 0, 1)
+    return before, after
+
+
+def test_interval_matches_loop(scores):
+    before, _ = scores
+    expected = 100 * np.quantile(bootstrap_loop(before, 4000, seed=1), [0.025, 0.975])
+    assert bootstrap_interval(before, resamples=40_000) == pytest.approx(expected, abs=0.9)
+    expected = 100 * np.quantile(bootstrap_loop(before, 4000, seed=1), [0.25, 0.75])
+    assert bootstrap_interval(before, resamples=40_000, confidence=0.5) == pytest.approx(expected, abs=0.9)
+
+
+def test_paired_test_matches_loop(scores):
+    before, after = scores
+    means = bootstrap_loop(after - before, 4000, seed=1)
+    result = paired_bootstrap(before, after, resamples=40_000)
+    assert result.n == 60
+    assert result.difference == pytest.approx(100 * (after - before).mean())
+    assert result.interval == pytest.approx(100 * np.quantile(means, [0.025, 0.975]), abs=0.9)
+    assert result.p_value == pytest.approx(p_value_loop(means), abs=0.01)
+    assert 0.001 < result.p_value < 0.1  # neither end of the scale, or the line above compares nothing
+
+
+def test_pairing_matters():
+    """Two models that agree on all but 4 of 100 items differ by far less than their own intervals are wide."""
+    before = np.arange(100) % 2
+    after = before.copy()
+    after[:8] = 1
+    paired = paired_bootstrap(before, after)
+    low, high = bootstrap_interval(after)
+    assert paired.difference == 4.0
+    assert paired.interval[1] - paired.interval[0] < (high - low) / 2
+
+
+def test_interval_covers_the_truth():
+    """Of 200 samples from a known accuracy, about 95 % give an interval that holds it."""
+    rng = np.random.default_rng(0)
+    covered = 0
+    for trial in range(200):
+        low, high = bootstrap_interval(rng.random(150) < 0.7, resamples=1000, seed=trial)
+        covered += low <= 70 <= high
+    assert 180 <= covered <= 199
+
+
+def test_p_value_holds_its_level():
+    """Where nothing has changed, p < 0.05 turns up about once in twenty."""
+    rng = np.random.default_rng(0)
+    rejected = sum(
+        paired_bootstrap(rng.random(150) < 0.7, rng.random(150) < 0.7, resamples=1000, seed=trial).p_value < 0.05
+        for trial in range(300)
+    )
+    assert 4 <= rejected <= 27
+
+
+def test_no_change_is_a_certain_tie():
+    result = paired_bootstrap([1, 0, 1], [1, 0, 1])
+    assert (result.difference, result.interval, result.p_value) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_smallest_p_value_is_set_by_the_resamples():
+    assert paired_bootstrap([0] * 9, [1] * 9, resamples=999).p_value == pytest.approx(2 / 1000)
+
+
+def test_p_value_agrees_with_the_interval(scores):
+    before, after = scores
+    for shift in range(20):
+        moved = after.copy()
+        moved[:shift] = 0
+        result = paired_bootstrap(before, moved)
+        excludes_zero = result.interval[0] > 0 or result.interval[1] < 0
+        if result.p_value < 0.05:
+            assert excludes_zero
+        if result.p_value > 0.06:
+            assert not excludes_zero
+
+
+def test_swapping_the_sides_changes_the_sign_only(scores):
+    before, after = scores
+    forth, back = paired_bootstrap(before, after, resamples=40_000), paired_bootstrap(after, before, resamples=40_000)
+    assert back.difference == -forth.difference
+    assert back.interval == pytest.approx((-forth.interval[1], -forth.interval[0]), abs=0.9)
+    assert back.p_value == pytest.approx(forth.p_value, abs=0.01)
+
+
+def test_pooled_languages_count_the_same():
+    before = {"aa": np.zeros(1000), "bb": np.zeros(10)}
+    after = {"aa": np.zeros(1000), "bb": np.ones(10)}
+    result = pooled_paired_bootstrap(before, after)
+    assert result.difference == 50.0
+    assert result.interval == (50.0, 50.0)  # resampling stays inside a language, and neither varies
+    assert result.n == 1010
+    assert pooled_bootstrap_interval(after) == (50.0, 50.0)
+
+
+def test_pooling_narrows_the_interval():
+    rng = np.random.default_rng(0)
+    hits = {f"l{i}": rng.random(100) < 0.6 for i in range(9)}
+    single, pooled = bootstrap_interval(hits["l0"]), pooled_bootstrap_interval(hits)
+    assert (pooled[1] - pooled[0]) == pytest.approx((single[1] - single[0]) / 3, rel=0.15)
+
+
+def test_pooled_ignores_the_order_of_languages(scores):
+    before, after = scores
+    forward = pooled_paired_bootstrap({"a": before, "b": after}, {"a": after, "b": after}, seed=4)
+    backward = pooled_paired_bootstrap({"b": after, "a": before}, {"b": after, "a": after}, seed=4)
+    assert forward == backward
+
+
+def test_same_seed_same_result(scores):
+    before, after = scores
+    assert paired_bootstrap(before, after, seed=5) == paired_bootstrap(before, after, seed=5)
+    assert paired_bootstrap(before, after, seed=5) != paired_bootstrap(before, after, seed=6)
+
+
+def test_chunks_do_not_change_the_result(scores, monkeypatch):
+    before, after = scores
+    whole = paired_bootstrap(before, after)
+    monkeypatch.setattr(significance, "_CHUNK", 7)
+    assert paired_bootstrap(before, after) == whole
+
+
+def test_unequal_sides_are_refused():
+    with pytest.raises(ValueError, match="3 scores before and 2 after"):
+        paired_bootstrap([1, 0, 1], [1, 0])
+    with pytest.raises(ValueError, match=r"\['sw'\] before and \['te'\] after"):
+        pooled_paired_bootstrap({"sw": [1]}, {"te": [1]})
+    with pytest.raises(ValueError, match="empty"):
+        bootstrap_interval([])
+
+
+def test_holm_known_example():
+    """Four hypotheses, adjusted by hand: 4 × 0.005, 3 × 0.01, 2 × 0.03, and 0.04 raised to 0.06."""
+    adjusted = holm({"h1": 0.01, "h2": 0.04, "h3": 0.03, "h4": 0.005})
+    assert adjusted == pytest.approx({"h1": 0.03, "h2": 0.06, "h3": 0.06, "h4": 0.02})
+    assert list(adjusted) == ["h1", "h2", "h3", "h4"]
+
+
+def test_holm_edges():
+    assert holm({}) == {}
+    assert holm({"a": 0.2}) == {"a": 0.2}
+    assert holm({"a": 0.6, "b": 0.9}) == {"a": 1.0, "b": 1.0}
+
+
+def test_verdict_needs_significance():
+    assert verdict(10.0, 0.0499) == "better"
+    assert verdict(-10.0, 0.0499) == "worse"
+    assert verdict(10.0, 0.05) == "tie"
+    assert verdict(0.0, 0.001) == "tie"

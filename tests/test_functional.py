@@ -1,0 +1,214 @@
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from metaphrase import functional
+from metaphrase.functional import translation_ranking, vocabulary_cross_entropy
+from tests.oracles import cross_entropy_loop, translation_ranking_loop
+
+COSINES = torch.tensor([[0.9, 0.7, 0.1], [0.6, 0.8, 0.2], [0.3, 0.5, 0.4]], dtype=torch.float64)
+
+
+def pair(batch: int, hidden: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(
+        torch.randn(batch, hidden, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(2)
+    )
+
+
+def gradients(loss: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, tensors))
+
+
+def from_cosines(cosines: torch.Tensor, **kwargs: object) -> torch.Tensor:
+    """TR of given similarities: with dot products against the identity they are the embeddings."""
+    return translation_ranking(cosines, torch.eye(3, dtype=torch.float64), similarity="dot", **kwargs)
+
+
+@pytest.mark.parametrize(("batch", "hidden"), [(1, 4), (2, 4), (7, 13)])
+@pytest.mark.parametrize("margin", [0.0, 0.3])
+@pytest.mark.parametrize("similarity", ["cosine", "dot"])
+def test_ranking_matches_loop(batch, hidden, margin, similarity):
+    source, target = pair(batch, hidden)
+    fast = translation_ranking(source, target, margin=margin, similarity=similarity, temperature=0.5)
+    slow = translation_ranking_loop(source, target, margin=margin, dot=similarity == "dot", temperature=0.5)
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9, abs=1e-12)
+    for got, wanted in zip(gradients(fast, source, target), gradients(slow, source, target), strict=True):
+        assert batch == 1 or wanted.abs().max() > 0
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("batch", "loss"), [(4, 1.386294), (128, 4.852030), (1024, 6.931472)])
+def test_ranking_of_equal_similarities_is_log_batch(batch, loss):
+    same = torch.ones(batch, 3, dtype=torch.float64)
+    assert translation_ranking(same, same).item() == pytest.approx(loss, abs=1e-6)
+
+
+@pytest.mark.parametrize(("batch", "loss"), [(2, 2.061154e-9), (1024, 2.108558e-6)])
+def test_ranking_of_orthonormal_embeddings(batch, loss):
+    eye = torch.eye(batch, dtype=torch.float64)
+    assert translation_ranking(eye, eye).item() == pytest.approx(loss, rel=1e-6)
+
+
+def test_ranking_of_known_similarities():
+    assert from_cosines(COSINES).item() == pytest.approx(0.726413, abs=1e-6)
+    assert from_cosines(COSINES, direction="target_to_source").item() == pytest.approx(0.050724, abs=1e-6)
+    assert from_cosines(COSINES, direction="symmetric").item() == pytest.approx(0.388568, abs=1e-6)
+    assert from_cosines(COSINES, margin=0.3).item() == pytest.approx(4.090879, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(2, 9), st.integers(2, 8), st.integers(0, 1000), st.floats(0.1, 50))
+def test_ranking_properties(batch, hidden, seed, scale):
+    source, target = pair(batch, hidden, seed)
+    forward = translation_ranking(source, target)
+    symmetric = translation_ranking(source, target, direction="symmetric")
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(seed))
+    torch.testing.assert_close(translation_ranking(target, source, direction="symmetric"), symmetric)
+    torch.testing.assert_close(translation_ranking(target, source, direction="target_to_source"), forward)
+    torch.testing.assert_close(translation_ranking(source[order], target[order]), forward)
+    torch.testing.assert_close(translation_ranking(source * scale, target), forward)
+
+
+def test_temperature_limits():
+    assert translation_ranking(
+        COSINES[:2], torch.eye(3, dtype=torch.float64), similarity="dot", temperature=1e-4
+    ).item() == pytest.approx(0, abs=1e-9)
+    assert from_cosines(COSINES, temperature=1e-4).item() > 100  # row 2 prefers a wrong column
+    assert from_cosines(COSINES, temperature=1e6).item() == pytest.approx(math.log(3), abs=1e-5)
+
+
+def test_ranking_in_bfloat16_is_finite_and_computed_in_float32():
+    source, target = (tensor.detach().bfloat16() for tensor in pair(16, 8))
+    loss = translation_ranking(source, target, temperature=0.01)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, translation_ranking(source.float(), target.float(), temperature=0.01))
+
+
+def test_ranking_equals_multiple_negatives_ranking_loss():
+    source, target = (tensor.detach().float() for tensor in pair(9, 5))
+    upstream = MultipleNegativesRankingLoss(
+        torch.nn.Identity(), scale=20.0, directions=("query_to_doc", "doc_to_query"), partition_mode="per_direction"
+    ).compute_loss_from_embeddings([source, target], None)
+    torch.testing.assert_close(translation_ranking(source, target, direction="symmetric"), upstream)
+
+
+def test_duplicates_leave_the_denominator():
+    source, target = pair(3, 5)
+    with torch.no_grad():
+        target[2] = target[0]
+    duplicate = torch.zeros(3, 3, dtype=torch.bool)
+    duplicate[0, 2] = duplicate[2, 0] = True
+    masked = translation_ranking(source[:1], target, duplicate_bb=duplicate[:1])
+    torch.testing.assert_close(masked, translation_ranking_loop(source[:1], target[:2]), rtol=1e-9, atol=1e-12)
+    assert masked < translation_ranking(source[:1], target)
+    own = duplicate | torch.eye(3, dtype=torch.bool)  # a pair is no duplicate of itself
+    torch.testing.assert_close(
+        translation_ranking(source, target, duplicate_bb=own),
+        translation_ranking(source, target, duplicate_bb=duplicate),
+    )
+
+
+def test_directions_need_equal_pools():
+    source, target = pair(3, 5)
+    with pytest.raises(ValueError, match="as many sources as targets, but got 2 and 3"):
+        translation_ranking(source[:2], target, direction="symmetric")
+
+
+def test_offset_ranks_a_share_of_the_batch():
+    source, target = pair(6, 5)
+    whole = translation_ranking(source, target)
+    shares = [translation_ranking(source[at : at + 2], target, offset=at) for at in (0, 2, 4)]
+    torch.testing.assert_close(torch.stack(shares).mean(), whole)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(functional, "VOCABULARY_BLOCK", 4)
+
+
+def vocabulary_case(n: int = 5, hidden: int = 3, vocabulary: int = 11) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(1)
+    leaves = [
+        torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((n, hidden), (vocabulary, hidden), (vocabulary,))
+    ]
+    return *leaves, torch.randint(0, vocabulary, (n,), generator=generator)
+
+
+@pytest.mark.parametrize(("n", "vocabulary"), [(1, 1), (1, 5), (5, 11), (3, 8)])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_vocabulary_matches_loop(small_blocks, n, vocabulary, with_bias):
+    hidden, weight, bias, labels = vocabulary_case(n, 3, vocabulary)
+    leaves = (hidden, weight, bias) if with_bias else (hidden, weight)
+    fast = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias if with_bias else None)
+    slow = cross_entropy_loop(hidden, weight, labels, bias if with_bias else None)
+    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)
+    for got, wanted in zip(gradients(fast * 3, *leaves), gradients(slow * 3, *leaves), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_vocabulary_gradcheck(small_blocks):
+    hidden, weight, bias, labels = vocabulary_case()
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: vocabulary_cross_entropy(h, w, labels, bias_v=b), (hidden, weight, bias)
+    )
+
+
+def test_vocabulary_of_a_frozen_table(small_blocks):
+    hidden, weight, bias, labels = vocabulary_case()
+    wanted = gradients(vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias), hidden)[0]
+    frozen = vocabulary_cross_entropy(hidden, weight.detach(), labels, bias_v=bias.detach())
+    torch.testing.assert_close(gradients(frozen, hidden)[0], wanted)
+
+
+def test_vocabulary_gradients_accumulate_and_reach_hooks(small_blocks):
+    hidden, weight, bias, labels = vocabulary_case()
+    seen = []
+    weight.register_hook(lambda grad: seen.append(grad.clone()))
+    loss = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias)
+    loss.backward(retain_graph=True)
+    once = weight.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(weight.grad, 2 * once)
+    assert len(seen) == 2
+
+
+def test_vocabulary_of_no_positions_is_a_zero_with_a_graph():
+    hidden, weight, _, labels = vocabulary_case()
+    loss = vocabulary_cross_entropy(hidden[:0], weight, labels[:0])
+    assert loss.item() == 0
+    assert loss.requires_grad
+
+
+def test_vocabulary_under_autocast_sums_in_float32(small_blocks):
+    hidden, weight, bias, labels = (tensor.detach() for tensor in vocabulary_case(64, 16, 50))
+    hidden, weight, bias = hidden.float().requires_grad_(), weight.float(), bias.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, F.cross_entropy(F.linear(hidden, weight, bias), labels), rtol=2e-2, atol=2e-2)
+    loss.backward()
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_logits_are_never_whole(monkeypatch):
+    monkeypatch.setattr(functional, "VOCABULARY_BLOCK", 16)
+    hidden, weight, bias, labels = vocabulary_case(6, 3, 100)
+    widths = []
+    original = functional._block_logits
+
+    def spy(*args):
+        logits = original(*args)
+        widths.append(logits.shape[1])
+        return logits
+
+    monkeypatch.setattr(functional, "_block_logits", spy)
+    vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias).backward()
+    assert max(widths) == 16
+    assert sum(widths) == 2 * 100

@@ -1,0 +1,98 @@
+import re
+
+import pytest
+import torch
+
+from metaphrase.collator import ParallelCollator
+from metaphrase.loss import AlignmentLoss
+from metaphrase.packing import packed
+from metaphrase.recipe import Recipe, list_recipes
+
+
+def recipe(*terms):
+    return Recipe.from_dict({"name": "some", "terms": list(terms)})
+
+
+@pytest.mark.parametrize("packing", [False, True])
+def test_views_are_encoded_once(tiny_encoder, tokenizer, bitext, packing):
+    for terms, forwards in ((["tr", "rtl"], 1), (["tr", "rtl", "tlm"], 2)):
+        loss = AlignmentLoss(tiny_encoder, recipe(*({"objective": name} for name in terms)), max_length=24)
+        calls = []
+        hook = tiny_encoder[0].auto_model.encoder.register_forward_hook(lambda *args, calls=calls: calls.append(1))
+        with packed(tiny_encoder, enabled=packing):
+            loss(ParallelCollator(tokenizer, loss.views)(bitext[:5]))
+        hook.remove()
+        assert len(calls) == forwards
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
+@pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
+def test_packed_and_padded_are_equal(request, tokenizer, bitext, name, encoder):
+    model = request.getfixturevalue(encoder).double()
+    loss = AlignmentLoss(model, Recipe.load(name), max_length=24).double().eval()
+    batch = ParallelCollator(tokenizer, loss.views)(bitext[:9])
+    results = []
+    for enabled in (False, True):
+        loss.zero_grad()
+        with packed(model, enabled=enabled):
+            values = loss(batch)
+            sum(values.values()).backward()
+        grads = {key: p.grad.clone() for key, p in loss.named_parameters() if p.grad is not None}
+        results.append((values, grads))
+    (padded, padded_grads), (flat, flat_grads) = results
+    assert padded.keys() == flat.keys()
+    assert padded_grads.keys() == flat_grads.keys()
+    assert max(grad.abs().max() for grad in padded_grads.values()) > 1e-4
+    for key in padded:
+        torch.testing.assert_close(flat[key], padded[key], rtol=1e-10, atol=1e-10)
+    for key in padded_grads:
+        torch.testing.assert_close(flat_grads[key], padded_grads[key], rtol=1e-10, atol=1e-10, msg=key)
+
+
+def test_weights_scale_terms(tiny_encoder, tokenizer, bitext):
+    tiny_encoder.eval()
+    batch, values = None, []
+    for weight in (1.0, 0.25):
+        loss = AlignmentLoss(tiny_encoder, recipe({"objective": "tr", "weight": weight}), max_length=24).eval()
+        batch = batch or ParallelCollator(tokenizer, loss.views)(bitext[:5])
+        values.append(loss(batch)["tr"])
+    torch.testing.assert_close(values[1], values[0] * 0.25)
+
+
+def test_only_scored_positions_are_projected(tiny_encoder, tokenizer, bitext):
+    loss = AlignmentLoss(tiny_encoder, recipe({"objective": "rtl"}, {"objective": "tlm"}), max_length=24)
+    rows = []
+    for head in (loss.heads.heads["rtl"].vocabulary, loss.heads.heads["tlm"]):
+        head.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
+    batch = ParallelCollator(tokenizer, loss.views)(bitext)
+    loss(batch)
+    targets = int((batch["target"]["attention_mask"].sum(1) - 1).sum())
+    masked = int((batch["concatenated"]["labels"] != -100).sum())
+    assert rows == [targets, masked]
+
+
+def test_views_of_one_name_must_be_equal(tiny_encoder, monkeypatch):
+    from metaphrase.objectives import OBJECTIVES, TranslationRanking
+    from metaphrase.views import source_view
+
+    class Longer(TranslationRanking):
+        name = "longer"
+
+        def views(self):
+            return (source_view(self.max_length + 1),)
+
+    monkeypatch.setitem(OBJECTIVES, "longer", Longer)
+    with pytest.raises(ValueError, match="different views named 'source'"):
+        AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}, {"objective": "longer"}))
+
+
+def test_a_tokenizer_without_a_mask_token_is_refused(tiny_encoder):
+    tiny_encoder.tokenizer.mask_token = None
+    with pytest.raises(ValueError, match="no mask token"):
+        AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+
+
+def test_card_facts(tiny_encoder):
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
+    assert loss.get_config_dict()["terms"][1]["objective"] == "rtl"
+    assert len(re.findall("@inproceedings", loss.citation)) == 1

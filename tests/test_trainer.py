@@ -1,0 +1,259 @@
+import copy
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset, Features, IterableDataset, Value
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.heads import AlignmentHeads
+from metaphrase.loss import AlignmentLoss
+from metaphrase.recipe import Recipe
+from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+
+COLUMNS = ("source", "target", "source_lang", "target_lang")
+
+
+@pytest.fixture
+def rows(bitext):
+    return [{column: row[column] for column in COLUMNS} for row in bitext]
+
+
+@pytest.fixture
+def make_trainer(tiny_encoder, tmp_path, rows):
+    def make(recipe="dap", *, dataset=None, folder="run", eval_dataset=None, **options):
+        torch.manual_seed(7)
+        loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), loaded, max_length=24)
+        settings = {
+            "output_dir": str(tmp_path / folder),
+            "per_device_train_batch_size": 8,
+            "max_steps": 6,
+            "save_steps": 3,
+            "logging_steps": 1,
+            "learning_rate": 1e-3,
+            "head_learning_rate": 2e-3,
+            "warmup_steps": 0,
+            "report_to": "none",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            **options,
+        }
+        return AlignmentTrainer(
+            model=loss.model,
+            args=AlignmentTrainingArguments(**settings),
+            train_dataset=dataset or Dataset.from_list(rows),
+            loss=loss,
+            eval_dataset=eval_dataset,
+        )
+
+    return make
+
+
+def losses(trainer):
+    return [(log["loss"], *(log[name] for name in trainer.loss.weights)) for log in trainer.state.log_history if "tr" in log]
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.loss.state_dict().items()}
+
+
+def assert_equal(got, wanted):
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize("recipe", ["tr", "dap", "dap-release", "tr-tlm"])
+def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe):
+    whole = make_trainer(recipe)
+    whole.train()
+    resumed = make_trainer(recipe, folder="resumed")
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-3"))
+    assert len(losses(whole)) == 6
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), weights(whole))
+
+
+def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
+    recipe = Recipe.from_dict(
+        {"name": "r", "terms": [{"objective": "tr"}, {"objective": "rtl", "args": {"ratio": 0.6}}, {"objective": "tlm"}]}
+    )
+    whole = make_trainer(recipe, max_steps=8, save_steps=5)  # three steps an epoch
+    whole.train()
+    resumed = make_trainer(recipe, folder="resumed", max_steps=8, save_steps=5)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-5"))
+    assert losses(resumed) == losses(whole)
+
+
+def test_every_head_and_the_encoder_learn(make_trainer):
+    trainer = make_trainer(warmup_steps=0)
+    before = weights(trainer)
+    trainer.train()
+    after = weights(trainer)
+    still = {name for name, value in before.items() if torch.equal(value, after[name])}
+    assert all("word_embeddings" in name and "layers" in name or "token_type" in name for name in still), still
+
+
+def test_heads_have_their_learning_rate(make_trainer):
+    trainer = make_trainer()
+    trainer.create_optimizer()
+    heads = {id(p) for p in trainer.head_parameters()}
+    for group in trainer.optimizer.param_groups:
+        wanted = 2e-3 if heads & {id(p) for p in group["params"]} else 1e-3
+        assert group["lr"] == wanted
+    assert {p for p in trainer.optimizer.param_groups[-1]["params"]}
+
+
+def test_a_recipe_without_heads_takes_a_head_learning_rate_all_the_same(make_trainer):
+    trainer = make_trainer("tr")
+    assert not trainer.head_parameters()
+    trainer.train()
+    assert not (Path(trainer.args.output_dir) / "checkpoint-6" / "heads").exists()
+
+
+def test_clipping_covers_the_heads(make_trainer):
+    trainer = make_trainer(max_grad_norm=1e-3)
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.training_step(trainer.model, batch)
+    norm = trainer._clip_grad_norm(trainer.model)
+    grads = [p.grad for p in trainer.loss.parameters() if p.grad is not None]
+    assert norm > 1
+    assert torch.stack([grad.norm() for grad in grads]).norm().item() == pytest.approx(1e-3, rel=1e-2)
+    heads = torch.stack([p.grad.norm() for p in trainer.head_parameters() if p.grad is not None]).norm()
+    assert 0 < heads < 1e-3
+
+
+def test_accumulated_micro_batches_are_one_batch(make_trainer, rows, tiny_encoder):
+    """For an objective without in-batch negatives whose micro-batches hold equally many scored pieces."""
+    same = Dataset.from_list([rows[0], rows[0], rows[0], rows[0]])
+    recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "rtl"}]})
+    tiny_encoder[0].auto_model.config.hidden_dropout_prob = 0.0
+    results = []
+    for batch, accumulation in ((4, 1), (1, 4)):
+        trainer = make_trainer(
+            recipe,
+            dataset=same,
+            folder=f"accumulate-{accumulation}",
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_steps=1,
+            max_grad_norm=0.0,
+        )
+        for module in trainer.loss.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer.train()
+        results.append((weights(trainer), [log["loss"] for log in trainer.state.log_history if "loss" in log]))
+    (one, loss), (four, accumulated) = results
+    assert accumulated == pytest.approx(loss, rel=1e-5)
+    before = make_trainer(recipe, dataset=same).loss.state_dict()
+    assert max((one[name] - before[name]).abs().max() for name in one) > 1e-4
+    for name in one:
+        torch.testing.assert_close(four[name], one[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_heads_switch_between_training_and_evaluation(make_trainer, rows):
+    trainer = make_trainer(eval_strategy="steps", eval_steps=2, max_steps=2, eval_dataset=Dataset.from_list(rows))
+    trainer.loss.eval()
+    modes = []
+    trainer.loss.heads.heads["rtl"].register_forward_pre_hook(lambda module, args: modes.append(module.training))
+    trainer.train()
+    assert modes[:2] == [True, True]
+    assert modes[2:] == [False] * 3
+
+
+def test_a_stream_trains(make_trainer, rows):
+    features = Features({column: Value("string") for column in COLUMNS})
+    stream = IterableDataset.from_generator(lambda: iter(rows), features=features)
+    trainer = make_trainer(dataset=stream)
+    trainer.train()
+    assert len(losses(trainer)) == 6
+
+
+def test_batches_without_duplicates_ignore_the_language_columns(make_trainer, rows):
+    trainer = make_trainer(dataset=Dataset.from_list(rows * 2), batch_sampler="no_duplicates")
+    batches = list(trainer.get_train_dataloader())
+    assert len(batches) == 6
+    for batch in batches:
+        assert len(set(batch["target"]["text"].tolist())) == 8
+
+
+def test_it_learns(make_trainer):
+    trainer = make_trainer(max_steps=60, learning_rate=2e-3, logging_steps=5)
+    trainer.train()
+    (_, ranking, translation), *_, (_, last_ranking, last_translation) = losses(trainer)
+    assert last_ranking < 0.95 * ranking
+    assert last_translation < 0.85 * translation
+
+
+def test_checkpoints_hold_heads_and_no_pooler(make_trainer):
+    trainer = make_trainer()
+    trainer.train()
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-6"
+    assert AlignmentHeads.from_pretrained(checkpoint / "heads").config.objectives.keys() == {"tr", "rtl"}
+    model = SentenceTransformer(str(checkpoint), device="cpu", model_kwargs={"add_pooling_layer": False})
+    trainer.model.eval()
+    assert (model.encode("ja") == trainer.model.encode("ja")).all()
+
+
+def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
+    with pytest.raises(ValueError, match="needs an AlignmentLoss, but got Identity"):
+        AlignmentTrainer(model=tiny_encoder, loss=torch.nn.Identity())
+    with pytest.raises(ValueError, match="trains without prompts"):
+        make_trainer(prompts="query: ")
+
+
+
+
+def digest(checkpoint):
+    files = [checkpoint / "model.safetensors", checkpoint / "heads" / "model.safetensors"]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tiny_encoder_dir, bitext_path, tmp_path):
+    def run(folder, die_at):
+        script = [sys.executable, "-m", "tests.training_script"]
+        done = subprocess.run(
+            [*script, str(tiny_encoder_dir), str(bitext_path), str(tmp_path / folder), die_at],
+            env={**os.environ, "OMP_NUM_THREADS": "1"}, cwd=Path(__file__).parents[1], timeout=300,
+            capture_output=True, text=True, check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, output = run("undisturbed", "none")
+    assert status == 0, output
+    status, output = run("killed", "6")  # by SIGKILL, in its sixth step
+    assert status == -signal.SIGKILL, output
+    assert (tmp_path / "killed" / "checkpoint-4").is_dir()
+    assert not (tmp_path / "killed" / "checkpoint-8").exists()
+    status, output = run("killed", "none")
+    assert status == 0, output
+    assert digest(tmp_path / "killed" / "checkpoint-8") == digest(tmp_path / "undisturbed" / "checkpoint-8")
+
+
+@pytest.mark.slow
+def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "29617",
+            "-m", "tests.two_ranks", str(tiny_encoder_dir), str(bitext_path), str(tmp_path),
+        ],
+        env=env, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=500, check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)]
+    for name, value in ranks[0]["after"].items():
+        assert torch.equal(value, ranks[1]["after"][name]), name
+    assert any(not torch.equal(value, ranks[0]["before"][name]) for name, value in ranks[0]["after"].items() if "heads" in name)
+    for name, value in ranks[0]["gathered"].items():  # gradient over two ranks = gradient of the whole batch
+        torch.testing.assert_close(value, ranks[0]["whole"][name], rtol=1e-9, atol=1e-12, msg=name)
+    assert max(value.abs().max() for value in ranks[0]["whole"].values()) > 0

@@ -1,0 +1,68 @@
+"""What each of two ranks does in the distributed test: a training run, and one gradient over the gathered batch."""
+
+import copy
+import csv
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from datasets import Dataset
+
+from metaphrase.collator import ParallelCollator
+from metaphrase.encoders import load_encoder
+from metaphrase.loss import AlignmentLoss
+from metaphrase.recipe import Recipe
+from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+
+SYMMETRIC = {"name": "t", "terms": [{"objective": "tr", "args": {"direction": "symmetric", "mask_duplicates": True}}]}
+
+
+def gradient(model, rows, *, gather):
+    recipe = copy.deepcopy(SYMMETRIC)
+    recipe["terms"][0]["args"]["gather"] = gather
+    twin = copy.deepcopy(model).double().eval()
+    loss = AlignmentLoss(twin, Recipe.from_dict(recipe), max_length=24)
+    sum(loss(ParallelCollator(twin.tokenizer, loss.views)(rows)).values()).backward()
+    return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
+
+
+def main(encoder: str, bitext: str, output: str) -> None:
+    torch.manual_seed(5)
+    with Path(bitext).open(encoding="utf-8") as lines:
+        rows = [{k: row[k] for k in ("source", "target", "source_lang", "target_lang")}
+                for row in csv.DictReader(lines, delimiter="\t")]
+    model = load_encoder(encoder, device="cpu")
+    args = AlignmentTrainingArguments(
+        output_dir=output,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        max_steps=3,
+        save_steps=3,
+        learning_rate=1e-3,
+        max_grad_norm=0.5,
+        report_to="none",
+        use_cpu=True,
+        ddp_backend="gloo",
+        dataloader_drop_last=True,
+        disable_tqdm=True,
+    )
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole = gradient(model, rows[:8], gather=False)
+    shared = gradient(model, rows[4 * rank : 4 * rank + 4], gather=True)
+    for value in shared.values():
+        dist.all_reduce(value)
+        value /= world
+    loss = AlignmentLoss(model, Recipe.load("dap"), max_length=24)
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    trainer = AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(rows), loss=loss)
+    trainer.train()
+    after = {name.replace("model.module.", "model."): value.clone() for name, value in loss.state_dict().items()}
+    facts = {"before": before, "after": after, "whole": whole, "gathered": shared}
+    torch.save(facts, Path(output) / f"rank-{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
