@@ -66,6 +66,15 @@ def test_attention_is_put_back(tiny_encoder):
     assert not tiny_encoder[0]._forward_pre_hooks
 
 
+def test_blocks_can_be_nested(tiny_encoder):
+    padded = tiny_encoder.encode(TEXTS, convert_to_tensor=True)
+    with packed(tiny_encoder):
+        with packed(tiny_encoder) as active:
+            assert active
+        torch.testing.assert_close(tiny_encoder.encode(TEXTS, convert_to_tensor=True), padded)
+    assert not tiny_encoder[0]._forward_hooks
+
+
 def test_dropout_is_on_in_training(tiny_encoder):
     tiny_encoder.train()
     with packed(tiny_encoder):

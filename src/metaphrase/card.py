@@ -286,7 +286,9 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = " ".join("".join(c if c.isprintable() or c in JOINERS else " " for c in redact(str(value))).split())
-    return html.escape(re.sub(r"([\\`*_\[\]|~$])", r"\\\1", text), quote=False)
+    # An underscore between letters or digits never begins emphasis: `learning_rate` stays readable.
+    escaped = re.sub(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
+    return html.escape(escaped, quote=False)
 
 
 def fence(text: str | None, language: str = "") -> str:
@@ -294,7 +296,7 @@ def fence(text: str | None, language: str = "") -> str:
     if not text:
         return ""
     text = redact(re.sub(r"\r\n?", "\n", text)).encode("utf-8", "replace").decode()
-    ticks = "`" * max(3, 0 * max((len(run) for run in re.findall("`+", text)), default=0))
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
 
 

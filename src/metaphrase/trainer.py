@@ -92,7 +92,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if not isinstance(loss, AlignmentLoss):
             raise ValueError(f"AlignmentTrainer needs an AlignmentLoss, but got {type(loss).__name__}.")
         self._alignment_loss = loss
-        AlignmentModelCardData.adopt(loss.model)
+        AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         if self.args.prompts:
             raise ValueError("Alignment trains without prompts; leave `prompts` out of the training arguments.")

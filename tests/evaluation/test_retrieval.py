@@ -101,8 +101,9 @@ def test_loads_the_files_of_a_split(tmp_path):
     write_pairs(tmp_path / "sw-en.tsv.gz", [("paka", "cat"), ("mbwa", "dog")])
     write_pairs(tmp_path / "te-en.tsv.gz", [("pilli", "cat")])
     write_pairs(tmp_path / "sw-en.test.tsv.gz", [("nyumba", "house", "x")], "source\ttarget\tprovenance")
+    write_pairs(tmp_path / "zh-Hant-en.tsv.gz", [("貓", "cat")])
     (tmp_path / "NOTICE.md").write_text("notice")
-    assert list(load_parallel_folder(tmp_path)) == ["sw", "te"]
+    assert list(load_parallel_folder(tmp_path)) == ["sw", "te", "zh-Hant"]
     assert list(load_parallel_folder(tmp_path, ["te", "sw"])) == ["te", "sw"]
     sw = load_parallel_folder(tmp_path, ["sw"])["sw"]
     assert (sw.sources, sw.targets, sw.path) == (("paka", "mbwa"), ("cat", "dog"), tmp_path / "sw-en.tsv.gz")
@@ -188,22 +189,15 @@ def test_scale_does_not_matter_and_zero_is_no_error():
     assert forward.tolist() == [True, False, False]  # all similarities are 0: the first one counts
 
 
-@pytest.mark.parametrize("n", [5, 129, 1000])
+@pytest.mark.parametrize("n", [6, 205, 548])
 def test_the_first_of_equal_candidates_counts(n):
-    """Copies in the pool, at the far end too, where matrix products are rounded by another path."""
-    rng = np.random.default_rng(0)
-    source = rng.normal(size=(n, 48)).astype(np.float32)
-    target = source.copy()
-    source[n - 1] = source[0]
-    target[n - 1] = target[0]
-    forward, backward = retrieval_hits(source, target)
-    assert forward[:-1].all()
-    assert not forward[-1]
-    assert not backward[-1]
-    texts = [str(i) for i in range(n - 1)] + ["0"]
-    forward, backward = retrieval_hits(source, target, match_text=(texts, texts))
-    assert forward.all()
-    assert backward.all()
+    """Each sentence occurs twice. A plain matrix product rounds the two copies' similarities differently."""
+    texts = [str(i) for i in range(n // 2)] + [str(i) for i in range(n - n // 2)]
+    embeddings = np.random.default_rng(0).normal(size=(n, 48))[[int(text) for text in texts]]
+    for hits in retrieval_hits(embeddings, embeddings):
+        assert hits.tolist() == [text not in texts[:i] for i, text in enumerate(texts)]
+    for hits in retrieval_hits(embeddings, embeddings, match_text=(texts, texts)):
+        assert hits.all()
 
 
 def test_text_equality_looks_at_the_side_that_is_searched():
@@ -339,7 +333,7 @@ def test_verdicts(gain, word):
 
 
 def test_verdicts_are_corrected_for_the_number_of_languages():
-    sets, before, after = many_pairs(8)
+    sets, before, after = many_pairs(5)
     old, new = (evaluate_retrieval(model, sets, resamples=200) for model in (before, after))
     alone = compare_retrieval(old, new)
     assert alone["languages"]["sw"]["verdict"] == "better"
@@ -348,7 +342,7 @@ def test_verdicts_are_corrected_for_the_number_of_languages():
     among = compare_retrieval(old, new)
     assert among["languages"]["sw"]["p_value"] == alone["languages"]["sw"]["p_value"]
     assert among["languages"]["sw"]["p_adjusted"] == pytest.approx(min(1, 41 * alone["languages"]["sw"]["p_value"]))
-    assert among["languages"]["x0"]["verdict"] == "tie"
+    assert among["languages"]["sw"]["verdict"] == "tie"
 
 
 def test_survives_json(toy):

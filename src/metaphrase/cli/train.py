@@ -17,22 +17,41 @@ from typing import Any
 
 import torch
 from datasets import Dataset, IterableDataset
+from rich.console import Console
+from rich.syntax import Syntax
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.cli import parse
 from metaphrase.corpus import Cleaning, Corpus, load_corpus, overlap
-from metaphrase.encoders import english_piece_ids, freeze_word_embeddings, load_encoder
-from metaphrase.evaluation.retrieval import ParallelSet, RetrievalEvaluator
+from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
+from metaphrase.evaluation.retrieval import (
+    ParallelSet,
+    RetrievalEvaluator,
+    compare_retrieval,
+    evaluate_retrieval,
+    load_parallel_folder,
+    resolve_prompt,
+)
 from metaphrase.hub import release
 from metaphrase.loss import AlignmentLoss
 from metaphrase.objectives import OBJECTIVES
+from metaphrase.packing import packed
 from metaphrase.recipe import Recipe
+from metaphrase.report import render_table, usage_lines, write_json, write_report
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 logger = logging.getLogger(__name__)
+
+#: What stands in front of a vocabulary projection, in words.
+TRANSFORMS = {
+    "fresh": "a fresh dense-GELU-LayerNorm transform, as the checkpoint has none",
+    "pretrained": "the checkpoint's own masked language modelling transform",
+    "none": "no transform",
+}
 
 #: Packages whose versions belong to a result.
 PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "accelerate", "tokenizers")
@@ -63,6 +82,12 @@ class CorpusOptions:
     )
     dev: list[str] = field(
         default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured during training."}
+    )
+    test: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz) to measure before and after, with a report."
+        },
     )
     languages: list[str] = field(
         default_factory=list, metadata={"help": "Languages to take from the corpus, or the language of a single file."}
@@ -110,10 +135,8 @@ class TrainArguments(AlignmentTrainingArguments):
 
 
 def run(argv: Sequence[str]) -> int:
-    """Train, release, and say where everything is."""
-    model_options, corpus_options, recipe_options, arguments = parse_options(argv)
-    train(model_options, corpus_options, recipe_options, arguments, command=["metaphrase", "train", *argv])
-    return 0
+    """Train, release, measure, and say where everything is."""
+    return train_and_report(parse_options(argv), command=["metaphrase", "train", *argv])
 
 
 def parse_options(argv: Sequence[str]) -> tuple[Any, ...]:
@@ -128,35 +151,17 @@ def parse_options(argv: Sequence[str]) -> tuple[Any, ...]:
     return options
 
 
-def train(
-    model_options: ModelOptions,
-    corpus_options: CorpusOptions,
-    recipe_options: RecipeOptions,
-    arguments: AlignmentTrainingArguments,
-    *,
-    command: Sequence[str],
-) -> Path:
-    """One training run, from corpus to release.
+def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title: str | None = None) -> int:
+    """One training run from corpus to release, with a before/after report where test sets are given.
 
     Args:
-        model_options: The encoder.
-        corpus_options: The bitext.
-        recipe_options: The recipe.
-        arguments: Training arguments.
-        command: How this run was called; goes into the card.
-
-    Returns:
-        The release folder, ``arguments.output_dir``.
-
-    Raises:
-        ValueError: An option is missing or does not fit another.
+        options: What :func:`parse_options` returns.
+        command: How this run was called; goes into card and report.
+        title: Heading of the report.
     """
-    if not corpus_options.corpus:
-        raise ValueError("Training needs a bitext: give --corpus (a file, a folder or hf:org/name).")
-    if not arguments.output_dir:
-        raise ValueError("Training needs a place for its results: give --output_dir.")
-    started = time.time()
-    quiet_down()
+    model_options, corpus_options, recipe_options, arguments = options
+    check(corpus_options, arguments)
+    prepare_process()
     output = Path(arguments.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(arguments.seed)
@@ -167,27 +172,107 @@ def train(
         default_pooling=recipe.pooling,
         device="cpu" if arguments.use_cpu else None,
     )
+    main_process = arguments.process_index == 0
+    tests = read_tests(corpus_options) if main_process else {}
+    before = measure_before(model, tests, output, name=model_options.model, resuming=arguments.resume_from_checkpoint)
+    facts = train(model, recipe, model_options, corpus_options, recipe_options, arguments, command=command)
+    if not main_process:
+        return 0
+    card = model.model_card_data
+    assert isinstance(card, AlignmentModelCardData)
+    describe(card, facts)
+    release(model, output, recipe=recipe.to_dict(), card=card)
+    write_json(output / "run.json", facts)
+    console = Console()
+    console.print(f"Released to [bold]{output}[/bold] after {facts['steps']} steps.")
+    if tests:
+        after = measure(load_encoder(output, device=str(model.device)), tests, name=str(output))
+        comparisons = {name: compare_retrieval(before[name], after[name]) for name in tests}
+        for name, comparison in comparisons.items():
+            card.add_comparison(name, comparison)
+            console.print(f"\n[bold]{name}[/bold]: {model_options.model} before, {output} after")
+            console.print(render_table(after[name], before[name], comparison))
+        release(model, output, recipe=recipe.to_dict(), card=card)
+        usage = usage_lines(output)
+        report = write_report(
+            output,
+            title=title or f"{model_options.model} trained with {recipe.name}",
+            before=before,
+            after=after,
+            comparisons=comparisons,
+            run=facts,
+            usage=usage,
+        )
+        console.print(f"\nReport: [bold]{report}[/bold] and {report.with_suffix('.json').name}\n\nUse it:\n")
+        console.print(Syntax(usage, "python", background_color="default"))
+    return 0
+
+
+def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) -> None:
+    """Refuse a run that cannot end well before anything is loaded.
+
+    Raises:
+        ValueError: An option is missing.
+    """
+    if not corpus_options.corpus:
+        raise ValueError("Training needs a bitext: give --corpus (a file, a folder or hf:org/name).")
+    if not arguments.output_dir:
+        raise ValueError("Training needs a place for its results: give --output_dir.")
+    if corpus_options.streaming and arguments.max_steps <= 0:
+        raise ValueError("A stream has no length: give --max_steps.")
+
+
+def train(
+    model: SentenceTransformer,
+    recipe: Recipe,
+    model_options: ModelOptions,
+    corpus_options: CorpusOptions,
+    recipe_options: RecipeOptions,
+    arguments: AlignmentTrainingArguments,
+    *,
+    command: Sequence[str],
+) -> dict[str, Any]:
+    """Train a model in place.
+
+    Args:
+        model: The encoder.
+        recipe: What it is trained with.
+        model_options: How the encoder is used.
+        corpus_options: The bitext.
+        recipe_options: Lengths.
+        arguments: Training arguments.
+        command: How this run was called.
+
+    Returns:
+        The facts of the run, for card and report.
+
+    Raises:
+        ValueError: The corpus is smaller than a batch, or options do not fit each other.
+    """
+    started = time.time()
     if model_options.freeze_word_embeddings:
         freeze_word_embeddings(model)
     corpus = read_corpus(corpus_options, model, arguments)
-    logger.info("Corpus:\n%s", corpus.report)
     evaluators = read_dev(corpus_options, corpus)
     loss = make_loss(model, recipe, corpus, max_length=recipe_options.max_length)
     for name, transform in loss.transforms().items():
-        logger.info("Objective %s: the transform in front of its vocabulary is %s.", name, transform)
+        logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
     dataset: Any = corpus.dataset
     if isinstance(dataset, IterableDataset):
-        if arguments.max_steps <= 0:
-            raise ValueError("A stream has no length: give --max_steps.")
         dataset = dataset.shuffle(seed=arguments.seed, buffer_size=10_000)
-        arguments.batch_sampler = "batch_sampler"  # type: ignore[assignment]
-    elif len(dataset) < arguments.train_batch_size and arguments.dataloader_drop_last:
-        raise ValueError(f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}.")
+        arguments.batch_sampler = BatchSamplers.BATCH_SAMPLER
+    else:
+        logger.info("Corpus:\n%s", corpus.report)
+        if len(dataset) < arguments.train_batch_size:
+            raise ValueError(
+                f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Give more "
+                "text or a smaller --per_device_train_batch_size."
+            )
     trainer = AlignmentTrainer(
         model=model, args=arguments, train_dataset=dataset, loss=loss, evaluator=evaluators or None
     )
     result = trainer.train(resume_from_checkpoint=checkpoint_to_resume(arguments))
-    facts = {
+    return {
         "command": shlex.join(command),
         "recipe": recipe.to_dict(),
         "model": model_options.model,
@@ -195,7 +280,8 @@ def train(
         "transforms": loss.transforms(),
         "seed": arguments.seed,
         "steps": trainer.state.global_step,
-        "pairs": corpus.report.to_dict(),
+        "batch_size": arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size,
+        "corpus": corpus.report.to_dict(),
         "files": corpus.files,
         "packing": arguments.packing,
         "seconds": round(time.time() - started, 1),
@@ -204,14 +290,57 @@ def train(
         "versions": {name: version(name) for name in PACKAGES},
         "log_history": trainer.state.log_history,
     }
-    if trainer.is_world_process_zero():
-        card = model.model_card_data
-        assert isinstance(card, AlignmentModelCardData)
-        card.describe_run(facts)
-        release(model, output, recipe=recipe.to_dict(), card=card)
-        write_json(output / "run.json", facts)
-        logger.info("Released to %s after %d steps.", output, trainer.state.global_step)
-    return output
+
+
+def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
+    """The test sets by the name of their folder; of a folder with splits the test split, and nothing else."""
+    tests = {}
+    for folder in options.test:
+        split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
+        tests[Path(folder).name] = load_parallel_folder(folder, options.languages or None, split)
+    return tests
+
+
+def measure(model: SentenceTransformer, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
+    """Retrieval accuracy on every test set, without padding."""
+    with packed(model):
+        return {
+            test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=True)
+            for test, sets in tests.items()
+        }
+
+
+def measure_before(
+    model: SentenceTransformer, tests: Mapping[str, Any], output: Path, *, name: str, resuming: Any
+) -> dict[str, Any]:
+    """The baseline, measured once: a resumed run takes what the first one wrote.
+
+    A model that stores a query prompt (E5) is measured with and without it, and on each test set the better average
+    counts: a baseline is measured at its best.
+    """
+    path = output / "before.json"
+    if not tests:
+        return {}
+    if resuming and path.exists():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    results = [measure(model, tests, name=name)]
+    if prompt := resolve_prompt(model, "auto"):
+        results.append(measure(model, tests, name=name, prompt=prompt))
+    best = {test: max((r[test] for r in results), key=lambda r: r["average"]["mean"]["accuracy"]) for test in tests}
+    write_json(path, best)
+    return best
+
+
+def describe(card: AlignmentModelCardData, facts: Mapping[str, Any]) -> None:
+    """Fill a card with what a run knows of itself."""
+    card.command = facts["command"]
+    card.seed = facts["seed"]
+    card.corpus = [{key: file.get(key) for key in ("file", "language", "pairs", "sha256")} for file in facts["files"]]
+    card.language = sorted({language for file in facts["files"] for language in file["languages"]})
+    card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
+    card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
+    if facts["model"] == STARTER:
+        card.base_model, card.license = "intfloat/multilingual-e5-small", "mit"
 
 
 def with_choices(recipe: Recipe, options: RecipeOptions) -> Recipe:
@@ -298,14 +427,7 @@ def hardware() -> dict[str, Any]:
     return facts
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file as a whole or not at all."""
-    partial = path.with_suffix(path.suffix + ".part")
-    partial.write_text(json.dumps(content, ensure_ascii=False, indent=1, default=str) + "\n", encoding="utf-8")
-    partial.replace(path)
-
-
-def quiet_down() -> None:
+def prepare_process() -> None:
     """Log our own lines, not every library's; and keep the CPU out of denormal numbers, which slow it 45-fold."""
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("metaphrase").setLevel(logging.INFO)

@@ -15,6 +15,7 @@ import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
@@ -38,6 +39,7 @@ from metaphrase.evaluation.significance import (
     pooled_paired_bootstrap,
     verdict,
 )
+from metaphrase.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,7 @@ DIRECTIONS = ("source_to_target", "target_to_source")
 
 #: Encoders whose hidden state *k* is the output of their first *k* layers alone: no norm follows the last one.
 _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
-_FILE = re.compile(r"(?P<language>[a-z]{2,3})-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
+_FILE = re.compile(r"(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
 #: Similarities held at a time (128 MB).
 _CHUNK = 1 << 25
 
@@ -260,13 +262,14 @@ def find_translations(
     Arguments as in `evaluate_retrieval`.
     """
     texts = list(dict.fromkeys(chain.from_iterable((*s.sources, *s.targets) for s in sets.values())))
-    embeddings_th = (encode or model.encode)(
-        texts,
-        prompt=resolve_prompt(model, prompt),
-        batch_size=batch_size,
-        show_progress_bar=show_progress,
-        convert_to_numpy=True,
-    )
+    with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
+        embeddings_th = (encode or model.encode)(
+            texts,
+            prompt=resolve_prompt(model, prompt),
+            batch_size=batch_size,
+            show_progress_bar=show_progress,
+            convert_to_numpy=True,
+        )
     row = {text: i for i, text in enumerate(texts)}
     return {
         language: retrieval_hits(

@@ -1,0 +1,49 @@
+# Everything runs in a virtual environment of the project's own; PYTHON makes it, VENV says where.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+export TOKENIZERS_PARALLELISM ?= false
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all check style bench clean
+
+help:  ## Show this help
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+
+install: $(INSTALLED)  ## Install the package and its tests into .venv, at the tested versions
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+demo: install  ## Train DAP on the bundled bitext and write runs/demo/report.html (15 minutes on 2 cores)
+	$(BIN)/metaphrase demo --config configs/demo.yaml --output_dir runs/demo
+
+test: install  ## Run the tests (10 minutes on 2 cores, no network)
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2
+
+test-all: install  ## Run the slow lane too: two processes, the starter encoder
+	$(BIN)/python -m pytest
+
+$(VENV)/.dev: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+check: $(VENV)/.dev  ## Lint, check formatting, types and spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/typos
+
+style: $(VENV)/.dev  ## Mend lint and formatting
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install  ## Measure a training step packed against padded; writes scripts/benchmarks/results
+	$(BIN)/python scripts/benchmarks/packing.py
+
+clean:  ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,312 @@
+"""Assemble an English-centric corpus as the papers did, from local OPUS-style files.
+
+    python scripts/build_corpus.py --input_dir opus --output_dir out --tokenizer bert-base-multilingual-cased
+    python scripts/build_corpus.py --input_dir opus --output_dir out --protocol ppa --pairs 600k --tokenizer …
+
+The input folder has one folder per source (Europarl, OpenSubtitles, …), each with ``xx-en.{xx,en}[.gz]`` (Moses),
+``xx-en.tsv[.gz]`` or ``xx-en.tmx[.gz]``. The output folder gets ``xx-en.{train,dev}.tsv.gz`` with the header
+``source target`` and ``report.json``. The same input and options give the same bytes.
+
+- ``dap``: of each source at most a million clean training pairs and ten thousand for dev, drawn at random; the
+  sources merged; dev = a tenth of the pairs, at most ten thousand; at most a million of the others for training (Li et
+  al. 2023). Unlike in the released code, a pair that two sources share counts once, so that no dev pair is in train.
+- ``ppa``: the first 250k, 600k or 2M pairs that pass its length filters, sources in order, and no dev set (Pan et al.
+  2021). Its filters come before the cut: only so do its steps (137k of 128 pairs in 10 epochs) make 7 × 250k pairs.
+
+Sampling takes one pass. Each pair has a pseudo-random key, and the pairs with the smallest keys are the sample, so
+that repeats fall together, and memory is bounded by two samples (about 1 GB at the papers' sizes). Once a sample is
+full, a pair whose key is too large is not even tokenized; the report counts it as "not drawn".
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import heapq
+import io
+import json
+import logging
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from transformers import AutoTokenizer, HfArgumentParser
+
+from metaphrase.corpus import BitextFile, Cleaning, CorpusReport, find_files, read_pairs
+
+Pair = tuple[str, str]
+
+
+@dataclass
+class Options:
+    """Assemble an English-centric corpus as the papers did, from local OPUS-style files."""
+
+    input_dir: str = field(metadata={"help": "Folder with one folder of parallel files per source."})
+    output_dir: str = field(metadata={"help": "Where xx-en.{train,dev}.tsv.gz and report.json go."})
+    protocol: str = field(default="dap", metadata={"help": "Whose protocol: dap or ppa."})
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to assemble (default: all)."})
+    sources: list[str] = field(
+        default_factory=list, metadata={"help": "Folders to read, in this order (default: all, by name)."}
+    )
+    tokenizer: str | None = field(
+        default=None,
+        metadata={
+            "help": "Name or folder of the tokenizer whose pieces are counted; the papers': multilingual BERT's."
+        },
+    )
+    pairs: str = field(default="250k", metadata={"help": "ppa: pairs per language; the paper's are 250k, 600k, 2M."})
+    train_cap: int = field(default=1_000_000, metadata={"help": "dap: most training pairs, of a source and in all."})
+    dev_cap: int = field(default=10_000, metadata={"help": "dap: most dev pairs."})
+    max_bad_rate: float = field(default=0.05, metadata={"help": "Share of unreadable lines that a file may have."})
+    seed: int = field(default=42, metadata={"help": "Of the sampling."})
+
+
+class Sample:
+    """A uniform random sample, without repeats, of pairs that come one by one: those with the smallest keys.
+
+    Args:
+        size: Most pairs that it holds.
+        seed: Decides, with the purpose, on the keys.
+        purpose: Samples of samples need keys of their own: pairs drawn from a large source all have small ones.
+    """
+
+    def __init__(self, size: int, seed: int, purpose: str) -> None:
+        self.size, self.salt = size, f"{seed}/{purpose}".encode()
+        self.heap: list[tuple[int, Pair]] = []  # keys negated: the largest on top
+        self.keys: set[int] = set()
+
+    def key(self, pair: Pair) -> int:
+        """The pair's pseudo-random key."""
+        digest = hashlib.blake2b("\0".join(pair).encode(), digest_size=16, key=self.salt[:64]).digest()
+        return int.from_bytes(digest)
+
+    def refusal(self, key: int) -> str | None:
+        """Why a pair with this key would not join the sample."""
+        if key in self.keys:
+            return "duplicate"
+        return "not drawn" if len(self.heap) == self.size and key > -self.heap[0][0] else None
+
+    def add(self, key: int, pair: Pair) -> bool:
+        """Add a pair that is not refused; whether another one had to go."""
+        self.keys.add(key)
+        if len(self.heap) < self.size:
+            heapq.heappush(self.heap, (-key, pair))
+            return False
+        gone, _ = heapq.heappushpop(self.heap, (-key, pair))
+        self.keys.remove(-gone)
+        return True
+
+    def pairs(self) -> list[Pair]:
+        """The sample in the order of its keys, which is random."""
+        return [pair for _, pair in sorted(self.heap, reverse=True)]
+
+
+@dataclass
+class Source:
+    """One source's file of a language, and what became of its pairs."""
+
+    name: str
+    file: BitextFile
+    read: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def facts(self) -> dict[str, Any]:
+        """The source's part of the report."""
+        return {"source": self.name, "files": [path.name for path in self.file.paths]} | {
+            "read": self.read,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+        }
+
+
+def clean_pairs(source: Source, cleaning: Cleaning, max_bad_rate: float, progress: Progress) -> Iterator[Pair]:
+    """The pairs of a source that pass the filters of the text; those of the pieces are left to the caller."""
+    task = progress.add_task(f"{source.file.language} {source.name}", total=None)
+    report = CorpusReport()
+    try:
+        for i, (_, *sides, _) in enumerate(read_pairs(source.file, max_bad_rate=max_bad_rate, report=report)):
+            if i % 1000 == 0:
+                progress.update(task, completed=i)
+            pair = cleaning.tidy(one_line(sides[0])), cleaning.tidy(one_line(sides[1]))
+            if fault := cleaning.text_fault(*pair):
+                source.dropped[fault] += 1
+            else:
+                yield pair
+    finally:
+        source.read = report.read
+        source.dropped += report.dropped
+        progress.update(task, completed=source.read, total=source.read)
+
+
+def one_line(text: str) -> str:
+    """The text without the characters that a TSV is made of."""
+    return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
+
+
+def build_dap(
+    sources: Iterable[Source], cleaning: Cleaning, options: Options, progress: Progress
+) -> dict[str, list[Pair]]:
+    """DAP's corpus of one language: sample every source, merge, sample again, hold out a dev set."""
+    size = options.train_cap + options.dev_cap
+    merged = Sample(size, options.seed, "merged")
+    for source in sources:
+        sample = Sample(size, options.seed, "source")
+        for pair in clean_pairs(source, cleaning, options.max_bad_rate, progress):
+            key = sample.key(pair)
+            fault = sample.refusal(key) or cleaning.piece_fault(*pair)
+            if fault or sample.add(key, pair):
+                source.dropped[fault or "not drawn"] += 1
+        source.kept = len(sample.heap)
+        for _, pair in sample.heap:
+            if not merged.refusal(key := merged.key(pair)):
+                merged.add(key, pair)
+    pairs = merged.pairs()
+    dev = min(len(pairs) // 10, options.dev_cap)
+    return {"train": pairs[dev : dev + options.train_cap], "dev": pairs[:dev]}
+
+
+def build_ppa(
+    sources: Iterable[Source], cleaning: Cleaning, options: Options, progress: Progress
+) -> dict[str, list[Pair]]:
+    """PPA's corpus of one language: the first pairs that pass."""
+    wanted = number(options.pairs)
+    pairs: dict[Pair, None] = {}
+    for source in sources:
+        if len(pairs) == wanted:
+            break
+        for pair in clean_pairs(source, cleaning, options.max_bad_rate, progress):
+            fault = "duplicate" if pair in pairs else cleaning.piece_fault(*pair)
+            if fault:
+                source.dropped[fault] += 1
+                continue
+            pairs[pair] = None
+            source.kept += 1
+            if len(pairs) == wanted:
+                break
+    return {"train": list(pairs)}
+
+
+PROTOCOLS = {"dap": (build_dap, Cleaning.dap), "ppa": (build_ppa, Cleaning.ppa)}
+
+
+def number(text: str) -> int:
+    """A number of pairs such as ``250k``, ``2M`` or ``1000``."""
+    units = {"k": 1_000, "m": 1_000_000}
+    unit = units.get(text[-1:].lower(), 1)
+    try:
+        return int(float(text[:-1] if unit > 1 else text) * unit)
+    except ValueError:
+        raise ValueError(f"--pairs is a number such as 250k or 2M, not {text!r}.") from None
+
+
+def find_sources(options: Options) -> dict[str, list[Source]]:
+    """The sources of each language, in order."""
+    folder = Path(options.input_dir)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"There is no folder {folder}.")
+    names = options.sources or sorted(path.name for path in folder.iterdir() if path.is_dir())
+    sources: dict[str, list[Source]] = defaultdict(list)
+    for name in names:
+        for file in find_files(folder / name):
+            if not options.languages or file.language in options.languages:
+                sources[str(file.language)].append(Source(name, file))
+    missing = sorted(set(options.languages) - set(sources))
+    if missing or not sources:
+        raise FileNotFoundError(f"{folder} has no file <source>/xx-en.* for {', '.join(missing) or 'any language'}.")
+    return dict(sorted(sources.items()))
+
+
+def make_cleaning(options: Options) -> Cleaning:
+    """The protocol's filters; DAP's do without those of the pieces where there is no tokenizer."""
+    if options.protocol not in PROTOCOLS:
+        raise ValueError(f"--protocol is one of {', '.join(PROTOCOLS)}, not {options.protocol!r}.")
+    preset = PROTOCOLS[options.protocol][1]
+    if options.tokenizer is not None:
+        return preset(AutoTokenizer.from_pretrained(options.tokenizer).tokenize)
+    if options.protocol == "ppa":
+        raise ValueError("PPA's filters count pieces: give --tokenizer, e.g. bert-base-multilingual-cased.")
+    print("No --tokenizer: DAP's filters of length and of copies, which count pieces, are left out.", file=sys.stderr)
+    return preset().without_pieces()
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A path to write to that takes the place of `path` when it is complete."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_tsv(path: Path, pairs: Iterable[Pair]) -> str:
+    """Write a TSV whose bytes depend on nothing but the pairs; returns their SHA-256."""
+    with replaced(path) as partial:
+        with (
+            partial.open("wb") as raw,
+            gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
+            io.TextIOWrapper(packed, encoding="utf-8", newline="\n") as file,
+        ):
+            file.write("source\ttarget\n")
+            file.writelines(f"{source}\t{target}\n" for source, target in pairs)
+        with partial.open("rb") as written:
+            return hashlib.file_digest(written, "sha256").hexdigest()
+
+
+def build(options: Options) -> dict[str, Any]:
+    """Assemble the corpus.
+
+    Returns:
+        What ``report.json`` says.
+    """
+    cleaning = make_cleaning(options)
+    sources = find_sources(options)
+    assemble = PROTOCOLS[options.protocol][0]
+    output = Path(options.output_dir)
+    output.mkdir(parents=True, exist_ok=True)
+    settings = (
+        "protocol",
+        "tokenizer",
+        "seed",
+        *(("train_cap", "dev_cap") if options.protocol == "dap" else ("pairs",)),
+    )
+    report: dict[str, Any] = {name: getattr(options, name) for name in settings} | {"languages": {}}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        for language, its_sources in sources.items():
+            facts: dict[str, Any] = {}
+            for part, pairs in assemble(its_sources, cleaning, options, progress).items():
+                name = f"{language}-en.{part}.tsv.gz"
+                facts[part] = {"file": name, "pairs": len(pairs), "sha256": write_tsv(output / name, pairs)}
+            facts["sources"] = [source.facts() for source in its_sources]
+            report["languages"][language] = facts
+    with replaced(output / "report.json") as partial:
+        partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return report
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the options, build, and say what was built."""
+    logging.basicConfig(format="%(message)s")
+    (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)
+    try:
+        report = build(options)
+    except (ValueError, OSError) as error:
+        print(f"build_corpus: {error}", file=sys.stderr)
+        return 2
+    for language, facts in report["languages"].items():
+        parts = ", ".join(f"{facts[part]['pairs']:,} {part}" for part in ("train", "dev") if part in facts)
+        print(f"{language}: {parts} pairs of {sum(s['read'] for s in facts['sources']):,} read")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

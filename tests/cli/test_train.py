@@ -1,0 +1,147 @@
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
+
+from metaphrase.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bitext_file(tmp_path, bitext):
+    """The bitext as people have it: packed TSV, language in the file's name."""
+    path = tmp_path / "de-en.train.tsv.gz"
+    with gzip.open(path, "wt", encoding="utf-8", newline="\n") as out:
+        out.write("source\ttarget\n" + "".join(f"{row['source']}\t{row['target']}\n" for row in bitext))
+    return path
+
+
+@pytest.fixture
+def test_folder(tmp_path, bitext):
+    folder = tmp_path / "held-out"
+    folder.mkdir()
+    with gzip.open(folder / "de-en.tsv.gz", "wt", encoding="utf-8", newline="\n") as out:
+        out.write("source\ttarget\n" + "".join(f"{row['source']}\t{row['target']}\n" for row in bitext[:15]))
+    return folder
+
+
+@pytest.fixture
+def run(tiny_encoder_dir, bitext_file, tmp_path):
+    def run(*more, output="out", recipe="dap"):
+        options = ["--model", str(tiny_encoder_dir), "--corpus", str(bitext_file), "--output_dir", str(tmp_path / output)]
+        small = ["--recipe", recipe, "--max_length", "24", "--max_steps", "4", "--per_device_train_batch_size", "8"]
+        status = main(["train", *options, *small, "--use_cpu", "--report_to", "none", *more])
+        return status, tmp_path / output
+
+    return run
+
+
+def test_from_a_file_to_a_release(run, bitext, capsys):
+    status, output = run("--languages", "de", "--vocabulary", "english", "--freeze_word_embeddings")
+    assert status == 0
+    names = {path.name for path in output.iterdir()}
+    assert {"modules.json", "model.safetensors", "recipe.yaml", "README.md", "run.json", "config.json"} <= names
+    assert "heads" not in names
+    assert "training_args.bin" not in names
+    from safetensors import safe_open
+
+    with safe_open(output / "model.safetensors", "pt") as tensors:
+        assert not [key for key in tensors.keys() if "pooler" in key or "head" in key]
+    model = SentenceTransformer(str(output), device="cpu")
+    texts = [row["source"] for row in bitext]
+    encoder, tokenizer = AutoModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    with torch.no_grad():
+        states = encoder(**tokenizer(texts, padding=True, return_tensors="pt")).last_hidden_state[:, 0]
+    torch.testing.assert_close(model.encode(texts, convert_to_tensor=True), states, rtol=1e-5, atol=1e-5)
+    facts = json.loads((output / "run.json").read_text())
+    assert facts["steps"] == 4
+    assert facts["transforms"] == {"rtl": "fresh"}
+    assert facts["files"][0]["pairs"] == 24
+    assert facts["command"].startswith("metaphrase train --model")
+    card = (output / "README.md").read_text()
+    assert "a fresh dense-GELU-LayerNorm transform" in card
+    assert "--max_steps 4" in card
+    assert "de-en.train.tsv.gz" in card
+
+
+def test_test_sets_are_measured_before_and_after(run, test_folder, capsys):
+    status, output = run("--test", str(test_folder))
+    assert status == 0
+    report = json.loads((output / "report.json").read_text())
+    assert report["comparisons"]["held-out"]["languages"]["de"]["verdict"] in ("better", "tie", "worse")
+    assert report["before"]["held-out"]["languages"]["de"]["n"] == 15
+    page = (output / "report.html").read_text()
+    assert "<svg" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "held-out" in (output / "README.md").read_text()
+    printed = capsys.readouterr().out
+    assert "SentenceTransformer(" in printed
+    before = (output / "before.json").stat().st_mtime_ns
+    run("--test", str(test_folder), "--resume_from_checkpoint", "true", "--max_steps", "5")
+    assert (output / "before.json").stat().st_mtime_ns == before
+
+
+def test_dev_is_measured_while_training(run, bitext_file):
+    status, output = run("--dev", str(bitext_file), "--eval_strategy", "steps", "--eval_steps", "2")
+    assert status == 0
+    history = json.loads((output / "run.json").read_text())["log_history"]
+    assert len([log for log in history if any("dev" in key and "accuracy" in key for key in log)]) == 2
+
+
+def test_a_stream_trains_from_the_command_line(run):
+    status, output = run("--streaming")
+    assert status == 0
+    assert (output / "modules.json").exists()
+
+
+def test_paper_settings_are_applied_only_where_asked(tmp_path):
+    from metaphrase.cli.train import parse_options
+
+    own = parse_options(["--recipe", "dap", "--output_dir", str(tmp_path)])[3]
+    paper = parse_options(["--recipe", "dap", "--output_dir", str(tmp_path), "--paper_training", "true"])[3]
+    assert (own.per_device_train_batch_size, own.head_learning_rate, own.max_steps) == (32, 5e-4, -1)
+    assert (paper.per_device_train_batch_size, paper.head_learning_rate, paper.max_steps) == (128, None, 100_000)
+    assert parse_options(["--paper_training", "true", "--max_steps", "7"])[3].max_steps == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--corpus", "nowhere.tsv", "--output_dir", "x"], "nowhere.tsv"),
+        (["--output_dir", "x"], "give --corpus"),
+        (["--corpus", "x.tsv"], "give --output_dir"),
+        (["--corpus", "x.tsv", "--output_dir", "x", "--streaming"], "give --max_steps"),
+        (["--corpus", "x.tsv", "--output_dir", "x", "--clean", "soap"], "--clean is one of"),
+    ],
+)
+def test_what_is_missing_is_said(options, message, tiny_encoder_dir, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--model", str(tiny_encoder_dir), *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_corpus_smaller_than_a_batch_is_refused(run, capsys):
+    status, _ = run("--per_device_train_batch_size", "64")
+    assert status == 2
+    assert "24 pairs, fewer than a batch of 64" in capsys.readouterr().err
+
+
+def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, tmp_path):
+    script = [sys.executable, str(ROOT / "trainers" / "dap.py"), str(bitext_file), str(tmp_path / "out")]
+    done = subprocess.run([*script, str(tiny_encoder_dir), "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
+
+
+def test_the_training_program_is_the_command():
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "trainers" / "train.py"), "--help"], capture_output=True, text=True, check=True
+    )
+    assert "usage: metaphrase train" in done.stdout
