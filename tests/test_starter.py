@@ -453,6 +453,8 @@ class TestHub:
         with serve_hub() as hub:
             hub.tokens["hf_write"]["orgs"] = [HUB_ID.split("/")[0]]
             monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+            files = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+            monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", files)
             monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
             monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
             monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))

@@ -171,6 +171,7 @@ def test_the_same_input_gives_the_same_bytes(script, opus, tmp_path, protocol, s
                 assert facts[part]["sha256"] == digests[-1][facts[part]["file"]]
         assert json.loads((tmp_path / name / "report.json").read_text()) == report
     assert digests[0] == digests[1]
+    assert all(path.read_bytes()[3:8] == bytes(5) for path in files if path.suffix == ".gz")  # no name, no time
     assert len(digests[0]) == {"dap": 5, "ppa": 3}[protocol]
 
 

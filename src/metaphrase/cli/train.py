@@ -26,7 +26,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.cli import parse
-from metaphrase.corpus import Cleaning, Corpus, load_corpus, overlap
+from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import (
     ParallelSet,
@@ -52,6 +52,9 @@ TRANSFORMS = {
     "pretrained": "the checkpoint's own masked language modelling transform",
     "none": "no transform",
 }
+
+#: What ``--clean`` can be.
+CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap()}
 
 #: Packages whose versions belong to a result.
 PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "accelerate", "tokenizers")
@@ -125,7 +128,7 @@ class RecipeOptions:
 class TrainArguments(AlignmentTrainingArguments):
     """Training arguments, with defaults for runs that a person watches."""
 
-    output_dir: str | None = field(default=None, metadata={"help": "Where the release and its checkpoints go."})
+    output_dir: str | None = field(default="", metadata={"help": "Where the release and its checkpoints go."})
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
     save_steps: float = field(default=500, metadata={"help": "Write a checkpoint every so many steps."})
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
@@ -212,7 +215,8 @@ def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) 
     """Refuse a run that cannot end well before anything is loaded.
 
     Raises:
-        ValueError: An option is missing.
+        ValueError: An option is missing or unknown.
+        FileNotFoundError: There is no such corpus.
     """
     if not corpus_options.corpus:
         raise ValueError("Training needs a bitext: give --corpus (a file, a folder or hf:org/name).")
@@ -220,6 +224,9 @@ def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) 
         raise ValueError("Training needs a place for its results: give --output_dir.")
     if corpus_options.streaming and arguments.max_steps <= 0:
         raise ValueError("A stream has no length: give --max_steps.")
+    if corpus_options.clean not in CLEANINGS:
+        raise ValueError(f"--clean is one of {', '.join(CLEANINGS)}, not {corpus_options.clean!r}.")
+    find_files(corpus_options.corpus, languages=corpus_options.languages or None)
 
 
 def train(
@@ -355,14 +362,12 @@ def with_choices(recipe: Recipe, options: RecipeOptions) -> Recipe:
 
 def read_corpus(options: CorpusOptions, model: SentenceTransformer, arguments: Any) -> Corpus:
     """The training bitext."""
-    cleanings = {"basic": Cleaning(), "dap": Cleaning.dap(model.tokenizer.tokenize)}
-    if options.clean not in cleanings:
-        raise ValueError(f"--clean is one of {', '.join(cleanings)}, not {options.clean!r}.")
     return load_corpus(
         options.corpus,
         languages=options.languages or None,
         streaming=options.streaming,
-        cleaning=cleanings[options.clean],
+        cleaning=CLEANINGS[options.clean],
+        tokenizer=model.tokenizer,
         temperature=options.temperature,
         limit=options.limit,
         seed=arguments.seed,
