@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from pathlib import Path
 
 import torch
 from datasets import load_dataset
@@ -41,7 +42,7 @@ def train(encoder: str, bitext: str, output: str, die_at: str) -> None:
     trainer = AlignmentTrainer(model=loss.model, args=args, train_dataset=dataset, loss=loss)
     if die_at != "none":
         trainer.add_callback(Die(int(die_at)))
-    os.makedirs(output, exist_ok=True)
+    Path(output).mkdir(parents=True, exist_ok=True)
     trainer.train(resume_from_checkpoint=get_last_checkpoint(output))
 
 

@@ -30,8 +30,10 @@ def gradient(model, rows, *, gather):
 def main(encoder: str, bitext: str, output: str) -> None:
     torch.manual_seed(5)
     with Path(bitext).open(encoding="utf-8") as lines:
-        rows = [{k: row[k] for k in ("source", "target", "source_lang", "target_lang")}
-                for row in csv.DictReader(lines, delimiter="\t")]
+        rows = [
+            {k: row[k] for k in ("source", "target", "source_lang", "target_lang")}
+            for row in csv.DictReader(lines, delimiter="\t")
+        ]
     model = load_encoder(encoder, device="cpu")
     args = AlignmentTrainingArguments(
         output_dir=output,

@@ -2,8 +2,8 @@
 
     python trainers/dap.py sw-en.tsv.gz out/sw
 
-trains the starter encoder on a bitext (TSV with the header ``source target``) by translation ranking and representation
-translation learning (Li et al. 2023), and releases a SentenceTransformer.
+trains the starter encoder on a bitext (TSV with the header ``source target``) by translation ranking and
+representation translation learning (Li et al. 2023), and releases a SentenceTransformer.
 """
 
 import sys
@@ -21,6 +21,7 @@ from metaphrase.encoders import english_piece_ids, freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
+    """Train, and release to ``output_dir``."""
     # 1. An encoder. Any SentenceTransformer or BERT-like checkpoint will do; "starter" needs no Hub.
     encoder = load_encoder(model, default_pooling="cls")
     freeze_word_embeddings(encoder)  # nine tenths of the parameters of a small multilingual encoder

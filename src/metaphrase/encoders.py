@@ -62,7 +62,7 @@ def load_encoder(
         logger.info("%s comes without pooling; its sentence embedding is %s.", name, mode)
         size = transformer.get_embedding_dimension()
         model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
-    encoder: Any = model[0].auto_model  # type: ignore[union-attr]
+    encoder: Any = model[0].auto_model
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
     if max_length is not None:
@@ -82,7 +82,7 @@ def _takes_pooling_flag(name: str) -> bool:
 def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
     for at, module in enumerate(model):
         if isinstance(module, Pooling):
-            size = model[0].get_embedding_dimension()  # type: ignore[union-attr]
+            size = model[0].get_embedding_dimension()
             model[at] = Pooling(size, pooling_mode=mode)
             return
     raise ValueError("This model has no pooling that could be replaced; leave pooling out.")
@@ -90,12 +90,12 @@ def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
 
 def freeze_word_embeddings(model: SentenceTransformer) -> None:
     """Keep the encoder's word embeddings as they are: nine tenths of a small multilingual encoder's parameters."""
-    model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)  # type: ignore[union-attr]
+    model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
 
 
 def origin_of(model: SentenceTransformer) -> str | None:
     """The Hub id or folder that a model was loaded from."""
-    return model[0].auto_model.config._name_or_path or None  # type: ignore[union-attr]
+    return model[0].auto_model.config._name_or_path or None
 
 
 def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
@@ -110,13 +110,19 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
         ``model.safetensors``.
     """
     weights = cached_file(
-        name, "model.safetensors", _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+        name,
+        "model.safetensors",
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
     )
     if weights is None:
         return None
     with safe_open(weights, framework="pt") as tensors:
         found = set(tensors.keys())
-        for prefix, dense, norm in (("cls.predictions.", "transform.dense", "transform.LayerNorm"), ("lm_head.", "dense", "layer_norm")):
+        for prefix, dense, norm in (
+            ("cls.predictions.", "transform.dense", "transform.LayerNorm"),
+            ("lm_head.", "dense", "layer_norm"),
+        ):
             old = f"{prefix}{norm}.gamma" in found
             weight, bias = ("gamma", "beta") if old else ("weight", "bias")
             names = {

@@ -46,7 +46,7 @@ def unwrap(model: nn.Module) -> SentenceTransformer:
     """The SentenceTransformer inside the wrappers of distributed training and compilation."""
     for attribute in ("module", "_orig_mod"):
         model = getattr(model, attribute, model)
-    return model  # type: ignore[return-value]
+    return model
 
 
 def encode_views(
@@ -61,7 +61,7 @@ def encode_views(
     Returns:
         ``{view: Encoding}``.
     """
-    transformer: Any = unwrap(model)[0]  # type: ignore[arg-type]
+    transformer: Any = unwrap(model)[0]
     encoder = transformer.auto_model
     table_vh = encoder.get_input_embeddings().weight
     encodings = {name: Encoding(features, table_vh) for name, features in views.items()}

@@ -119,9 +119,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     """Blocked cross-entropy: logits of a block are recomputed backward instead of kept."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, hidden_nh: Tensor, weight_vh: Tensor, labels_n: Tensor, bias_v: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, hidden_nh: Tensor, weight_vh: Tensor, labels_n: Tensor, bias_v: Tensor | None) -> Tensor:
         normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
         for block in _blocks(len(weight_vh)):
             logits_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
@@ -194,7 +192,7 @@ class _GatherWithGradient(torch.autograd.Function):
     """All-gather whose backward sums what every process's loss says about this process's rows."""
 
     @staticmethod
-    def forward(ctx: Any, tensor_bh: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, tensor_bh: Tensor) -> Tensor:
         gathered = [torch.empty_like(tensor_bh) for _ in range(dist.get_world_size())]
         dist.all_gather(gathered, tensor_bh.contiguous())
         return torch.cat(gathered)

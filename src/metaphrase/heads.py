@@ -53,7 +53,9 @@ class AlignmentHeads(PreTrainedModel):
         self.post_init()
 
     @classmethod
-    def from_encoder(cls, sources: HeadSources, objectives: dict[str, tuple[Objective, dict[str, Any]]]) -> AlignmentHeads:
+    def from_encoder(
+        cls, sources: HeadSources, objectives: dict[str, tuple[Objective, dict[str, Any]]]
+    ) -> AlignmentHeads:
         """Make the heads that objectives need and fill them from the encoder.
 
         Args:
@@ -77,7 +79,7 @@ class AlignmentHeads(PreTrainedModel):
     def lend(self, objectives: Any) -> None:
         """Hand each objective its head."""
         for objective in objectives:
-            objective.head = self.heads[objective.name] if objective.name in self.heads else None
+            objective.head = dict(self.heads.items()).get(objective.name)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Fresh modules keep torch's initialisation but for linear layers, which get the encoder's."""

@@ -108,8 +108,10 @@ def grouped_attention(
     outputs, start = [], 0
     for sentences, length in packing.groups:
         stop = start + sentences * length
-        grouped = [x[0, :, start:stop].unflatten(1, (sentences, length)).transpose(0, 1) for x in (query, key, value)]
-        out = F.scaled_dot_product_attention(*grouped, dropout_p=dropout, scale=scaling)
+        query_nl, key_nl, value_nl = (
+            x[0, :, start:stop].unflatten(1, (sentences, length)).transpose(0, 1) for x in (query, key, value)
+        )
+        out = F.scaled_dot_product_attention(query_nl, key_nl, value_nl, dropout_p=dropout, scale=scaling)
         outputs.append(out.transpose(1, 2).reshape(sentences * length, heads, width))
         start = stop
     return torch.cat(outputs).unsqueeze(0), None
@@ -182,7 +184,9 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
         pending.append((features, packing))
         return ({**flat, "packing": packing},), kwargs
 
-    def pad(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: dict[str, Any]) -> dict[str, Any]:
+    def pad(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: dict[str, Any]
+    ) -> dict[str, Any]:
         if "packing" not in output:
             return output
         padded, packing = pending.pop()

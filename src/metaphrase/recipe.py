@@ -98,7 +98,9 @@ class Recipe:
         """The recipe as plain data, as its YAML would hold it."""
         terms = [{"objective": t.objective, "weight": t.weight, "args": dict(t.args)} for t in self.terms]
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "terms"}
-        return {"name": plain.pop("name"), "terms": terms} | {k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()}
+        return {"name": plain.pop("name"), "terms": terms} | {
+            k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()
+        }
 
 
 def list_recipes() -> list[Recipe]:
@@ -107,7 +109,9 @@ def list_recipes() -> list[Recipe]:
 
 
 def _packaged() -> list[Path]:
-    return [Path(str(p)) for p in resources.files("metaphrase").joinpath("recipes").iterdir() if p.name.endswith(".yaml")]
+    return [
+        Path(str(p)) for p in resources.files("metaphrase").joinpath("recipes").iterdir() if p.name.endswith(".yaml")
+    ]
 
 
 def _read_yaml(path: Path) -> Any:

@@ -43,9 +43,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     head_learning_rate: float | None = field(
         default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
     )
-    packing: bool = field(
-        default=True, metadata={"help": "Run the encoder without padding: the same result, faster."}
-    )
+    packing: bool = field(default=True, metadata={"help": "Run the encoder without padding: the same result, faster."})
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Hide losses that are not finite from the log."}
     )

@@ -74,6 +74,7 @@ class Sentence(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
+        """Ids, mask, fingerprint and language of each text."""
         texts = [example[self.side] for example in examples]
         ids = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
         return {
@@ -111,8 +112,11 @@ class Concatenated(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
+        """Ids with masks, positions, and labels at what was masked."""
         sides = [
-            tokenizer([example[side] for example in examples], truncation=True, max_length=self.max_length)["input_ids"]
+            tokenizer([example[side] for example in examples], truncation=True, max_length=self.max_length)[
+                "input_ids"
+            ]
             for side in ("source", "target")
         ]
         rows: dict[str, list[Any]] = {"input_ids": [], "position_ids": [], "labels": []}

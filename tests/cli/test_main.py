@@ -55,7 +55,11 @@ def test_wrong_flags_say_what_is_wrong(arguments, message):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("stpes: 3", "unknown option 'stpes' .did you mean 'steps'"), ("[", "not valid YAML"), ("- 1", "keys and values")],
+    [
+        ("stpes: 3", "unknown option 'stpes' .did you mean 'steps'"),
+        ("[", "not valid YAML"),
+        ("- 1", "keys and values"),
+    ],
 )
 def test_wrong_files_say_what_is_wrong(tmp_path, content, message):
     config = tmp_path / "c.yaml"
@@ -84,8 +88,14 @@ def test_help_lists_every_command(capsys):
 def test_help_is_quick():
     start = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", "import sys; from metaphrase.cli import main; main(['--help']); print('torch' in sys.modules)"],
-        capture_output=True, text=True, check=True,
+        [
+            sys.executable,
+            "-c",
+            "import sys; from metaphrase.cli import main; main(['--help']); print('torch' in sys.modules)",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.endswith("False\n")
     assert time.perf_counter() - start < 30

@@ -35,7 +35,14 @@ def test_folder(tmp_path, bitext):
 @pytest.fixture
 def run(tiny_encoder_dir, bitext_file, tmp_path):
     def run(*more, output="out", recipe="dap"):
-        options = ["--model", str(tiny_encoder_dir), "--corpus", str(bitext_file), "--output_dir", str(tmp_path / output)]
+        options = [
+            "--model",
+            str(tiny_encoder_dir),
+            "--corpus",
+            str(bitext_file),
+            "--output_dir",
+            str(tmp_path / output),
+        ]
         small = ["--recipe", recipe, "--max_length", "24", "--max_steps", "4", "--per_device_train_batch_size", "8"]
         status = main(["train", *options, *small, "--use_cpu", "--report_to", "none", *more])
         return status, tmp_path / output
@@ -53,7 +60,7 @@ def test_from_a_file_to_a_release(run, bitext, capsys):
     from safetensors import safe_open
 
     with safe_open(output / "model.safetensors", "pt") as tensors:
-        assert not [key for key in tensors.keys() if "pooler" in key or "head" in key]
+        assert not [key for key in list(tensors.keys()) if "pooler" in key or "head" in key]
     model = SentenceTransformer(str(output), device="cpu")
     texts = [row["source"] for row in bitext]
     encoder, tokenizer = AutoModel.from_pretrained(output), AutoTokenizer.from_pretrained(output)

@@ -106,8 +106,10 @@ def parse(
             action.required = False
             if options[action.dest] is not None and action.nargs == "+" and not isinstance(options[action.dest], list):
                 options[action.dest] = [options[action.dest]]
-            if action.type is not None and isinstance(options[action.dest], int | float) and not isinstance(
-                options[action.dest], bool
+            if (
+                action.type is not None
+                and isinstance(options[action.dest], int | float)
+                and not isinstance(options[action.dest], bool)
             ):
                 options[action.dest] = str(options[action.dest])
     parser.set_defaults(**options)

@@ -18,7 +18,9 @@ from metaphrase.recipe import Recipe, list_recipes
 class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
-    show: str | None = field(default=None, metadata={"help": "Print this recipe as YAML, to start one of your own from."})
+    show: str | None = field(
+        default=None, metadata={"help": "Print this recipe as YAML, to start one of your own from."}
+    )
 
 
 def run(argv: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,9 @@ class CorpusOptions:
 
     corpus: list[str] = field(
         default_factory=list,
-        metadata={"help": "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."},
+        metadata={
+            "help": "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
+        },
     )
     dev: list[str] = field(
         default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured during training."}
@@ -132,8 +135,9 @@ class TrainArguments(AlignmentTrainingArguments):
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
     save_steps: float = field(default=500, metadata={"help": "Write a checkpoint every so many steps."})
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
-    report_to: None | str | list[str] = field(
-        default="tensorboard", metadata={"help": "Where curves are logged: tensorboard, none or another integration."}
+    report_to: str | list[str] | None = field(
+        default="tensorboard" if find_spec("tensorboard") else "none",
+        metadata={"help": "Where curves are logged: tensorboard (where installed), none or another integration."},
     )
 
 
@@ -384,10 +388,13 @@ def read_dev(options: CorpusOptions, corpus: Corpus) -> list[RetrievalEvaluator]
         logger.warning("%d of the %d dev pairs share a sentence with the training corpus.", leaked, len(dev))
     sides: dict[str, tuple[list[str], list[str]]] = {}
     for row in dev:
-        sources, targets = sides.setdefault(row["source_lang"], ([], []))  # type: ignore[index]
-        sources.append(row["source"])  # type: ignore[index]
-        targets.append(row["target"])  # type: ignore[index]
-    sets = {language: ParallelSet(language, *pair) for language, pair in sides.items()}
+        sources, targets = sides.setdefault(row["source_lang"], ([], []))
+        sources.append(row["source"])
+        targets.append(row["target"])
+    sets = {
+        language: ParallelSet(language, tuple(sources), tuple(targets))
+        for language, (sources, targets) in sides.items()
+    }
     return [RetrievalEvaluator(sets, name="dev")]
 
 
@@ -402,9 +409,7 @@ def make_loss(
         english_ids = english_piece_ids(corpus.dataset["target"], model.tokenizer)
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
-    return AlignmentLoss(
-        model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages)
-    )
+    return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
 
 
 def checkpoint_to_resume(arguments: Any) -> str | None:

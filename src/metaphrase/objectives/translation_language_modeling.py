@@ -14,9 +14,7 @@ from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHe
 from metaphrase.views import UNSCORED, Concatenated, View
 
 
-def masked_language_modeling(
-    head: VocabularyHead, tokens_blh: Tensor, labels_bl: Tensor, table_vh: Tensor
-) -> Tensor:
+def masked_language_modeling(head: VocabularyHead, tokens_blh: Tensor, labels_bl: Tensor, table_vh: Tensor) -> Tensor:
     """Predict the pieces that were masked, from the states at their places only.
 
     Args:

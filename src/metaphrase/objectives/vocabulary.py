@@ -83,7 +83,7 @@ class VocabularyHead(nn.Module):
         if pretrained:
             for part in ("dense", "norm"):
                 for kind in ("weight", "bias"):
-                    getattr(self.transform[part], kind).copy_(pretrained[f"{part}.{kind}"])  # type: ignore[index]
+                    getattr(self.transform[part], kind).copy_(pretrained[f"{part}.{kind}"])
         ids_v: Any = slice(None)
         if self.vocabulary == "english":
             assert sources.english_ids is not None

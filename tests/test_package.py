@@ -1,0 +1,49 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import metaphrase
+
+SOURCE = Path(metaphrase.__file__).parent
+MODULES = sorted(
+    "metaphrase" + "".join(f".{part}" for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__")
+    for path in SOURCE.rglob("*.py")
+)
+
+
+def test_every_public_name_can_be_imported():
+    assert metaphrase.__all__ == sorted(metaphrase.__all__)
+    for name in metaphrase.__all__:
+        assert getattr(metaphrase, name).__doc__ or name == "OBJECTIVES", name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        metaphrase.nothing  # noqa: B018
+
+
+def test_the_type_checkers_view_is_the_same():
+    source = (SOURCE / "__init__.py").read_text()
+    for name, home in metaphrase._HOMES.items():
+        line = next(line for line in source.splitlines() if f"from metaphrase.{home} import" in line and name in line)
+        assert line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_can_be_imported_first(module):
+    done = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ["metaphrase.functional", "metaphrase.recipe", "metaphrase.corpus", "metaphrase.evaluation"])
+def test_the_library_does_not_import_the_trainer(name):
+    code = f"import sys, {name}; print('metaphrase.trainer' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_bundled_data_is_small_and_noted():
+    data = SOURCE / "data"
+    assert sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) < 2_500_000
+    assert (data / "demo" / "NOTICE.md").exists()
+    assert (data / "udhr" / "NOTICE.md").exists()

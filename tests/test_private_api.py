@@ -1,0 +1,73 @@
+"""The seams of other libraries that this one overrides or reads: each must be there, with the signature we rely on."""
+
+import inspect
+
+import pytest
+from sentence_transformers import SentenceTransformerTrainer
+from sentence_transformers.base.model_card import YAML_FIELDS
+from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+from sentence_transformers.sentence_transformer.modules import Transformer
+from transformers import AttentionInterface, AttentionMaskInterface, BertModel, Trainer, XLMRobertaModel
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.utils import cached_file
+
+SEAMS = {
+    "get_data_collator": ["self", "model", "args", "processing_class"],
+    "get_batch_sampler": ["self", "dataset", "batch_size", "drop_last", "valid_label_columns", "generator", "seed"],
+    "collect_features": ["self", "inputs"],
+    "compute_loss": ["self", "model", "inputs", "return_outputs", "num_items_in_batch"],
+    "training_step": ["self", "model", "inputs", "num_items_in_batch"],
+    "prediction_step": ["self", "model", "inputs", "prediction_loss_only", "ignore_keys"],
+    "_clip_grad_norm": ["self", "model"],
+    "_save": ["self", "output_dir", "state_dict"],
+    "_load_from_checkpoint": ["self", "checkpoint_path"],
+    "_checkpoint_push_skip_names": ["self", "checkpoint_folder"],
+    "track_loss_components": ["self", "loss"],
+}
+
+
+@pytest.mark.parametrize("name", SEAMS)
+def test_trainer_methods(name):
+    assert list(inspect.signature(getattr(SentenceTransformerTrainer, name)).parameters) == SEAMS[name]
+
+
+def test_trainer_attributes():
+    for name in ("training_args_class", "data_collator_class", "model_card_data_class", "loss_is_scaled_for_ga"):
+        assert hasattr(SentenceTransformerTrainer, name), name
+    assert "_clip_grad_norm" in inspect.getsource(Trainer)
+    assert "self._load_from_checkpoint(resume_from_checkpoint)" in inspect.getsource(Trainer.train)
+
+
+def test_the_loop_sets_the_epoch_before_it_makes_an_iterator():
+    loop = inspect.getsource(Trainer._inner_training_loop)
+    assert 0 < loop.index("on_epoch_begin") < loop.index("_run_epoch(")
+
+
+def test_samplers_without_duplicates_take_hashes():
+    assert "precompute_hashes" in inspect.signature(NoDuplicatesBatchSampler.__init__).parameters
+
+
+@pytest.mark.parametrize("model", [BertModel, XLMRobertaModel])
+def test_encoders_go_through_the_attention_interface(model):
+    assert model._supports_attention_backend
+    parameters = inspect.signature(model.forward).parameters
+    assert "position_ids" in parameters
+    assert parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
+    assert hasattr(model, "set_attn_implementation")
+
+
+def test_attention_can_be_registered():
+    assert callable(AttentionInterface.register)
+    assert "sdpa" in AttentionMaskInterface()
+
+
+def test_sentence_transformers_hands_unknown_features_to_the_encoder():
+    source = inspect.getsource(Transformer.forward)
+    assert "model_forward_params is None" in source
+    assert "module_output_name" in source
+
+
+def test_small_ones():
+    assert YAML_FIELDS
+    assert BertModel.config_class in MODEL_MAPPING
+    assert cached_file("nowhere/nothing", "x", local_files_only=True, _raise_exceptions_for_missing_entries=False) is None
