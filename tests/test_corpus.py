@@ -265,7 +265,7 @@ def test_another_language_can_be_the_target(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "language"),
-    [("ccmatrix.sw-en.tsv", "sw"), ("en-zh_CN.tsv", "zh"), ("SW-EN.tsv", "sw"), ("sw-en.my-own.train.tsv.gz", "sw"),
+    [("ccmatrix.sw-en.tsv", "sw"), ("en-zh_CN.tsv", "zh"), ("SW-EN.tsv", "sw"), ("zh-Hant-en.tsv", "zh"), ("sw-en.my-own.train.tsv.gz", "sw"),
      ("the-end.tsv", None), ("de-fr.tsv", None), ("corpus.tsv", None)],
 )  # fmt: skip
 def test_languages_in_file_names(tmp_path, name, language):

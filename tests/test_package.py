@@ -35,7 +35,9 @@ def test_every_module_can_be_imported_first(module):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", ["metaphrase.functional", "metaphrase.recipe", "metaphrase.corpus", "metaphrase.evaluation"])
+@pytest.mark.parametrize(
+    "name", ["metaphrase.functional", "metaphrase.recipe", "metaphrase.corpus", "metaphrase.evaluation"]
+)
 def test_the_library_does_not_import_the_trainer(name):
     code = f"import sys, {name}; print('metaphrase.trainer' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -70,4 +70,6 @@ def test_sentence_transformers_hands_unknown_features_to_the_encoder():
 def test_small_ones():
     assert YAML_FIELDS
     assert BertModel.config_class in MODEL_MAPPING
-    assert cached_file("nowhere/nothing", "x", local_files_only=True, _raise_exceptions_for_missing_entries=False) is None
+    assert (
+        cached_file("nowhere/nothing", "x", local_files_only=True, _raise_exceptions_for_missing_entries=False) is None
+    )

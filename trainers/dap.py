@@ -31,7 +31,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     print(corpus.report)
 
     # 3. A recipe: a weighted sum of objectives. This is `dap.yaml`, with the ranking in both directions and with the
-    #    vocabulary of the English side, which makes a step on a CPU twice as fast.
+    #    vocabulary of the English side, which spares a small machine most of the vocabulary's rows.
     recipe = Recipe.from_dict(
         {
             "name": "my-dap",

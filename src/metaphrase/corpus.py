@@ -58,7 +58,8 @@ FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx
 
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src", "non_english"), ("target", "tgt", "trg", "english")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
-_PAIR = re.compile(rf"(?:^|[._])({_LANGUAGE.pattern})-({_LANGUAGE.pattern})(?=[._]|$)", re.IGNORECASE)
+_NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
+_PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
 _SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 _HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")

@@ -135,7 +135,7 @@ class TrainArguments(AlignmentTrainingArguments):
     logging_steps: float = field(default=10, metadata={"help": "Log every so many steps."})
     save_steps: float = field(default=500, metadata={"help": "Write a checkpoint every so many steps."})
     save_total_limit: int | None = field(default=2, metadata={"help": "Checkpoints kept."})
-    report_to: str | list[str] | None = field(
+    report_to: None | str | list[str] = field(  # noqa: RUF036 - the order that HfArgumentParser reads
         default="tensorboard" if find_spec("tensorboard") else "none",
         metadata={"help": "Where curves are logged: tensorboard (where installed), none or another integration."},
     )
