@@ -24,7 +24,7 @@ def bitext_file(tmp_path, bitext):
 
 
 @pytest.fixture
-def test_folder(tmp_path, bitext):
+def held_out(tmp_path, bitext):
     folder = tmp_path / "held-out"
     folder.mkdir()
     with gzip.open(folder / "de-en.tsv.gz", "wt", encoding="utf-8", newline="\n") as out:
@@ -78,8 +78,8 @@ def test_from_a_file_to_a_release(run, bitext, capsys):
     assert "de-en.train.tsv.gz" in card
 
 
-def test_test_sets_are_measured_before_and_after(run, test_folder, capsys):
-    status, output = run("--test", str(test_folder))
+def test_test_sets_are_measured_before_and_after(run, held_out, capsys):
+    status, output = run("--test", str(held_out))
     assert status == 0
     report = json.loads((output / "report.json").read_text())
     assert report["comparisons"]["held-out"]["languages"]["de"]["verdict"] in ("better", "tie", "worse")
@@ -91,7 +91,7 @@ def test_test_sets_are_measured_before_and_after(run, test_folder, capsys):
     printed = capsys.readouterr().out
     assert "SentenceTransformer(" in printed
     before = (output / "before.json").stat().st_mtime_ns
-    run("--test", str(test_folder), "--resume_from_checkpoint", "true", "--max_steps", "5")
+    run("--test", str(held_out), "--resume_from_checkpoint", "true", "--max_steps", "5")
     assert (output / "before.json").stat().st_mtime_ns == before
 
 
