@@ -181,7 +181,8 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     )
     main_process = arguments.process_index == 0
     tests = read_tests(corpus_options) if main_process else {}
-    before = measure_before(model, tests, output, name=model_options.model, resuming=arguments.resume_from_checkpoint)
+    resuming = checkpoint_to_resume(arguments) is not None
+    before = measure_before(model, tests, output, name=model_options.model, resuming=resuming)
     facts = train(model, recipe, model_options, corpus_options, recipe_options, arguments, command=command)
     if not main_process:
         return 0
@@ -322,7 +323,7 @@ def measure(model: SentenceTransformer, tests: Mapping[str, Any], *, name: str, 
 
 
 def measure_before(
-    model: SentenceTransformer, tests: Mapping[str, Any], output: Path, *, name: str, resuming: Any
+    model: SentenceTransformer, tests: Mapping[str, Any], output: Path, *, name: str, resuming: bool
 ) -> dict[str, Any]:
     """The baseline, measured once: a resumed run takes what the first one wrote.
 
