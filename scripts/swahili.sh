@@ -3,8 +3,9 @@
 #   scripts/swahili.sh LAFAND TATOEBA [OUTPUT]
 # LAFAND holds sw-en.{train,test}.tsv.gz (LAFAND-MT), TATOEBA sw-en.tsv.gz (Tatoeba v1 of LASER).
 set -euo pipefail
+bin=${BIN-.venv/bin/}  # BIN= takes them from the PATH
 lafand=$1 tatoeba=$2 output=${3:-out/swahili}
-metaphrase train --recipe dap --model starter --corpus "$lafand/sw-en.train.tsv.gz" --languages sw \
-    --freeze_word_embeddings --vocabulary english --max_steps 150 --save_steps 75 \
+"$bin"metaphrase train --recipe dap --model starter --corpus "$lafand/sw-en.train.tsv.gz" --languages sw \
+    --freeze_word_embeddings --vocabulary english --max_steps 90 --save_steps 45 \
     --test "$lafand" "$tatoeba" --output_dir "$output"
-python "$(dirname "$0")/update_readme.py" --swahili "$output/report.json"
+"$bin"python "$(dirname "$0")/update_readme.py" --swahili "$output/report.json"

@@ -94,7 +94,8 @@ def vocabulary_cross_entropy(
 
     Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_n)``. The vocabulary is walked in blocks of
     ``VOCABULARY_BLOCK`` rows: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
-    arguments' gradients it needs a block of logits, not ``n × v`` of them. Sums are float32 under autocast.
+    arguments' gradients it needs a block of logits, not ``n × v`` of them. It is computed in the table's type, which autocast
+    leaves alone: float32 in mixed-precision training.
 
     Args:
         hidden_nh: States at the scored positions, shape ``(n, hidden)``.
@@ -112,7 +113,8 @@ def vocabulary_cross_entropy(
     """
     if not len(labels_n):
         return hidden_nh.sum() * 0.0
-    return _VocabularyCrossEntropy.apply(hidden_nh, weight_vh, labels_n, bias_v)
+    with torch.autocast(hidden_nh.device.type, enabled=False):
+        return _VocabularyCrossEntropy.apply(hidden_nh.to(weight_vh.dtype), weight_vh, labels_n, bias_v)
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
@@ -199,6 +201,6 @@ class _GatherWithGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        grad = grads[0].contiguous()
+        grad = grads[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad.chunk(dist.get_world_size())[dist.get_rank()]

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 ATTENTION = "metaphrase_packed"
 
+#: Architectures that give the same without padding.
+PACKABLE = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
+
 
 @dataclass(frozen=True)
 class Packing:
@@ -129,7 +132,13 @@ AttentionMaskInterface.register(ATTENTION, _mask)
 
 
 def can_pack(encoder: PreTrainedModel) -> bool:
-    """Whether an encoder takes explicit positions and goes through transformers' attention interface."""
+    """Whether every layer of an encoder attends from each token to its whole sentence, through transformers' interface.
+
+    Architectures whose masks say more than where padding is (causal, sliding windows) or whose keys are shared between
+    heads are not packed; the tested ones are listed in ``PACKABLE``.
+    """
+    if encoder.config.model_type not in PACKABLE or getattr(encoder.config, "is_decoder", False):
+        return False
     parameters = inspect.signature(type(encoder).forward).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return bool(getattr(encoder, "_supports_attention_backend", False)) and "position_ids" in parameters and takes_any

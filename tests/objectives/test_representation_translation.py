@@ -212,6 +212,16 @@ def test_the_head_starts_as_the_encoders_last_layers(make_loss, tiny_encoder):
     assert head.layers.encoder.layer[0].attention.self.query.weight.data_ptr() != layer.data_ptr()
 
 
+def test_the_head_copies_token_types_whatever_the_padding_id(make_loss, tiny_encoder):
+    """With padding id 1 and two token types, the stub of the word embeddings has the shape of the token types."""
+    encoder = tiny_encoder[0].auto_model
+    encoder.config.pad_token_id = 1
+    head = make_loss("rtl", model=tiny_encoder).objectives["rtl"].head
+    assert head.layers.get_input_embeddings().weight.shape == (2, 32)
+    types = encoder.embeddings.token_type_embeddings.weight
+    torch.testing.assert_close(head.layers.embeddings.token_type_embeddings.weight, types.double())
+
+
 def test_the_transform_comes_from_the_checkpoint_where_it_has_one(make_loss, tiny_mlm_dir, tiny_encoder):
     from metaphrase.encoders import load_encoder
 

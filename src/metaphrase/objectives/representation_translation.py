@@ -89,11 +89,11 @@ class ReconstructionHead(nn.Module):
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:
         """Copy the encoder's last layers, embedding layer and mask embedding."""
-        state = self.layers.state_dict()
+        words = self.layers.get_input_embeddings().weight
         theirs = sources.encoder.state_dict()
         skipped = sources.encoder.config.num_hidden_layers - self.layers.config.num_hidden_layers
-        for name, value in state.items():
-            if "word_embeddings" in name or value.shape == self.layers.get_input_embeddings().weight.shape:
+        for name, value in self.layers.named_parameters():
+            if value is words:
                 continue
             origin = re.sub(r"(layers?\.)(\d+)(\.)", lambda m: f"{m[1]}{int(m[2]) + skipped}{m[3]}", name, count=1)
             value.copy_(theirs[origin])
