@@ -29,7 +29,8 @@ def make_trainer(tiny_encoder, tmp_path, rows):
     def make(recipe="dap", *, dataset=None, folder="run", eval_dataset=None, **options):
         torch.manual_seed(7)
         loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
-        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), loaded, max_length=24)
+        english_ids = torch.arange(len(tiny_encoder.tokenizer))
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), loaded, max_length=24, english_ids=english_ids)
         settings = {
             "output_dir": str(tmp_path / folder),
             "per_device_train_batch_size": 8,
@@ -94,6 +95,15 @@ def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
     whole = make_trainer(recipe, max_steps=8, save_steps=5)  # three steps an epoch
     whole.train()
     resumed = make_trainer(recipe, folder="resumed", max_steps=8, save_steps=5)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-5"))
+    assert losses(resumed) == losses(whole)
+
+
+def test_batches_without_duplicates_resume_in_a_later_epoch(make_trainer):
+    options = {"batch_sampler": "no_duplicates", "max_steps": 8, "save_steps": 5}  # three steps an epoch
+    whole = make_trainer(**options)
+    whole.train()
+    resumed = make_trainer(folder="resumed", **options)
     resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-5"))
     assert losses(resumed) == losses(whole)
 

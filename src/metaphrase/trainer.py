@@ -58,14 +58,17 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             self.accelerator_config.dispatch_batches = False
 
 
-class _ViewEpochs(TrainerCallback):
-    """Tell the collator which epoch it is, so that masks differ from one to the next."""
+class _Epochs(TrainerCallback):
+    """Tell the collator and the sampler which epoch it is, so that masks and batches differ from one to the next."""
 
-    def __init__(self, collator: ParallelCollator) -> None:
-        self.collator = collator
+    def __init__(self, trainer: AlignmentTrainer) -> None:
+        self.trainer = trainer
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.collator.set_epoch(int(state.epoch or 0))
+        epoch = int(state.epoch or 0)
+        self.trainer.data_collator.set_epoch(epoch)
+        if self.trainer._sampler is not None:  # under distributed training, accelerate does not reach it
+            self.trainer._sampler.set_epoch(epoch)
 
 
 class AlignmentTrainer(SentenceTransformerTrainer):
@@ -90,13 +93,19 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if not isinstance(loss, AlignmentLoss):
             raise ValueError(f"AlignmentTrainer needs an AlignmentLoss, but got {type(loss).__name__}.")
         self._alignment_loss = loss
+        self._sampler: Any = None
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"{self.args.n_gpu} GPUs are visible to one process. Start one process each with torchrun, or show one "
+                "with CUDA_VISIBLE_DEVICES=0."
+            )
         if self.args.prompts:
             raise ValueError("Alignment trains without prompts; leave `prompts` out of the training arguments.")
         if self.args.head_learning_rate is not None and self.head_parameters():
             self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
-        self.add_callback(_ViewEpochs(self.data_collator))
+        self.add_callback(_Epochs(self))
 
     def get_data_collator(
         self, model: SentenceTransformer, args: Any, processing_class: PreTrainedTokenizerBase | None = None
@@ -109,7 +118,8 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if self.args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
             hashed = self.args.batch_sampler == BatchSamplers.NO_DUPLICATES_HASHED
             texts = dataset.select_columns(["source", "target"])
-            return NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
+            self._sampler = NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
+            return self._sampler
         return super().get_batch_sampler(dataset, *args, **kwargs)
 
     def collect_features(self, inputs: dict[str, Any]) -> tuple[dict[str, dict[str, Tensor]], None]:

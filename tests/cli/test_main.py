@@ -33,6 +33,17 @@ def test_underscores_and_hyphens_are_the_same(flag):
     assert parse_options([flag, "5", "--output_dir", "x"])[3].max_steps == 5
 
 
+def test_an_unquoted_no_is_norwegian(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("names: [no, sw]\n")
+    assert parse("x", [Options], ["--config", str(config)])[0].names == ["no", "sw"]
+
+
+def test_a_recipes_unknown_setting_is_named():
+    with pytest.raises(ValueError, match=r"unknown training option 'stpes' .did you mean 'steps'"):
+        parse("x", [Options], [], defaults={"stpes": 3})
+
+
 def test_a_word_stands_for_a_list_of_one(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("names: sw\n")

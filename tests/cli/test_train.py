@@ -95,8 +95,19 @@ def test_test_sets_are_measured_before_and_after(run, held_out, capsys):
     assert (output / "before.json").stat().st_mtime_ns == before
 
 
+def test_an_earlier_runs_checkpoints_are_not_mixed_in(run, capsys):
+    run("--save_steps", "2")
+    status, output = run()
+    assert status == 2
+    assert "holds checkpoint-4 of an earlier run" in capsys.readouterr().err
+    (output / "checkpoint-4" / "trainer_state.json").unlink()  # as if a crash had cut it off
+    from metaphrase.cli.train import checkpoints
+
+    assert [path.name for path in checkpoints(output)] == ["checkpoint-2"]
+
+
 def test_dev_is_measured_while_training(run, bitext_file):
-    status, output = run("--dev", str(bitext_file), "--eval_strategy", "steps", "--eval_steps", "2")
+    status, output = run("--dev", str(bitext_file), "--save_steps", "2")
     assert status == 0
     history = json.loads((output / "run.json").read_text())["log_history"]
     assert len([log for log in history if any("dev" in key and "accuracy" in key for key in log)]) == 2

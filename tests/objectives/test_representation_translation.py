@@ -261,6 +261,7 @@ def test_language_embeddings_tell_languages_apart(make_loss, encodings_of, bitex
         ({"max_length": 64}, "needs 128 positions"),
         ({"direction": "xx"}, "direction is 'source_to_target'"),
         ({"ratio": 1.5}, "between 0 and 1"),
+        ({"vocabulary": "english", "direction": "both"}, "holds the target side's pieces only"),
     ],
 )
 def test_impossible_heads_are_refused(make_loss, args, message):

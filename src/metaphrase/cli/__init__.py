@@ -100,12 +100,17 @@ def parse(
     given: dict[str, Any] = {}
     if path := _config_path(arguments):
         given = _read_config(Path(path), known)
+    for key in defaults or {}:
+        if key not in known:
+            raise ValueError(f"The recipe has an unknown training option {key!r}{did_you_mean(key, known)}.")
     options = dict(defaults or {}) | given
     for action in parser._actions:
         if action.dest in options:
             action.required = False
             if options[action.dest] is not None and action.nargs == "+" and not isinstance(options[action.dest], list):
                 options[action.dest] = [options[action.dest]]
+            if isinstance(options[action.dest], list):  # an unquoted `no`, Norwegian, is false to YAML
+                options[action.dest] = ["no" if item is False else str(item) for item in options[action.dest]]
             if (
                 action.type is not None
                 and isinstance(options[action.dest], int | float)

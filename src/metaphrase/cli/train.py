@@ -23,7 +23,7 @@ from rich.syntax import Syntax
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import set_seed
-from transformers.trainer_utils import get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.cli import parse
@@ -87,7 +87,7 @@ class CorpusOptions:
         },
     )
     dev: list[str] = field(
-        default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured during training."}
+        default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured while training."}
     )
     test: list[str] = field(
         default_factory=list,
@@ -114,7 +114,8 @@ class RecipeOptions:
 
     recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
     paper_training: bool = field(
-        default=False, metadata={"help": "Use the paper's optimiser, schedule, steps and batch."}
+        default=False,
+        metadata={"help": "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."},
     )
     max_length: int | None = field(
         default=None, metadata={"help": "Pieces kept of a sentence in training (default: the recipe's)."}
@@ -146,14 +147,15 @@ def run(argv: Sequence[str]) -> int:
     return train_and_report(parse_options(argv), command=["metaphrase", "train", *argv])
 
 
-def parse_options(argv: Sequence[str]) -> tuple[Any, ...]:
-    """Options of a training run: the recipe's training section, then ``--config``, then the command line."""
+def parse_options(argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+    """Options of a training run: the recipe's training section, ``defaults``, ``--config``, then the command line."""
     types = [ModelOptions, CorpusOptions, RecipeOptions, TrainArguments]
     description = "Train an encoder with a recipe and release it."
-    chosen = parse("metaphrase train", types, argv, description=description)[2]
+    chosen = parse("metaphrase train", types, argv, defaults=defaults, description=description)[2]
     recipe = Recipe.load(chosen.recipe)
-    defaults = dict(recipe.training) | (dict(recipe.paper_training) if chosen.paper_training else {})
-    options = parse("metaphrase train", types, argv, defaults=defaults, description=description)
+    settings = dict(recipe.training) | (dict(recipe.paper_training) if chosen.paper_training else {})
+    settings |= defaults or {}
+    options = parse("metaphrase train", types, argv, defaults=settings, description=description)
     options[1].languages = [language for item in options[1].languages for language in item.split(",") if language]
     return options
 
@@ -169,6 +171,7 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     model_options, corpus_options, recipe_options, arguments = options
     check(corpus_options, arguments)
     prepare_process()
+    resumed = checkpoint_to_resume(arguments)
     output = Path(arguments.output_dir)
     output.mkdir(parents=True, exist_ok=True)
     set_seed(arguments.seed)
@@ -181,8 +184,8 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     )
     main_process = arguments.process_index == 0
     tests = read_tests(corpus_options) if main_process else {}
-    resuming = checkpoint_to_resume(arguments) is not None
-    before = measure_before(model, tests, output, name=model_options.model, resuming=resuming)
+    before = measure_before(model, tests, output, name=model_options.model, resuming=resumed is not None)
+    arguments.resume_from_checkpoint = resumed
     facts = train(model, recipe, model_options, corpus_options, recipe_options, arguments, command=command)
     if not main_process:
         return 0
@@ -280,10 +283,12 @@ def train(
                 f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Give more "
                 "text or a smaller --per_device_train_batch_size."
             )
+    if evaluators and arguments.eval_strategy == IntervalStrategy.NO:
+        arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, arguments.save_steps
     trainer = AlignmentTrainer(
         model=model, args=arguments, train_dataset=dataset, loss=loss, evaluator=evaluators or None
     )
-    result = trainer.train(resume_from_checkpoint=checkpoint_to_resume(arguments))
+    result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     return {
         "command": shlex.join(command),
         "recipe": recipe.to_dict(),
@@ -308,8 +313,12 @@ def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
     """The test sets by the name of their folder; of a folder with splits the test split, and nothing else."""
     tests = {}
     for folder in options.test:
-        split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
-        tests[Path(folder).name] = load_parallel_folder(folder, options.languages or None, split)
+        name, split = Path(folder).resolve().name, "test" if any(Path(folder).glob("*.test.tsv*")) else None
+        if name in tests:
+            raise ValueError(
+                f"Two --test folders are named {name!r}; their results would overwrite each other. Rename one."
+            )
+        tests[name] = load_parallel_folder(folder, options.languages or None, split)
     return tests
 
 
@@ -334,7 +343,11 @@ def measure_before(
     if not tests:
         return {}
     if resuming and path.exists():
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        kept = dict(json.loads(path.read_text(encoding="utf-8")))
+        measured = {test: {k: v["sha256"] for k, v in result["languages"].items()} for test, result in kept.items()}
+        if measured == {test: {k: v.sha256 for k, v in sets.items()} for test, sets in tests.items()}:
+            return kept
+        logger.warning("The test sets are not those that %s was measured on; the encoder is measured again.", path)
     results = [measure(model, tests, name=name)]
     if prompt := resolve_prompt(model, "auto"):
         results.append(measure(model, tests, name=name, prompt=prompt))
@@ -413,21 +426,39 @@ def make_loss(
     return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
 
 
+def checkpoints(output: str | Path) -> list[Path]:
+    """The complete checkpoints of a folder, oldest first; one that a crash cut off lacks the trainer's state."""
+    found = [
+        path for path in Path(output).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if (path / "trainer_state.json").is_file()
+    ]
+    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
+
+
 def checkpoint_to_resume(arguments: Any) -> str | None:
-    """The checkpoint that ``--resume_from_checkpoint`` means: a path, or the last one of the output folder for ``true``."""
-    asked = arguments.resume_from_checkpoint
-    if asked is None or str(asked).lower() in ("false", "no", "0"):
+    """The checkpoint that ``--resume_from_checkpoint`` means: a path, or the output folder's last for ``true``.
+
+    Raises:
+        ValueError: The checkpoint does not exist, or the folder holds checkpoints and resuming was not asked for: a later
+            resume could not tell them from this run's.
+    """
+    asked = str(arguments.resume_from_checkpoint or "false")
+    present = checkpoints(arguments.output_dir)
+    if asked.lower() in ("false", "no", "0"):
+        if present:
+            raise ValueError(
+                f"{arguments.output_dir} holds {present[-1].name} of an earlier run. Go on with it by "
+                "--resume_from_checkpoint true, or choose another --output_dir."
+            )
         return None
-    if str(asked).lower() in ("true", "yes", "1"):
-        last = get_last_checkpoint(arguments.output_dir)
-        if last is None:
+    if asked.lower() in ("true", "yes", "1"):
+        if not present:
             logger.info("No checkpoint in %s yet; training starts from the beginning.", arguments.output_dir)
-        else:
-            logger.info("Resuming from %s.", last)
-        return last
+            return None
+        logger.info("Resuming from %s.", present[-1])
+        return str(present[-1])
     if not Path(asked).is_dir():
         raise ValueError(f"--resume_from_checkpoint {asked}: there is no such folder.")
-    return str(asked)
+    return asked
 
 
 def hardware() -> dict[str, Any]:

@@ -233,6 +233,11 @@ class RepresentationTranslation(Objective):
             raise ValueError(
                 f"RTL's direction is 'source_to_target', 'target_to_source' or 'both', but got {direction!r}."
             )
+        if vocabulary == "english" and direction != "source_to_target":
+            raise ValueError(
+                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {direction!r} predicts the "
+                "source's too. Use 'tied' or 'untied'."
+            )
         if not 0.0 <= ratio <= 1.0:
             raise ValueError(f"RTL's reconstruction ratio lies between 0 and 1, but got {ratio}.")
         self.layers = layers

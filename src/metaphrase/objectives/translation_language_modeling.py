@@ -39,7 +39,7 @@ class TranslationLanguageModeling(Objective):
         max_length: Pieces kept of either side.
         mask_rate: Share of the pieces that is predicted (DAP's baseline: 0.2).
         positions: ``"reset"`` numbers the second sentence from 0 (XLM; DAP's baseline), ``"continuous"`` counts on.
-        vocabulary: ``"tied"``, ``"untied"`` or ``"english"`` (see :class:`VocabularyHead`).
+        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
         transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
 
     Inputs: the columns ``source`` and ``target``.
@@ -68,6 +68,8 @@ class TranslationLanguageModeling(Objective):
         transform: Transform = "auto",
     ) -> None:
         super().__init__(max_length=max_length)
+        if vocabulary == "english":
+            raise ValueError("TLM predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'.")
         self.view = Concatenated("concatenated", max_length, mask_rate, positions)
         self.vocabulary: Vocabulary = vocabulary
         self.transform: Transform = transform
