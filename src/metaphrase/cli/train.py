@@ -195,7 +195,6 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     release(model, output, recipe=recipe.to_dict(), card=card)
     write_json(output / "run.json", facts)
     console = Console()
-    console.print(f"Released to [bold]{output}[/bold] after {facts['steps']} steps.")
     if tests:
         after = measure(load_encoder(output, device=str(model.device)), tests, name=str(output))
         comparisons = {name: compare_retrieval(before[name], after[name]) for name in tests}

@@ -68,6 +68,7 @@ class ReconstructionHead(nn.Module):
     ) -> None:
         super().__init__()
         settings = {**config.to_dict(), "num_hidden_layers": layers, "vocab_size": (config.pad_token_id or 0) + 1}
+        settings |= {"bos_token_id": None, "eos_token_id": None}  # ids that the stub of a vocabulary does not hold
         settings.pop("model_type", None)
         self.layers: PreTrainedModel = AutoModel.from_config(
             AutoConfig.for_model(config.model_type, **settings), attn_implementation="sdpa"
