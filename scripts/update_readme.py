@@ -35,6 +35,7 @@ def keep(report: Path, path: Path) -> None:
     run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus")}
     for file in run["files"]:
         file.pop("path", None)
+    run["command"] = re.sub(r"(?<=\s)/\S*/(?=\S)", "", run["command"])  # where the data lay is nobody's business
     prompts = {name: result["settings"]["prompt"] for name, result in content["before"].items()}
     kept = {"run": run, "comparisons": content["comparisons"], "baseline_prompt": prompts}
     path.parent.mkdir(parents=True, exist_ok=True)
