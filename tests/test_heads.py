@@ -42,7 +42,7 @@ def test_buffers_of_the_english_vocabulary_come_back(tiny_encoder, tmp_path, tok
     assert (
         head.class_of if False else head.vocabulary.class_of(torch.tensor([20])).item() == english.tolist().index(20)
     )
-    assert torch.equal(head.codes, loss.heads.heads["rtl"].codes)
+    assert torch.equal(head.languages.codes, loss.heads.heads["rtl"].languages.codes)
 
 
 def test_no_head_owns_the_encoders_embeddings(tiny_encoder):

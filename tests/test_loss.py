@@ -71,7 +71,7 @@ def test_only_scored_positions_are_projected(tiny_encoder, tokenizer, bitext):
     batch = ParallelCollator(tokenizer, loss.views)(bitext)
     loss(batch)
     targets = int((batch["target"]["attention_mask"].sum(1) - 1).sum())
-    masked = int((batch["concatenated"]["labels"] != -100).sum())
+    masked = int((batch["concatenated-0.2-reset"]["labels"] != -100).sum())
     assert rows == [targets, masked]
 
 

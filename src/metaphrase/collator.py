@@ -12,6 +12,14 @@ from transformers import PreTrainedTokenizerBase
 
 from metaphrase.views import Example, View, fingerprint
 
+#: How a corpus gets the columns that some views need.
+REMEDIES = {
+    "alignment": "Add word links with `metaphrase align`, or `metaphrase.aligners.corpus.add_alignment`.",
+    "monolingual": "Mix text in with `--monolingual`, or `metaphrase.monolingual.with_monolingual`.",
+    "source_bt": "Fill it with scripts/back_translate.py.",
+    "target_bt": "Fill it with scripts/back_translate.py.",
+}
+
 
 @dataclass
 class ParallelCollator:
@@ -51,6 +59,13 @@ class ParallelCollator:
                 f"A bitext needs the columns 'source' and 'target', but {sorted(missing)} is missing "
                 f"(found {sorted(examples[0])}). Rename the columns, or read the corpus with `load_corpus`."
             )
+        for view in self.views:
+            if missing := set(view.columns) - examples[0].keys():
+                column = min(missing)
+                raise ValueError(
+                    f"View {view.name!r} reads the column {column!r}, which is missing (found {sorted(examples[0])}). "
+                    f"{REMEDIES.get(column, 'Add it to the corpus.')}"
+                )
         epoch = int(self._epoch)
         seeds = [(self.seed, epoch, fingerprint(example["source"], example["target"])) for example in examples]
         return {

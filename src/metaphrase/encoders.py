@@ -98,6 +98,12 @@ def origin_of(model: SentenceTransformer) -> str | None:
     return model[0].auto_model.config._name_or_path or None
 
 
+def pooling_of(model: SentenceTransformer) -> str:
+    """How a model pools its token states; ``"cls"`` where it does in no one way that has a name."""
+    pooling = next((module for module in model if isinstance(module, Pooling)), None)
+    return str(pooling.pooling_mode) if pooling is not None and isinstance(pooling.pooling_mode, str) else "cls"
+
+
 def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     """The masked language modelling head of a checkpoint.
 

@@ -10,11 +10,14 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
+from metaphrase.attention import observed
+from metaphrase.languages import LanguageEmbedding
 from metaphrase.packing import first_position
 
 #: What of a view the encoder reads; the rest is for the objectives.
-ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids")
+ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "visible")
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,8 @@ class Encoding:
             encoded, as are the next two.
         tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
         mask_bl: True at real pieces, specials included, shape ``(batch, length)``.
+        attention_bell: Attention probabilities of the top layer's heads (``e``), for views that say what is ``visible``,
+            shape ``(batch, heads, length, length)``.
     """
 
     features: Mapping[str, Tensor]
@@ -35,6 +40,7 @@ class Encoding:
     sentence_bh: Any = None
     tokens_blh: Any = None
     mask_bl: Any = None
+    attention_bell: Any = None
 
     @property
     def ids_bl(self) -> Tensor:
@@ -50,30 +56,39 @@ def unwrap(model: nn.Module) -> SentenceTransformer:
 
 
 def encode_views(
-    model: Callable[[dict[str, Any]], dict[str, Any]], views: Mapping[str, Mapping[str, Tensor]]
+    model: Callable[[dict[str, Any]], dict[str, Any]],
+    views: Mapping[str, Mapping[str, Tensor]],
+    language_embedding: LanguageEmbedding | None = None,
 ) -> dict[str, Encoding]:
     """Encode every view once; views with the same kinds of inputs (source and target) share one call.
 
     Args:
         model: A SentenceTransformer, wrapped for distributed training or not.
         views: ``{view: {feature: tensor}}``, as the collator builds them. Views without ``input_ids`` are not encoded.
+        language_embedding: Vectors that are added to the encoder's input by each text's language.
 
     Returns:
         ``{view: Encoding}``.
+
+    Raises:
+        ValueError: There is a language embedding, and a view that does not tell its texts' language.
     """
     transformer: Any = unwrap(model)[0]
     encoder = transformer.auto_model
     table_vh = encoder.get_input_embeddings().weight
+    inputs = {name: _inputs(features, encoder) for name, features in views.items()}
     encodings = {name: Encoding(features, table_vh) for name, features in views.items()}
     groups: dict[tuple[str, ...], list[str]] = {}
-    for name, features in views.items():
-        if inputs := tuple(key for key in ENCODER_INPUTS if key in features):
-            groups.setdefault(inputs, []).append(name)
-    for inputs, names in groups.items():
-        joined = {key: _stack([views[name][key] for name in names]) for key in inputs}
-        if "position_ids" in joined:
-            joined["position_ids"] = joined["position_ids"] + first_position(encoder)
-        output = model(dict(joined))
+    for name, given in inputs.items():
+        if given:
+            groups.setdefault(tuple(given), []).append(name)
+    for keys, names in groups.items():
+        joined = {key: _stack([inputs[name][key] for name in names]) for key in keys}
+        if language_embedding is not None:
+            language_b = torch.cat([_languages(name, views[name]) for name in names])
+            words_blh = F.embedding(joined.pop("input_ids"), table_vh)
+            joined["inputs_embeds"] = words_blh + language_embedding(language_b)[:, None]
+        output, attention = _encode(model, encoder, joined)
         start = 0
         for name in names:
             batch, length = views[name]["input_ids"].shape
@@ -84,12 +99,43 @@ def encode_views(
                 output["sentence_embedding"][rows],
                 output["token_embeddings"][rows, :length],
                 views[name]["attention_mask"].bool(),
+                None if attention is None else attention[rows, :, :length, :length],
             )
             start += batch
     return encodings
 
 
+def _inputs(features: Mapping[str, Tensor], encoder: PreTrainedModel) -> dict[str, Tensor]:
+    """What of a view goes into the encoder, as the encoder counts positions and token types."""
+    inputs = {key: features[key] for key in ENCODER_INPUTS if key in features} if "input_ids" in features else {}
+    if "position_ids" in inputs:
+        inputs["position_ids"] = inputs["position_ids"] + first_position(encoder)
+    if getattr(encoder.config, "type_vocab_size", 0) < 2:
+        inputs.pop("token_type_ids", None)
+    return inputs
+
+
+def _encode(model: Any, encoder: PreTrainedModel, inputs: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
+    """One call of the model, and what its top layer attended to where ``visible`` is among the inputs."""
+    if "visible" not in inputs:
+        return model(inputs), None
+    itself_ll = torch.eye(inputs["visible"].shape[1], dtype=torch.bool, device=inputs["visible"].device)
+    inputs["visible"] = inputs["visible"].bool() | itself_ll  # padding must see something
+    with observed(encoder) as observer:
+        output = model({**inputs, "observer": observer})
+        return output, observer.probabilities()
+
+
+def _languages(name: str, features: Mapping[str, Tensor]) -> Tensor:
+    if "language" not in features:
+        raise ValueError(
+            f"An input language embedding needs the language of every text, but view {name!r} does not tell it. Leave "
+            "out its objective, or the language embedding."
+        )
+    return features["language"]
+
+
 def _stack(tensors: list[Tensor]) -> Tensor:
-    """Concatenate ``(batch, length)`` tensors along the batch, padded with zeros to the longest."""
+    """Concatenate along the batch, padded with zeros to the longest: ``(batch, length)`` or ``(batch, length, length)``."""
     longest = max(tensor.shape[1] for tensor in tensors)
-    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1])) for tensor in tensors])
+    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1]) * (tensor.dim() - 1)) for tensor in tensors])

@@ -173,6 +173,79 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(_wide(tensor))
 
 
+def pooled_spans(tokens_blh: Tensor, spans_bw2: Tensor) -> Tensor:
+    """Mean state of each span: of a word its pieces, of a phrase its words' pieces.
+
+    Args:
+        tokens_blh: Shape ``(batch, length, hidden)``.
+        spans_bw2: First place of each span and the one behind its last, shape ``(batch, words, 2)``.
+
+    Returns:
+        Shape ``(batch, words, hidden)``; zero for an empty span.
+
+    >>> pooled_spans(torch.tensor([[[1.0], [3.0], [5.0]]]), torch.tensor([[[0, 2], [2, 3], [0, 0]]])).flatten().tolist()
+    [2.0, 5.0, 0.0]
+    """
+    place_l = torch.arange(tokens_blh.shape[1], device=tokens_blh.device)
+    inside_bwl = (place_l >= spans_bw2[..., :1]) & (place_l < spans_bw2[..., 1:])
+    size_bw = inside_bwl.sum(dim=-1, keepdim=True).clamp(min=1)
+    return inside_bwl.to(tokens_blh.dtype) @ tokens_blh / size_bw
+
+
+def mean_pooled(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
+    """Mean state of each sequence's real pieces, special tokens included.
+
+    Args:
+        tokens_blh: Shape ``(batch, length, hidden)``.
+        mask_bl: True at real pieces, shape ``(batch, length)``.
+
+    Returns:
+        Shape ``(batch, hidden)``.
+    """
+    weight_bl = mask_bl.to(tokens_blh.dtype)
+    return torch.einsum("bl,blh->bh", weight_bl, tokens_blh) / weight_bl.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:
+    """Cosine of every anchor with every candidate of its row of the batch, in float32 or wider.
+
+    Args:
+        anchors_brh: Shape ``(batch, anchors, hidden)``.
+        candidates_bch: Shape ``(batch, candidates, hidden)``.
+
+    Returns:
+        Shape ``(batch, anchors, candidates)``; 0 where a vector is zero.
+    """
+    anchors_brh = F.normalize(_at_least_float32(anchors_brh), dim=-1)
+    candidates_bch = F.normalize(_at_least_float32(candidates_bch), dim=-1)
+    with torch.autocast(anchors_brh.device.type, enabled=False):
+        return anchors_brh @ candidates_bch.mT
+
+
+def masked_ranking(
+    similarity_brc: Tensor, positive_br: Tensor, candidate_brc: Tensor, *, temperature: float
+) -> Tensor:
+    """How well each anchor picks out its own candidate among those of its row of the batch: InfoNCE within a sentence.
+
+    Args:
+        similarity_brc: Similarity of each anchor to each candidate, shape ``(batch, anchors, candidates)``.
+        positive_br: The right candidate of each anchor, which always competes, shape ``(batch, anchors)``, int64.
+        candidate_brc: True at the candidates that compete, of a shape that broadcasts to that of the similarities.
+        temperature: Softmax temperature τ.
+
+    Returns:
+        ``-log softmax`` at the right candidate of each anchor, shape ``(batch, anchors)``; exactly 0, as is its gradient,
+        for an anchor without another candidate.
+
+    >>> similarity = torch.tensor([[[1.0, 0.0, -1.0]]])
+    >>> masked_ranking(similarity, torch.tensor([[0]]), torch.tensor(True), temperature=0.1).item()
+    4.539...e-05
+    """
+    own_brc = F.one_hot(positive_br, similarity_brc.shape[-1]).bool()
+    logits_brc = (similarity_brc / temperature).masked_fill(~(candidate_brc | own_brc), -torch.inf)
+    return -logits_brc.log_softmax(dim=-1).gather(-1, positive_br[..., None]).squeeze(-1)
+
+
 def gather_with_gradient(tensor_bh: Tensor) -> Tensor:
     """Concatenate a tensor of equal shape over all processes, in the order of their ranks.
 

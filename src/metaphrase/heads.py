@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from metaphrase.languages import LanguageEmbedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
 
 
@@ -16,6 +17,7 @@ class AlignmentHeadsConfig(PreTrainedConfig):
     Args:
         encoder: Configuration of the encoder that the heads stand on, as a dictionary.
         objectives: For each objective its arguments (``args``) and what the encoder and corpus settled (``settings``).
+        languages: Languages of an input language embedding; none without.
     """
 
     model_type = "alignment_heads"
@@ -24,10 +26,12 @@ class AlignmentHeadsConfig(PreTrainedConfig):
         self,
         encoder: dict[str, Any] | None = None,
         objectives: dict[str, dict[str, dict[str, Any]]] | None = None,
+        languages: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
         self.encoder = encoder or {}
         self.objectives = objectives or {}
+        self.languages = languages or []
         super().__init__(**kwargs)
 
 
@@ -36,6 +40,11 @@ class AlignmentHeads(PreTrainedModel):
 
     The heads train with the encoder and resume with it; they are no part of a released encoder. None of them owns the
     encoder's embeddings: those are handed to it in every step.
+
+    Attributes:
+        heads: The heads.
+        language_embedding: Vectors that are added to the encoder's input by each text's language (WACSE, section 6.1);
+            None without.
     """
 
     config_class = AlignmentHeadsConfig
@@ -44,8 +53,11 @@ class AlignmentHeads(PreTrainedModel):
     def __init__(self, config: AlignmentHeadsConfig) -> None:
         super().__init__(config)
         self.heads = nn.ModuleDict()
-        if config.objectives:
+        self.language_embedding: LanguageEmbedding | None = None
+        if config.encoder:
             encoder = AutoConfig.for_model(**config.encoder)
+            if config.languages:
+                self.language_embedding = LanguageEmbedding(config.languages, encoder.hidden_size)
             for name, made in config.objectives.items():
                 head = OBJECTIVES[name](**made["args"]).make_head(encoder, **made["settings"])
                 if head is not None:
@@ -54,7 +66,11 @@ class AlignmentHeads(PreTrainedModel):
 
     @classmethod
     def from_encoder(
-        cls, sources: HeadSources, objectives: dict[str, tuple[Objective, dict[str, Any]]]
+        cls,
+        sources: HeadSources,
+        objectives: dict[str, tuple[Objective, dict[str, Any]]],
+        *,
+        language_embedding: bool = False,
     ) -> AlignmentHeads:
         """Make the heads that objectives need and fill them from the encoder.
 
@@ -62,13 +78,23 @@ class AlignmentHeads(PreTrainedModel):
             sources: The encoder and what else heads start from.
             objectives: For each name the objective and the arguments that it was made with. The objectives receive
                 their heads.
+            language_embedding: Add a vector for each language to the encoder's input.
+
+        Raises:
+            ValueError: A language embedding is wanted and no language is known.
         """
+        if language_embedding and not sources.languages:
+            raise ValueError(
+                "An input language embedding needs the languages of the corpus, but none is known. Pass `languages` to "
+                "AlignmentLoss, or set language_embedding to false."
+            )
         config = AlignmentHeadsConfig(
             encoder=sources.encoder.config.to_dict(),
             objectives={
                 name: {"args": args, "settings": objective.head_settings(sources)}
                 for name, (objective, args) in objectives.items()
             },
+            languages=list(sources.languages) if language_embedding else [],
         )
         heads = cls(config)
         heads.lend(objective for objective, _ in objectives.values())

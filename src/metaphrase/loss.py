@@ -8,8 +8,8 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
-from metaphrase.encoders import origin_of
-from metaphrase.encoding import encode_views
+from metaphrase.encoders import origin_of, pooling_of
+from metaphrase.encoding import encode_views, unwrap
 from metaphrase.heads import AlignmentHeads
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
 from metaphrase.recipe import Recipe
@@ -61,9 +61,10 @@ class AlignmentLoss(nn.Module):
             name=origin_of(model),
             english_ids=english_ids,
             languages=tuple(sorted(languages)),
+            pooling=pooling_of(model),
         )
         _check_tokenizer(sources)
-        self.heads = AlignmentHeads.from_encoder(sources, made)
+        self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
         self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
 
@@ -77,8 +78,19 @@ class AlignmentLoss(nn.Module):
         Returns:
             ``{objective: scalar}``; the trainer optimises the sum and logs each.
         """
-        encodings = encode_views(self.model, features)
+        encodings = encode_views(self.model, features, self.heads.language_embedding)
         return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that the corpus needs beside ``source`` and ``target``."""
+        return frozenset(column for view in self.views for column in view.columns)
+
+    def after_step(self) -> None:
+        """Let the objectives follow the encoder; to be called after every optimiser step."""
+        encoder: Any = unwrap(self.model)[0]
+        for objective in self.objectives.values():
+            objective.after_step(encoder.auto_model)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The recipe's terms, for the model card."""

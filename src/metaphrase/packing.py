@@ -181,7 +181,7 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
     def flatten(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         features = args[0] if args else kwargs.pop("features")
         mask_bl = features.get("attention_mask")
-        if mask_bl is None or mask_bl.dim() != 2:
+        if mask_bl is None or mask_bl.dim() != 2 or "visible" in features:
             return (features,), kwargs
         packing = Packing.of(mask_bl)
         flat = dict(features)

@@ -37,6 +37,7 @@ class Recipe:
         paper: Where it was published.
         description: One line for a reader.
         max_length: Pieces kept of a sentence.
+        language_embedding: Add a learned vector of each text's language to the encoder's input (WACSE, section 6.1).
         pooling: Pooling given to an encoder that comes without one.
         training: Training arguments that suit one small machine.
         paper_training: The paper's optimiser, schedule, steps and batch, on top of ``training`` where they are asked for.
@@ -47,6 +48,7 @@ class Recipe:
     paper: str | None = None
     description: str = ""
     max_length: int = 32
+    language_embedding: bool = False
     pooling: str = "cls"
     training: Mapping[str, Any] = field(default_factory=dict)
     paper_training: Mapping[str, Any] = field(default_factory=dict)

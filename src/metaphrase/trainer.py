@@ -58,8 +58,8 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             self.accelerator_config.dispatch_batches = False
 
 
-class _Epochs(TrainerCallback):
-    """Tell the collator and the sampler which epoch it is, so that masks and batches differ from one to the next."""
+class _Pace(TrainerCallback):
+    """Tell collator and sampler which epoch it is, so that masks and batches differ; and the loss when a step was made."""
 
     def __init__(self, trainer: AlignmentTrainer) -> None:
         self.trainer = trainer
@@ -69,6 +69,9 @@ class _Epochs(TrainerCallback):
         self.trainer.data_collator.set_epoch(epoch)
         if self.trainer._sampler is not None:  # under distributed training, accelerate does not reach it
             self.trainer._sampler.set_epoch(epoch)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._alignment_loss.after_step()
 
 
 class AlignmentTrainer(SentenceTransformerTrainer):
@@ -105,7 +108,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             raise ValueError("Alignment trains without prompts; leave `prompts` out of the training arguments.")
         if self.args.head_learning_rate is not None and self.head_parameters():
             self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
-        self.add_callback(_Epochs(self))
+        self.add_callback(_Pace(self))
 
     def get_data_collator(
         self, model: SentenceTransformer, args: Any, processing_class: PreTrainedTokenizerBase | None = None

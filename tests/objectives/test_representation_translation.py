@@ -243,7 +243,7 @@ def test_language_embeddings_tell_languages_apart(make_loss, encodings_of, bitex
     loss = make_loss("rtl", language_embeddings=True, direction="both", languages=["de", "en"])
     encodings = encodings_of(loss, bitext[:4])
     loss.objectives["rtl"](encodings).backward()
-    grad = loss.objectives["rtl"].head.language_h.weight.grad
+    grad = loss.objectives["rtl"].head.languages.table.weight.grad
     assert (grad.abs().sum(1) > 0).all()
     relabelled = replace(
         encodings["target"],

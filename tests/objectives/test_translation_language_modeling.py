@@ -11,7 +11,7 @@ from tests.oracles import cross_entropy_loop
 
 def test_matches_loop(make_loss, encodings_of, bitext):
     loss = make_loss("tlm", mask_rate=0.5, transform="none")
-    pair = encodings_of(loss, bitext[:4])["concatenated"]
+    pair = encodings_of(loss, bitext[:4])["concatenated-0.5-reset"]
     labels = pair.features["labels"]
     scored = [(b, k) for b in range(len(labels)) for k in range(labels.shape[1]) if labels[b, k] != UNSCORED]
     states = torch.stack([pair.tokens_blh[b, k] for b, k in scored])

@@ -63,6 +63,9 @@ class Objective(nn.Module, ABC):
     def fill_head(self, sources: HeadSources) -> None:
         """Copy into a new head the weights that it starts from."""
 
+    def after_step(self, encoder: PreTrainedModel) -> None:
+        """Called after every optimiser step, for objectives that follow the encoder (momentum)."""
+
 
 @dataclass
 class HeadSources:
@@ -74,6 +77,7 @@ class HeadSources:
         name: Hub id or folder that the encoder came from; its masked language modelling head is looked up there.
         english_ids: Ids of the pieces of the English subset vocabulary, sorted, where one was asked for.
         languages: Languages of the corpus, sorted.
+        pooling: How the model pools token states, e.g. ``"cls"`` or ``"mean"``.
     """
 
     encoder: PreTrainedModel
@@ -81,6 +85,7 @@ class HeadSources:
     name: str | None = None
     english_ids: Tensor | None = None
     languages: tuple[str, ...] = ()
+    pooling: str = "cls"
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoding import Encoding
+from metaphrase.languages import LanguageEmbedding
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 from metaphrase.packing import ATTENTION, Packing, can_pack, first_position
-from metaphrase.views import UNSCORED, Example, View, language_code, source_view, target_view
+from metaphrase.views import UNSCORED, Example, View, source_view, target_view
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,7 @@ class ReconstructionHead(nn.Module):
         self.offset = offset
         self.mask_h = nn.Parameter(torch.zeros(config.hidden_size))
         self.vocabulary = VocabularyHead(config, **vocabulary)
-        self.language_h: nn.Embedding | None = None
-        if languages:
-            self.register_buffer("codes", torch.tensor(sorted(language_code(language) for language in languages)))
-            self.language_h = nn.Embedding(len(languages), config.hidden_size)
+        self.languages = LanguageEmbedding(languages, config.hidden_size) if languages else None
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:
@@ -179,9 +177,9 @@ def representation_translation(
     leaves open follow the released code.
     """
     slots_bth = head.mask_h.expand(*target_ids_bt.shape, -1)
-    if head.language_h is not None:
+    if head.languages is not None:
         assert language_b is not None
-        slots_bth = slots_bth + head.language_h(torch.searchsorted(head.codes, language_b))[:, None]
+        slots_bth = slots_bth + head.languages(language_b)[:, None]
     labels_bt = target_ids_bt
     if masked_bt is not None:
         assert target_bth is not None

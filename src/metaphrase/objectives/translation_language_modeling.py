@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from metaphrase.encoding import Encoding
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
-from metaphrase.views import UNSCORED, Concatenated, View
+from metaphrase.views import UNSCORED, View, concatenated
 
 
 def masked_language_modeling(head: VocabularyHead, tokens_blh: Tensor, labels_bl: Tensor, table_vh: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class TranslationLanguageModeling(Objective):
         super().__init__(max_length=max_length)
         if vocabulary == "english":
             raise ValueError("TLM predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'.")
-        self.view = Concatenated("concatenated", max_length, mask_rate, positions)
+        self.view = concatenated(max_length, mask_rate, positions=positions)
         self.vocabulary: Vocabulary = vocabulary
         self.transform: Transform = transform
 
@@ -92,5 +92,5 @@ class TranslationLanguageModeling(Objective):
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Scalar loss over the masked pieces."""
-        pair = encodings["concatenated"]
+        pair = encodings[self.view.name]
         return masked_language_modeling(self.head, pair.tokens_blh, pair.features["labels"], pair.table_vh)

@@ -1,0 +1,219 @@
+"""Words: where they stand in a text, how they are linked, and which pieces they become.
+
+Links are counted over the words of :func:`word_spans`. An aligner and a view that reads its links must segment alike:
+the name of the segmenter travels with the links, in the column ``segmenter``.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from typing import Any, Literal
+
+import numpy as np
+
+Link = tuple[int, int]
+Span = tuple[int, int]
+Segmenter = Literal["whitespace", "icu"]
+
+#: Languages whose writing puts no spaces between words.
+UNSPACED = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
+
+_WORD = re.compile(r"\S+")
+_LINK = re.compile(r"([0-9]+)-([0-9]+)")
+
+
+def word_spans(text: str, language: str | None = None, segmenter: str = "whitespace") -> list[Span]:
+    """Where the words of a text start and end.
+
+    Args:
+        text: A sentence.
+        language: Its ISO 639-1 code.
+        segmenter: ``"whitespace"`` splits at spaces. ``"icu"`` splits further, by the dictionaries of the Unicode
+            project, what stands between spaces in a language that is written without them (``UNSPACED``).
+
+    Returns:
+        ``(start, end)`` of each word in characters.
+
+    Raises:
+        ValueError: There is no such segmenter.
+        ImportError: ICU is needed and not installed.
+
+    >>> word_spans("the cat")
+    [(0, 3), (4, 7)]
+    """
+    spans = [match.span() for match in _WORD.finditer(text)]
+    if segmenter == "whitespace":
+        return spans
+    if segmenter != "icu":
+        raise ValueError(f"A segmenter is 'whitespace' or 'icu', not {segmenter!r}.")
+    if language not in UNSPACED:
+        return spans
+    return [span for start, end in spans for span in _icu_spans(text[start:end], start, language)]
+
+
+def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:
+    breaker = _word_breaker()
+    # ICU counts UTF-16 units: a character beyond the basic plane is two of them.
+    units = [0, *accumulate(2 if ord(c) > 0xFFFF else 1 for c in chunk)]
+    character_at = {unit: at for at, unit in enumerate(units)}
+    at = 0
+    for _, unit in breaker(chunk, language).segments():
+        end = character_at[unit]
+        if any(unicodedata.category(c) != "Cf" for c in chunk[at:end]):  # a zero-width space is no word
+            yield start + at, start + end
+        at = end
+
+
+@cache
+def _word_breaker() -> Any:
+    try:
+        from icu4py.breakers import WordBreaker
+    except ImportError as error:
+        raise ImportError(
+            "Words of languages that are written without spaces are found by ICU: pip install 'metaphrase[align]'."
+        ) from error
+    return WordBreaker
+
+
+@dataclass(frozen=True)
+class Words:
+    """A text and its words.
+
+    Attributes:
+        text: The sentence.
+        spans: ``(start, end)`` of each word in characters.
+        language: ISO 639-1 code, where it is known.
+    """
+
+    text: str
+    spans: tuple[Span, ...]
+    language: str | None = None
+
+    @classmethod
+    def of(cls, text: str, language: str | None = None, segmenter: str = "whitespace") -> Words:
+        """The words of a text, as :func:`word_spans` finds them."""
+        return cls(text, tuple(word_spans(text, language, segmenter)), language)
+
+    def __len__(self) -> int:
+        return len(self.spans)
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.text[start:end] for start, end in self.spans)
+
+
+def parse_links(alignment: str) -> list[Link]:
+    """Links of a Pharaoh string.
+
+    Raises:
+        ValueError: It is not in the form ``0-0 1-2``.
+
+    >>> parse_links("0-0 1-2")
+    [(0, 0), (1, 2)]
+    """
+    matches = [_LINK.fullmatch(link) for link in alignment.split()]
+    if None in matches:
+        raise ValueError(f"An alignment has the form '0-0 1-2', not {alignment[:80]!r}.")
+    return [(int(match[1]), int(match[2])) for match in matches if match]
+
+
+def format_links(links: Iterable[Link]) -> str:
+    """A Pharaoh string.
+
+    >>> format_links([(0, 0), (1, 2)])
+    '0-0 1-2'
+    """
+    return " ".join(f"{i}-{j}" for i, j in links)
+
+
+def piece_spans(encoding: Any, words: Words) -> np.ndarray:
+    """The pieces that each word became.
+
+    A word is the run of pieces whose characters overlap it. A word that truncation cut, or that the tokenizer's
+    normaliser removed, has the empty span ``(0, 0)``.
+
+    Args:
+        encoding: The ``tokenizers.Encoding`` of ``words.text`` (``tokenizer(texts).encodings[i]``).
+        words: The words.
+
+    Returns:
+        First piece and the one behind the last of each word, shape ``(words, 2)``, int64.
+    """
+    spans_w2 = np.zeros((len(words), 2), dtype=np.int64)
+    if not len(words):
+        return spans_w2
+    word_at = np.full(len(words.text) + 1, -1)
+    for word, (start, end) in enumerate(words.spans):
+        word_at[start:end] = word
+    cut: set[int] = set()
+    for rest in encoding.overflowing:
+        cut.update(word for span in rest.offsets for word in word_at[span[0] : span[1]])
+    for piece, ((start, end), special) in enumerate(zip(encoding.offsets, encoding.special_tokens_mask, strict=True)):
+        if special:
+            continue
+        for word in set(word_at[start:end].tolist()) - {-1}:
+            if spans_w2[word, 1] == 0:
+                spans_w2[word, 0] = piece
+            spans_w2[word, 1] = piece + 1
+    for word in cut - {-1}:
+        spans_w2[word] = 0
+    return spans_w2
+
+
+def phrase_pairs(
+    links: Iterable[Link], n_source: int, n_target: int, *, max_length: int = 7
+) -> list[tuple[Span, Span]]:
+    """The phrase pairs that are consistent with an alignment.
+
+    A source and a target span are a phrase pair if at least one link joins them and none joins a word inside one of them
+    with a word outside the other. Unaligned words at the border of a target span are taken in and left out.
+
+    Args:
+        links: Word links, from 0.
+        n_source: Words of the source.
+        n_target: Words of the target.
+        max_length: Words of a phrase at most, on either side (Moses: 7).
+
+    Returns:
+        ``((source start, source end), (target start, target end))`` in words, ends exclusive, sorted.
+
+    Reference: Koehn 2010, Statistical Machine Translation, section 5.2.3; Och and Ney 2004.
+
+    >>> phrase_pairs([(0, 0), (1, 2), (2, 1)], 3, 3, max_length=2)
+    [((0, 1), (0, 1)), ((1, 2), (2, 3)), ((1, 3), (1, 3)), ((2, 3), (1, 2))]
+    """
+    of_source: list[list[int]] = [[] for _ in range(n_source)]
+    of_target: list[list[int]] = [[] for _ in range(n_target)]
+    for i, j in links:
+        of_source[i].append(j)
+        of_target[j].append(i)
+    pairs = []
+    for first in range(n_source):
+        low, high = n_target, -1
+        for last in range(first, min(first + max_length, n_source)):
+            low, high = min([low, *of_source[last]]), max([high, *of_source[last]])
+            if high < 0:
+                continue
+            if high - low >= max_length:
+                break
+            if any(not first <= i <= last for back in of_target[low : high + 1] for i in back):
+                continue
+            start = low
+            while start >= 0 and high - start < max_length and (start == low or not of_target[start]):
+                end = high
+                while end < n_target and end - start < max_length and (end == high or not of_target[end]):
+                    pairs.append(((first, last + 1), (start, end + 1)))
+                    end += 1
+                start -= 1
+    return sorted(pairs)
+
+
+def join_words(words: Sequence[str], language: str | None = None) -> Words:
+    """Words that come as a list, as a text with a space between them."""
+    ends = list(accumulate((len(word) + 1 for word in words), initial=0))
+    spans = tuple((start, start + len(word)) for start, word in zip(ends, words, strict=False))
+    return Words(" ".join(words), spans, language)
