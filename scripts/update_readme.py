@@ -3,7 +3,7 @@
     python scripts/update_readme.py --demo runs/demo/report.json --swahili out/swahili/report.json
 
 keeps what the tables need of each report under ``scripts/results`` and rewrites the tables; without options it rewrites
-them from what is kept.
+them from what is kept. Those of docs/word_alignment.md come from what scripts/word_alignment.py keeps there.
 """
 
 from __future__ import annotations
@@ -75,20 +75,88 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
+def scores(row: dict[str, Any]) -> str:
+    """Cells of a row of measures."""
+    low, high = row["aer_interval"]
+    measures = " | ".join(f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
+    return f"{row['aer']:.3f} [{low:.3f}, {high:.3f}] | {measures} | {row['pairs_per_second']:,.0f}"
+
+
+def is_default(row: dict[str, Any], section: dict[str, Any]) -> bool:
+    """Whether a row was measured at its aligner's defaults."""
+    return all(row[name] == value for name, value in section["default"].items())
+
+
+def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
+    """The tables of docs/word_alignment.md by their markers."""
+    measures = "AER [95 %] | precision | recall | F1 | pairs/s |"
+    gold, aligners = content["gold"], content["aligners"]
+    summary = [
+        f"{gold['name']}: {gold['pairs']} pairs, {gold['links']:,} links. Every aligner at its defaults.",
+        "",
+        f"| aligner | settings | {measures}",
+        "|---|---|--:|--:|--:|--:|--:|",
+    ]
+    heuristics = [f"| aligner | heuristic | {measures}", "|---|---|--:|--:|--:|--:|--:|"]
+    facts = []
+    for name in sorted(aligners):
+        section = aligners[name]
+        learned = ""
+        if corpus := section.get("corpus"):
+            learned = (
+                f", trained on {section['trained_pairs']:,} pairs ({corpus['file']} and the test sentences) "
+                f"in {section['training_seconds']:,.0f} s"
+            )
+        facts.append(f"- {name}: `{section['command']}`{learned}; {section['seconds']:,.0f} s in all.")
+        for row in section["rows"]:
+            settings = ", ".join(f"{key.replace('_', ' ')} {row[key]}" for key in section["default"])
+            if is_default(row, section):
+                summary.append(f"| {name} | {settings} | {scores(row)} |")
+            if "heuristic" in row:
+                heuristics.append(f"| {name} | {row['heuristic']} | {scores(row)} |")
+    tables = {
+        "word_alignment": "\n".join([*summary, "", *facts]),
+        "word_alignment_heuristics": "\n".join(heuristics),
+    }
+    if section := aligners.get("embedding"):
+        settings = sorted({(row["level"], row["method"]) for row in section["rows"]})
+        layers = ["| layer | " + " | ".join(f"{level}, {method}" for level, method in settings) + " |"]
+        layers.append("|--:|" + "--:|" * len(settings))
+        for layer in sorted({row["layer"] for row in section["rows"]}):
+            cells = []
+            for level, method in settings:
+                key = {"layer": layer, "level": level, "method": method}
+                row = next(row for row in section["rows"] if key.items() <= row.items())
+                cells.append(f"**{row['aer']:.3f}**" if is_default(row, section) else f"{row['aer']:.3f}")
+            layers.append(f"| {layer} | {' | '.join(cells)} |")
+        tables["word_alignment_layers"] = "\n".join(layers)
+    return tables
+
+
+def fill(path: Path, tables: dict[str, str]) -> None:
+    """Rewrite what stands between a file's markers."""
+    text = path.read_text(encoding="utf-8")
+    for name, content in tables.items():
+        block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
+        text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, text, flags=re.DOTALL)
+    path.write_text(text, encoding="utf-8")
+
+
 def main(argv: list[str]) -> None:
     """Keep new results, then rewrite the tables."""
     parser = HfArgumentParser(Options)
     options = parser.parse_args_into_dataclasses(argv)[0]
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
+    tables = {}
     for name in ("demo", "swahili"):
         if report := getattr(options, name):
             keep(Path(report), RESULTS / f"{name}.json")
         if (RESULTS / f"{name}.json").exists():
-            content = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-            block = f"<!-- {name} -->\n{table(content)}\n<!-- /{name} -->"
-            text = re.sub(rf"<!-- {name} -->.*?<!-- /{name} -->", lambda _, block=block: block, text, flags=re.DOTALL)
-    readme.write_text(text, encoding="utf-8")
+            tables[name] = table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+    fill(ROOT / "README.md", tables)
+    aligned = RESULTS / "word_alignment.json"
+    if aligned.exists():
+        content = json.loads(aligned.read_text(encoding="utf-8"))
+        fill(ROOT / "docs" / "word_alignment.md", word_alignment_tables(content))
 
 
 if __name__ == "__main__":

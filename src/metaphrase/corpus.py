@@ -1,9 +1,11 @@
 """Parallel text in: TSV, Moses pairs, JSONL, Parquet, TMX and Hub data sets become one clean, labelled data set.
 
-A corpus row has the columns ``source``, ``target``, ``source_lang``, ``target_lang`` and, where a file has it,
-``alignment`` (Pharaoh ``i-j`` over whitespace words). The corpus is English-centric: English is the target. A file
-that says otherwise, by its name (``en-sw.tsv``), its columns or its suffixes, is turned round, and its alignment with
-it; ``target_lang`` puts another language in English's place.
+A corpus row has the columns ``source``, ``target``, ``source_lang`` and ``target_lang`` and, where a file has them,
+those of ``OPTIONAL``: ``alignment`` (Pharaoh ``i-j``), ``alignment_scores`` (a number for each link), ``segmenter`` (which
+words the links count, ``whitespace`` or ``icu``), ``source_bt`` and ``target_bt`` (back-translations, `` ||| `` between
+several). The corpus is English-centric: English is the target. A file that says otherwise, by its name (``en-sw.tsv``),
+its columns or its suffixes, is turned round, and what belongs to its sides with it; ``target_lang`` puts another language
+in English's place.
 
 Reading is strict. Text is UTF-8, a line ends at a line feed and nowhere else, and a file whose sides may be paired
 wrongly is refused. A line that cannot be read is dropped and counted, and more than a few of them are an error: the
@@ -15,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import hashlib
+import io
 import json
 import logging
 import math
@@ -24,11 +27,11 @@ import unicodedata
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO, cast
 from xml.parsers import expat
 
 import pyarrow as pa
@@ -43,6 +46,8 @@ from datasets import (
     load_dataset_builder,
 )
 
+from metaphrase.words import format_links, parse_links, word_spans
+
 logger = logging.getLogger(__name__)
 
 #: A line longer than this on one side is no sentence.
@@ -53,6 +58,10 @@ MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
 EXAMPLES = 5
 
 COLUMNS = ("source", "target", "source_lang", "target_lang")
+#: Columns that a corpus may have beside these.
+OPTIONAL = ("alignment", "alignment_scores", "segmenter", "source_bt", "target_bt")
+#: Those of them that hold sentences, with this between several.
+BACK_TRANSLATIONS, SEPARATOR = ("source_bt", "target_bt"), " ||| "
 SPLITS = ("train", "dev", "test")
 FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
@@ -63,12 +72,13 @@ _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
 _SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 _HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
-_PHARAOH = re.compile(r"(?:\d+-\d+(?: +\d+-\d+)*)?")
+_BREAK = re.compile(r"[\t\n\r]")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 #: Words that are frequent in English and hardly occur elsewhere.
 _ENGLISH = frozenset(["the", "of", "and", "to", "with", "that", "this", "you", "from"])
 _INSPECTED = 1000
+_PEEKED = 100  # pairs of a file that tell which columns a stream has
 _CHUNK = 10_000
 
 Tokenizer = Callable[[str], Sequence[str]]
@@ -245,15 +255,18 @@ class CorpusReport:
     In a stream it is filled while the stream is read, by the process that reads it (a data loader's workers fill their
     own copies), and a file's counts are those of its latest pass.
 
+    Args:
+        logged: Files whose unreadable lines are not logged (again).
+
     Attributes:
         counts: The `Counts` of each ``(file, language)``; the language of an unreadable line may be unknown (``"?"``).
         sampled: Pairs per language after temperature mixing, where there is one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logged: Iterable[str] = ()) -> None:
         self.counts: dict[tuple[str, str], Counts] = {}
         self.sampled: dict[str, int] = {}
-        self._logged: set[str] = set()
+        self._logged = set(logged)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CorpusReport:
         return self  # `datasets` copies what a stream is made of; the copies fill this one report
@@ -538,6 +551,10 @@ class Row(NamedTuple):
     source_lang: str | None = None
     target_lang: str | None = None
     alignment: str | None = None
+    alignment_scores: str | None = None
+    segmenter: str | None = None
+    source_bt: str | None = None
+    target_bt: str | None = None
 
 
 def read_pairs(
@@ -561,7 +578,7 @@ def read_pairs(
 
     Yields:
         Line number (from 1; the row's in Parquet and on the Hub, the unit's in TMX), source, target, and the columns
-        among ``source_lang``, ``target_lang`` and ``alignment`` that are known.
+        among ``source_lang``, ``target_lang`` and ``OPTIONAL`` that are known.
 
     Raises:
         ValueError: The file is damaged, not UTF-8, not rectangular, or has too many unreadable lines; the message
@@ -644,31 +661,68 @@ def _first(unreadable: Mapping[str, Sequence[str]]) -> str:
 
 def _checked(row: Row, into: str, max_chars: int) -> Row | _Bad:
     """A row the right way round, or what is wrong with it."""
-    source, target, source_lang, target_lang, alignment = row
+    source, target = row.source, row.target
     if not source.strip() or not target.strip():
         return _Bad("empty side")
     if len(source) > max_chars or len(target) > max_chars:
         return _Bad("too long", f"{max(len(source), len(target))} characters")
+    texts = [source, target]
+    for name in BACK_TRANSLATIONS:
+        text = getattr(row, name)
+        if not isinstance(text, str | None):
+            return _Bad("not text", f"{name} is {text!r:.40}")
+        texts.append(text or "")
     try:
-        (source + target).encode()
+        "".join(texts).encode()
     except UnicodeEncodeError:
         return _Bad("not text", "lone surrogate")
-    if alignment is not None:
-        if not isinstance(alignment, str) or not _PHARAOH.fullmatch(alignment):
-            return _Bad("bad alignment", f"{str(alignment)[:40]!r} is not in the form '0-0 1-2'")
-        links = _links(alignment)
-        n_source, n_target = len(source.split()), len(target.split())
-        if any(i >= n_source or j >= n_target for i, j in links):
-            return _Bad("bad alignment", f"a link points outside of {n_source} and {n_target} words")
-    if source_lang == into and target_lang not in (into, None):
-        if alignment is not None:
-            alignment = " ".join(f"{j}-{i}" for i, j in links)
-        return Row(target, source, target_lang, source_lang, alignment)
+    try:
+        row = _with_links(row)
+    except ValueError as error:
+        return _Bad("bad alignment", str(error))
+    if row.source_lang == into and row.target_lang not in (into, None):
+        return _turned(row)
     return row
 
 
-def _links(alignment: str) -> list[tuple[int, int]]:
-    return [(int(i), int(j)) for i, _, j in (link.partition("-") for link in alignment.split())]
+def _with_links(row: Row) -> Row:
+    """A row whose links fit its words.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if row.alignment is None:
+        return row._replace(alignment_scores=None, segmenter=None)
+    if not isinstance(row.alignment, str):
+        raise ValueError(f"{str(row.alignment)[:40]!r} is not in the form '0-0 1-2'")
+    links = parse_links(row.alignment)
+    segmenter = row.segmenter or "whitespace"
+    n_source = len(word_spans(row.source, row.source_lang, segmenter))
+    n_target = len(word_spans(row.target, row.target_lang, segmenter))
+    if any(i >= n_source or j >= n_target for i, j in links):
+        raise ValueError(f"a link points outside of {n_source} and {n_target} words")
+    if not row.alignment_scores:
+        return row._replace(alignment_scores=None)
+    if not isinstance(row.alignment_scores, str):
+        raise ValueError(f"the scores {row.alignment_scores!r:.40} are no text")
+    if len([float(score) for score in row.alignment_scores.split()]) != len(links):
+        raise ValueError(f"{len(row.alignment_scores.split())} scores for {len(links)} links")
+    return row
+
+
+def _turned(row: Row) -> Row:
+    alignment = row.alignment
+    if alignment is not None:
+        alignment = format_links((j, i) for i, j in parse_links(alignment))
+    return row._replace(
+        source=row.target,
+        target=row.source,
+        source_lang=row.target_lang,
+        target_lang=row.source_lang,
+        alignment=alignment,
+        source_bt=row.target_bt,
+        target_bt=row.source_bt,
+    )
 
 
 def _open(path: Path) -> BinaryIO:
@@ -907,7 +961,7 @@ class _Layout(NamedTuple):
     target: str
     source_lang: str | None
     target_lang: str | None
-    alignment: str | None
+    optional: tuple[str, ...]
     languages: tuple[str | None, str | None]
 
 
@@ -926,8 +980,8 @@ def _layout(names: Iterable[str], file: BitextFile) -> _Layout | None:
             source, languages = codes[others[0]], (others[0], file.into)
     if source is None or target is None:
         return None
-    source_lang, target_lang, alignment = map(columns.get, ("source_lang", "target_lang", "alignment"))
-    return _Layout(source, target, source_lang, target_lang, alignment, languages)
+    optional = tuple(columns.get(name, name) for name in OPTIONAL)
+    return _Layout(source, target, columns.get("source_lang"), columns.get("target_lang"), optional, languages)
 
 
 def _rows_of(
@@ -957,7 +1011,7 @@ def _rows_of(
             source_lang = _code(str(value))
         if layout.target_lang and (value := record.get(layout.target_lang)):
             target_lang = _code(str(value))
-        yield line, Row(source, target, source_lang, target_lang, layout.alignment and record.get(layout.alignment))
+        yield line, Row(source, target, source_lang, target_lang, *map(record.get, layout.optional))
 
 
 # -------------------------------------------------------------------------------------------------------------- corpus
@@ -968,7 +1022,7 @@ class Corpus:
     """A corpus that was read, or is about to be.
 
     Attributes:
-        dataset: Rows ``source``, ``target``, ``source_lang``, ``target_lang`` and, where a file has it, ``alignment``.
+        dataset: Rows ``source``, ``target``, ``source_lang``, ``target_lang`` and those of ``OPTIONAL`` that a file has.
         report: What was read, kept and dropped.
         files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (both sides') and,
             unless it is a stream, ``pairs`` kept and ``sha256`` (of both files, with a comma, for a Moses pair).
@@ -1012,8 +1066,8 @@ def load_corpus(
     A corpus is one of these, or a list of them:
 
     - a file ``.tsv``, ``.jsonl``, ``.parquet`` or ``.tmx``, packed (``.gz``) or not. A TSV's header names its columns:
-      ``source target [source_lang target_lang alignment …]``, or the languages' codes; without one it has two columns.
-      There is no quoting;
+      ``source target [source_lang target_lang alignment …]`` (see ``OPTIONAL``), or the languages' codes; without one it
+      has two columns. There is no quoting;
     - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
       ``europarl.sw-en``;
     - a folder, every ``xx-en[.split].<ext>`` in it;
@@ -1078,20 +1132,19 @@ def _rows(files: Iterable[BitextFile], reading: _Reading, report: CorpusReport) 
             if language is None:
                 raise _unknown_language(file)
             counts = report.of(file.name, language)
-            alignment = known.get("alignment")
+            row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
             reason: str | None = None
             if reading.languages and language not in reading.languages:
                 reason = "language not chosen"
             elif cleaning is not None:
-                tidied = cleaning.tidy(source), cleaning.tidy(target)
-                if alignment is not None and tidied != (source, target):
-                    alignment = _renumbered(alignment, (source, target), tidied, cleaning)
-                    reason = "alignment lost" if alignment is None else None
-                source, target = tidied
-                reason = reason or cleaning.fault(source, target)
+                tidied = _tidied(row, cleaning)
+                if tidied is None:
+                    reason = "alignment lost"
+                else:
+                    row = tidied
+                    reason = cleaning.fault(row.source, row.target)
             if reason is None and limit is not None and kept[language] >= limit:
                 reason = "beyond the limit"
-            row = Row(source, target, language, known.get("target_lang") or file.into, alignment)
             if reason is None and reading.drop_duplicates:
                 key = hashlib.blake2b("\0".join(row[:4]).encode(), digest_size=16).digest()  # type: ignore[arg-type]
                 reason = "duplicate" if key in seen else None
@@ -1115,17 +1168,39 @@ def _unknown_language(file: BitextFile) -> ValueError:
     )
 
 
-def _renumbered(alignment: str, texts: tuple[str, str], tidied: tuple[str, str], cleaning: Cleaning) -> str | None:
-    """The links after tidying, which may have emptied words; None if the words cannot be followed."""
+def _tidied(row: Row, cleaning: Cleaning) -> Row | None:
+    """A row with its texts tidied, or None if its links cannot be followed."""
+    texts = {
+        name: SEPARATOR.join(filter(None, map(cleaning.tidy, text.split(SEPARATOR))))
+        for name in BACK_TRANSLATIONS
+        if (text := getattr(row, name))
+    }
+    tidied = row._replace(source=cleaning.tidy(row.source), target=cleaning.tidy(row.target), **texts)
+    if row.alignment is not None and tidied[:2] != row[:2]:
+        return _renumbered(row, tidied, cleaning)
+    return tidied
+
+
+def _renumbered(row: Row, tidied: Row, cleaning: Cleaning) -> Row | None:
+    """A tidied row with its links after tidying, which may have emptied words; None if the words cannot be followed."""
+    segmenter = row.segmenter or "whitespace"
     places = []
-    for text, tidy in zip(texts, tidied, strict=True):
-        words = [cleaning.tidy(word) for word in text.split()]
-        if [word for word in words if word] != tidy.split():
+    for text, tidy, language in zip(row[:2], tidied[:2], row[2:4], strict=True):
+        words = [cleaning.tidy(text[start:end]) for start, end in word_spans(text, language, segmenter)]
+        if [word for word in words if word] != [
+            tidy[start:end] for start, end in word_spans(tidy, language, segmenter)
+        ]:
             return None
         numbers = iter(range(len(words)))
         places.append([next(numbers) if word else None for word in words])
-    links = ((places[0][i], places[1][j]) for i, j in _links(alignment))
-    return " ".join(f"{i}-{j}" for i, j in links if i is not None and j is not None)
+    links = parse_links(row.alignment or "")
+    scores = row.alignment_scores.split() if row.alignment_scores else [""] * len(links)
+    moved = [(places[0][i], places[1][j], score) for (i, j), score in zip(links, scores, strict=True)]
+    kept = [(i, j, score) for i, j, score in moved if i is not None and j is not None]
+    return tidied._replace(
+        alignment=format_links((i, j) for i, j, _ in kept),
+        alignment_scores=row.alignment_scores and " ".join(score for _, _, score in kept),
+    )
 
 
 def _look(counts: Counts, row: Row, file: str) -> None:
@@ -1145,8 +1220,9 @@ def _look(counts: Counts, row: Row, file: str) -> None:
             logger.warning(message, file, source, counts.kept, target)
 
 
-def _features(alignment: bool) -> Features:
-    return Features({name: Value("string") for name in (*COLUMNS, "alignment")[: 5 if alignment else 4]})
+def _features(optional: Iterable[str]) -> Features:
+    there = set(optional)
+    return Features({name: Value("string") for name in (*COLUMNS, *OPTIONAL) if name in COLUMNS or name in there})
 
 
 def _load(files: Sequence[BitextFile], reading: _Reading, temperature: float | None, seed: int) -> Corpus:
@@ -1161,8 +1237,9 @@ def _load(files: Sequence[BitextFile], reading: _Reading, temperature: float | N
     if missing := reading.languages - set(report.languages):
         there = ", ".join(sorted(report.languages))
         raise ValueError(f"No pair was kept for {', '.join(sorted(missing))}; the corpus has: {there}.")
-    features = _features(any(len(array) > array.null_count for array in chunks[4]))
-    columns = {name: pa.chunked_array(chunks[i]) for i, name in enumerate(Row._fields) if name in features}
+    columns = {name: pa.chunked_array(arrays) for name, arrays in zip(Row._fields, chunks, strict=True)}
+    features = _features(name for name, column in columns.items() if len(column) > column.null_count)
+    columns = {name: columns[name].fill_null("") if name in BACK_TRANSLATIONS else columns[name] for name in features}
     dataset = Dataset.from_dict(columns, features=features)
     facts = []
     for file in files:
@@ -1237,19 +1314,20 @@ def _stream(files: Sequence[BitextFile], reading: _Reading, temperature: float |
     """One interleaved stream; a language's files are its shards, unless there is a limit to count up to."""
     report = CorpusReport()
     groups: dict[str | None, list[BitextFile]] = defaultdict(list)
-    facts, alignment = [], False
+    facts, optional = [], set[str]()
     for file in files:
         if file.format == "moses":
             check_line_counts(file)
-        first = next(read_pairs(file, max_chars=reading.max_chars), None)
-        if first is None:
+        glance = CorpusReport(logged={file.name})
+        known = [row[3] for row in islice(read_pairs(file, max_chars=reading.max_chars, report=glance), _PEEKED)]
+        if not known:
             raise ValueError(f"{file.name}: no pairs at all.")
-        alignment = alignment or "alignment" in first[3]
-        if "source_lang" not in first[3]:
+        optional.update(*known)
+        if "source_lang" not in known[0]:
             raise _unknown_language(file)
-        facts.append(_facts(file, [first[3]["source_lang"]]))
+        facts.append(_facts(file, [known[0]["source_lang"]]))
         groups[file.language].append(file)
-    features = _features(alignment)
+    features = _features(optional)
     if temperature is not None and None in groups:
         raise ValueError(
             f"A stream is mixed by files, but {_names(groups[None])} does not tell its language by its name. "
@@ -1263,6 +1341,7 @@ def _stream(files: Sequence[BitextFile], reading: _Reading, temperature: float |
                 "files": group if reading.limit is None else tuple(group),
                 "reading": reading,
                 "report": report,
+                "columns": tuple(features),
             },
         )
         for group in groups.values()
@@ -1283,10 +1362,11 @@ def _stream(files: Sequence[BitextFile], reading: _Reading, temperature: float |
 
 
 def _stream_rows(
-    files: Sequence[BitextFile], reading: _Reading, report: CorpusReport
+    files: Sequence[BitextFile], reading: _Reading, report: CorpusReport, columns: tuple[str, ...]
 ) -> Iterator[dict[str, str | None]]:
     for row in _rows(files, reading, report):
-        yield row._asdict()
+        there = {name: value for name, value in row._asdict().items() if value is not None}
+        yield {name: there.get(name, "" if name in BACK_TRANSLATIONS else None) for name in columns}
 
 
 def _size(file: BitextFile) -> int:
@@ -1303,6 +1383,75 @@ def _size(file: BitextFile) -> int:
             )
         return int(splits[file.split].num_examples)
     return _count_lines(file.paths[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- writing
+
+#: Formats that `write_corpus` knows.
+WRITTEN = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+
+
+def check_writable(path: str | Path) -> None:
+    """Refuse a file name whose format `write_corpus` does not know.
+
+    Raises:
+        ValueError: With the formats that it knows.
+    """
+    if not str(path).endswith(WRITTEN):
+        raise ValueError(f"{path} is of no format that can be written; write {', '.join(WRITTEN)}.")
+
+
+def write_corpus(dataset: Dataset, path: str | Path) -> Path:
+    """Write a corpus so that `load_corpus` reads it, the whole file or nothing.
+
+    Line feeds and tabs within a sentence become spaces in a TSV, which leaves its words, and so its links, as they are.
+
+    Args:
+        dataset: Rows of text.
+        path: ``.tsv``, ``.jsonl`` (both also ``.gz``) or ``.parquet``.
+
+    Raises:
+        ValueError: The format is not known.
+    """
+    check_writable(path)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    if path.suffix == ".parquet":
+        schema = dataset.features.arrow_schema.remove_metadata()
+        with pq.ParquetWriter(part, schema) as writer:
+            for table in dataset.with_format("arrow").iter(_CHUNK):
+                writer.write_table(table.cast(schema))
+    else:
+        with text_writer(part, packed=path.suffix == ".gz") as stream:
+            if ".tsv" in path.suffixes[-2:]:
+                _write_tsv(dataset, stream)
+            else:
+                for row in dataset:
+                    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return part.replace(path)
+
+
+@contextmanager
+def text_writer(path: Path, *, packed: bool) -> Iterator[TextIO]:
+    """UTF-8 text, packed with gzip without a date or not, with line feeds as they are on every system."""
+    with path.open("wb") as raw:
+        if not packed:
+            with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as stream:
+                yield stream
+            return
+        with (
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0, compresslevel=6) as gz,
+            io.TextIOWrapper(gz, encoding="utf-8", newline="\n") as stream,
+        ):
+            yield stream
+
+
+def _write_tsv(dataset: Dataset, stream: TextIO) -> None:
+    stream.write("\t".join(dataset.column_names) + "\n")
+    for batch in dataset.iter(_CHUNK):
+        for row in zip(*batch.values(), strict=True):
+            stream.write("\t".join(_BREAK.sub(" ", cell or "") for cell in row) + "\n")
 
 
 # ------------------------------------------------------------------------------------------------------------- leakage

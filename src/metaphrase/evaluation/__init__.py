@@ -1,4 +1,4 @@
-"""What an encoder is worth: translation retrieval, per language, with intervals and paired before/after tests."""
+"""What an encoder is worth: translation retrieval and word alignment, with intervals and paired before/after tests."""
 
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
@@ -19,18 +19,36 @@ from metaphrase.evaluation.significance import (
     pooled_paired_bootstrap,
     verdict,
 )
+from metaphrase.evaluation.word_alignment import (
+    AlignmentScores,
+    GoldPair,
+    WordAlignmentEvaluator,
+    alignment_error_interval,
+    alignment_scores,
+    load_pharaoh,
+    load_wpt,
+    parse_gold,
+)
 
 __all__ = [
     "TATOEBA_GROUPS",
+    "AlignmentScores",
+    "GoldPair",
     "PairedDifference",
     "ParallelSet",
     "RetrievalEvaluator",
+    "WordAlignmentEvaluator",
+    "alignment_error_interval",
+    "alignment_scores",
     "bootstrap_interval",
     "compare_retrieval",
     "evaluate_retrieval",
     "holm",
     "load_parallel_folder",
+    "load_pharaoh",
+    "load_wpt",
     "paired_bootstrap",
+    "parse_gold",
     "pooled_bootstrap_interval",
     "pooled_paired_bootstrap",
     "prepare",

@@ -1,0 +1,194 @@
+"""Measure word aligners on gold word links: AER, precision, recall, F1.
+
+    python scripts/word_alignment.py --gold WPT05 --corpus hi-en.train.tsv.gz [--aligners embedding fast_align hmm]
+    python scripts/word_alignment.py --gold WPT05 --aligners span --span_model CHECKPOINT
+
+``WPT05`` holds the English-Hindi gold of ACL 2005 (test.eng, test.hin, test.eng.hin.wa). Everything is aligned from Hindi
+to English. fast_align and the HMM learn from the corpus and the test sentences (not their links), punctuation set apart.
+Each aligner's section of ``results/word_alignment.json`` beside this file is replaced when it is run again;
+``scripts/update_readme.py`` writes docs/word_alignment.md from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from transformers import HfArgumentParser
+
+from metaphrase.aligners.base import Aligner
+from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
+from metaphrase.aligners.span import SpanAligner
+from metaphrase.aligners.statistical import HEURISTICS, StatisticalAligner
+from metaphrase.corpus import read_parallel
+from metaphrase.encoders import STARTER, load_encoder
+from metaphrase.evaluation.word_alignment import GoldPair, alignment_error_interval, alignment_scores, load_wpt
+from metaphrase.starter import starter_info
+from metaphrase.words import Words
+
+RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
+
+
+@dataclass
+class Options:
+    """What is measured, on what."""
+
+    gold: str = field(metadata={"help": "Folder with test.eng, test.hin and test.eng.hin.wa."})
+    corpus: str | None = field(default=None, metadata={"help": "hi-en TSV that statistical aligners learn from."})
+    aligners: list[str] = field(
+        default_factory=lambda: ["embedding", "fast_align", "hmm"],
+        metadata={"help": "embedding, span, fast_align, hmm, ibm1 … ibm4."},
+    )
+    model: str = field(default=STARTER, metadata={"help": "Encoder of the embedding aligner."})
+    span_model: str | None = field(default=None, metadata={"help": "Question answering model of the span aligner."})
+    output: str = field(default=str(RESULTS), metadata={"help": "JSON file."})
+
+
+def sha256(path: Path) -> str:
+    """Digest of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def command(arguments: Sequence[str]) -> str:
+    """The command, without where the data lay."""
+    return " ".join(["python scripts/word_alignment.py", *(a.rstrip("/").rpartition("/")[2] for a in arguments)])
+
+
+def apart(text: str) -> str:
+    """A text with spaces around punctuation and symbols, as the gold has it.
+
+    >>> apart("करें, “X”।")
+    'करें , “ X ” ।'
+    """
+    spaced = (f" {c} " if unicodedata.category(c)[0] in "PS" else c for c in text)
+    return " ".join("".join(spaced).split())
+
+
+def measured(aligner: Aligner, gold: Sequence[GoldPair]) -> dict[str, Any]:
+    """Scores of an aligner, and how long it took."""
+    start = time.perf_counter()
+    alignments = aligner.align([pair.pair for pair in gold])
+    seconds = time.perf_counter() - start
+    sides = [a.links for a in alignments], [pair.sure for pair in gold], [pair.possible for pair in gold]
+    return {
+        **{name: round(score, 6) for name, score in alignment_scores(*sides)._asdict().items()},
+        "aer_interval": [round(end, 6) for end in alignment_error_interval(*sides)],
+        "links": sum(map(len, sides[0])),
+        "seconds": round(seconds, 3),
+        "pairs_per_second": round(len(gold) / seconds, 1),
+    }
+
+
+def embedding(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
+    """The embedding aligner, for every layer, method and level."""
+    model = load_encoder(options.model, device="cpu")
+    default = EmbeddingAligner(model)
+    default.align([pair.pair for pair in gold])  # the first pass is slow
+    rows = []
+    for layer in range(model[0].auto_model.config.num_hidden_layers + 1):
+        for level in get_args(Level):
+            for method in get_args(Method):
+                aligner = EmbeddingAligner(model, layer=layer, method=method, level=level)
+                rows.append({"layer": layer, "level": level, "method": method, **measured(aligner, gold)})
+                print(f"layer {layer} {level} {method}: AER {rows[-1]['aer']:.3f}", flush=True)
+    origin = starter_info() if options.model == STARTER else {}
+    return {
+        "model": options.model,
+        "starter": {key: origin[key] for key in ("source", "version", "weights_sha256") if key in origin},
+        "default": {"layer": default.layer, "level": default.level, "method": default.method},
+        "rows": rows,
+    }
+
+
+def statistical(name: str, options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
+    """A statistical aligner, for every symmetrisation heuristic."""
+    if options.corpus is None:
+        raise ValueError(f"{name} learns from a corpus: give --corpus hi-en.train.tsv.gz.")
+    path = Path(options.corpus)
+    corpus = read_parallel(path)
+
+    def pairs() -> Iterator[tuple[Words, Words]]:
+        yield from (pair.pair for pair in gold)
+        for source, target in corpus:
+            yield Words.of(apart(source)), Words.of(apart(target))
+
+    aligner = StatisticalAligner(name).train(pairs())
+    rows = []
+    for heuristic in HEURISTICS:
+        aligner.heuristic = heuristic
+        rows.append({"heuristic": heuristic, **measured(aligner, gold)})
+        print(f"{name} {heuristic}: AER {rows[-1]['aer']:.3f}", flush=True)
+    return {
+        "corpus": {"file": path.name, "pairs": len(corpus), "sha256": sha256(path)},
+        "trained_pairs": aligner.trained_pairs,
+        "skipped_pairs": aligner.skipped_pairs,
+        "training_seconds": round(aligner.training_seconds, 1),
+        "settings": {key: value for key, value in aligner.settings.items() if key != "heuristic"},
+        "default": {"heuristic": StatisticalAligner(name).heuristic},
+        "rows": rows,
+    }
+
+
+def span(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
+    """The span aligner at its defaults, with and without both directions forced."""
+    if options.span_model is None:
+        raise ValueError("The span aligner needs a question answering model: give --span_model.")
+    rows = [
+        {"force_bidirectional": forced, **measured(SpanAligner(options.span_model, force_bidirectional=forced), gold)}
+        for forced in (False, True)
+    ]
+    return {"model": Path(options.span_model).name, "default": {"force_bidirectional": False}, "rows": rows}
+
+
+def main(arguments: list[str]) -> None:
+    """Measure and write."""
+    options = HfArgumentParser(Options).parse_args_into_dataclasses(arguments)[0]
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    folder = Path(options.gold)
+    files = [folder / name for name in ("test.eng", "test.hin", "test.eng.hin.wa")]
+    gold = [pair.swapped() for pair in load_wpt(*files)]
+    path = Path(options.output)
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"aligners": {}}
+    content["gold"] = {
+        "name": "WPT-05 English-Hindi, test",
+        "pairs": len(gold),
+        "links": sum(len(pair.possible) for pair in gold),
+        "sha256": {file.name: sha256(file) for file in files},
+    }
+    for name in options.aligners:
+        start = time.perf_counter()
+        if name == "embedding":
+            section = embedding(options, gold)
+        elif name == "span":
+            section = span(options, gold)
+        else:
+            section = statistical(name, options, gold)
+        content["aligners"][name] = {
+            "command": command(arguments),
+            **section,
+            "seconds": round(time.perf_counter() - start, 1),
+            "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()},
+            "versions": {
+                package: version(package)
+                for package in ("metaphrase", "torch", "transformers", "sentence-transformers", "sil-thot", "numpy")
+            },
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

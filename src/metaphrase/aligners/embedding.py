@@ -1,0 +1,293 @@
+"""Word alignment from an encoder's token states: words that stand close to each other translate each other.
+
+No training and no other data than the encoder: mutual argmax and itermax (SimAlign), or both softmaxes over a threshold
+(awesome-align). Each side is encoded separately, as both papers do: encoding a pair together makes alignment worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+
+from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.encoders import load_encoder
+from metaphrase.packing import PACKABLE, packed
+from metaphrase.words import Link, piece_spans
+
+Method = Literal["argmax", "itermax", "softmax"]
+Level = Literal["piece", "word"]
+
+#: Batches whose states are held at a time.
+_BATCHES = 16
+
+
+def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
+    """Links between units that are each other's most similar one; of equals the first counts.
+
+    Args:
+        similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
+        mask_bst: True at real units; None means all.
+
+    Returns:
+        Links, boolean, shape ``(batch, source, target)``.
+
+    Reference: Jalili Sabet et al. 2020, "SimAlign: High Quality Word Alignments Without Parallel Training Data Using
+    Static and Contextualized Embeddings", section 2.2, Argmax.
+
+    >>> mutual_argmax(torch.tensor([[[0.9, 0.8], [0.7, 0.1]]])).tolist()
+    [[[True, False], [False, False]]]
+    """
+    if mask_bst is None:
+        mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
+    similarity_bst = similarity_bst.masked_fill(~mask_bst, -torch.inf)
+    n_source, n_target = similarity_bst.shape[-2:]
+    forward_bst = F.one_hot(similarity_bst.argmax(-1), n_target).bool()
+    backward_bst = F.one_hot(similarity_bst.argmax(-2), n_source).bool().mT
+    return forward_bst & backward_bst & mask_bst
+
+
+def itermax(
+    similarity_bst: Tensor, mask_bst: Tensor | None = None, *, iterations: int = 2, alpha: float = 0.9
+) -> Tensor:
+    """Mutual argmax, again and again, over what the rounds before left without a link.
+
+    From the second round on, similarities between two linked units become 0, between a linked and a free one
+    ``alpha`` times what they were. Rounds end when either side has no free unit. As in the released code, a pair
+    where one side has at most two units is left at the first round.
+
+    Args:
+        similarity_bst: Similarities of at least 0, shape ``(batch, source, target)``.
+        mask_bst: True at real units; None means all.
+        iterations: Rounds.
+        alpha: Discount of units that have a link.
+
+    Returns:
+        Links, boolean, shape ``(batch, source, target)``.
+
+    Reference: Jalili Sabet et al. 2020 (SimAlign), section 2.2, Itermax (α = 0.9, two rounds).
+    """
+    if mask_bst is None:
+        mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
+    links_bst = mutual_argmax(similarity_bst, mask_bst)
+    source_bs1, target_b1t = mask_bst.any(-1, keepdim=True), mask_bst.any(-2, keepdim=True)
+    small_b11 = torch.minimum(source_bs1.sum(-2, keepdim=True), target_b1t.sum(-1, keepdim=True)) <= 2
+    for _ in range(iterations - 1):
+        free_bs1 = source_bs1 & ~links_bst.any(-1, keepdim=True)
+        free_b1t = target_b1t & ~links_bst.any(-2, keepdim=True)
+        weight_bst = torch.where(free_bs1 & free_b1t, 1.0, alpha).masked_fill(~(free_bs1 | free_b1t), 0.0)
+        found_bst = mutual_argmax(similarity_bst * weight_bst.to(similarity_bst.dtype), mask_bst)
+        over_b11 = small_b11 | ~free_bs1.any(-2, keepdim=True) | ~free_b1t.any(-1, keepdim=True)
+        links_bst = links_bst | (found_bst & (free_bs1 | free_b1t) & ~over_b11)
+    return links_bst
+
+
+def softmax_intersection(
+    dots_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
+) -> tuple[Tensor, Tensor]:
+    """Links whose probability exceeds a threshold in the softmax of either direction.
+
+    Args:
+        dots_bst: Dot products of the states of source and target units, shape ``(batch, source, target)``.
+        mask_bst: True at real units; None means all.
+        threshold: What both probabilities must exceed.
+
+    Returns:
+        Links, boolean, and their scores, 0 elsewhere, both of shape ``(batch, source, target)``. A score is the harmonic
+        mean of both probabilities, each with the square root of its number of candidates as temperature, as the
+        released code prints it; without it nearly all scores would be 1.
+
+    Reference: Dou and Neubig 2021, "Word Alignment by Fine-tuning Embeddings on Parallel Corpora" (awesome-align),
+    section 2.1.
+    """
+    if mask_bst is None:
+        mask_bst = torch.ones_like(dots_bst, dtype=torch.bool)
+    dots_bst = dots_bst.masked_fill(~mask_bst, torch.finfo(dots_bst.dtype).min)
+    links_bst = (dots_bst.softmax(-1) > threshold) & (dots_bst.softmax(-2) > threshold) & mask_bst
+    n_source, n_target = mask_bst.sum(-2, keepdim=True).amax(-1, True), mask_bst.sum(-1, keepdim=True).amax(-2, True)
+    forward_bst = (dots_bst / n_target.clamp(min=1).sqrt()).softmax(-1)
+    backward_bst = (dots_bst / n_source.clamp(min=1).sqrt()).softmax(-2)
+    score_bst = 2 * forward_bst * backward_bst / (forward_bst + backward_bst + 1e-9)
+    return links_bst, score_bst.masked_fill(~links_bst, 0.0)
+
+
+def default_layer(layers: int) -> int:
+    """The layer whose states are compared: two thirds of the way up, which is the 8th of 12.
+
+    SimAlign and awesome-align both found the 8th layer of multilingual BERT best; higher layers serve the encoder's own
+    objective.
+
+    >>> default_layer(12), default_layer(24), default_layer(2)
+    (8, 16, 1)
+    """
+    return round(2 * layers / 3)
+
+
+class EmbeddingAligner(Aligner):
+    """Links words whose states in an encoder are close.
+
+    Both levels of both papers: states of word pieces, where two words are linked if any of their pieces are, or means
+    over the pieces of each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and what
+    `softmax_intersection` says for ``softmax``; a word link has the score of its best piece link. Words that lie
+    behind the encoder's length limit, wholly or in part, have no links. Sentences are encoded without padding and up to
+    the layer only, where `packed` can; of some thousand pairs at a time each distinct sentence is encoded once.
+
+    Args:
+        model: A SentenceTransformer, or what `load_encoder` takes: ``"starter"``, a Hub id or a folder.
+        layer: 0 for the embeddings up to the number of layers for the last one; None takes `default_layer`.
+        method: ``"argmax"`` links least and most surely, ``"itermax"`` finds more, ``"softmax"`` also links one word with
+            several.
+        level: ``"piece"`` or ``"word"``.
+        threshold: See `softmax_intersection`; ``"softmax"`` only.
+        batch_size: Sentences per forward pass, and pairs per comparison.
+        device: Where to put a model that is given by name.
+
+    Raises:
+        ValueError: There is no such layer, method or level.
+
+    Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align).
+    """
+
+    name: ClassVar[str] = "embedding"
+
+    def __init__(
+        self,
+        model: SentenceTransformer | str | Path = "starter",
+        *,
+        layer: int | None = None,
+        method: Method = "itermax",
+        level: Level = "piece",
+        threshold: float = 1e-3,
+        batch_size: int = 64,
+        device: str | None = None,
+    ) -> None:
+        self.model = model if isinstance(model, SentenceTransformer) else load_encoder(model, device=device)
+        layers = self.model[0].auto_model.config.num_hidden_layers
+        self.layer = default_layer(layers) if layer is None else layer
+        if not 0 <= self.layer <= layers:
+            raise ValueError(f"Layer {layer} was asked for, but the encoder has layers 0 to {layers}.")
+        if method not in get_args(Method):
+            raise ValueError(f"A method is {', '.join(get_args(Method))}, not {method!r}.")
+        if level not in get_args(Level):
+            raise ValueError(f"A level is {' or '.join(get_args(Level))}, not {level!r}.")
+        self.method = method
+        self.level = level
+        self.threshold = threshold
+        self.batch_size = batch_size
+
+    @torch.inference_mode()
+    def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
+        """Align sentence pairs; see `Aligner.align`."""
+        self.model.eval()
+        alignments: list[Alignment] = []
+        size = _BATCHES * self.batch_size
+        with packed(self.model), _up_to(self.model[0].auto_model, self.layer):
+            for start in range(0, len(pairs), size):
+                alignments += self._align(pairs[start : start + size])
+        return alignments
+
+    def _align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
+        sides = {words: None for pair in pairs for words in pair}
+        states, encodings = self._encode(list(dict.fromkeys(words.text for words in sides)))
+        units = {words: self._units(states[words.text], piece_spans(encodings[words.text], words)) for words in sides}
+        compared = [at for at, pair in enumerate(pairs) if all(units[words][1] for words in pair)]
+        compared.sort(key=lambda at: [len(units[words][1]) for words in pairs[at]])
+        alignments = [Alignment((), ())] * len(pairs)
+        for start in range(0, len(compared), self.batch_size):
+            batch = compared[start : start + self.batch_size]
+            sources, targets = ([units[pairs[at][side]] for at in batch] for side in (0, 1))
+            found = self._compare([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets])
+            for at, (_, source_words), (_, target_words), links in zip(batch, sources, targets, found, strict=True):
+                alignments[at] = _word_alignment(links, source_words, target_words)
+        return alignments
+
+    def _encode(self, texts: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """States of the layer, shape ``(pieces, hidden)``, and tokenisation of each text."""
+        model = self.model
+        encodings = model.tokenizer(texts, truncation=True, max_length=model.max_seq_length).encodings
+        order = sorted(range(len(texts)), key=lambda at: len(encodings[at].ids))
+        states: dict[str, Tensor] = {}
+        for start in range(0, len(texts), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            ids = [torch.tensor(encodings[at].ids) for at in batch]
+            features = {
+                "input_ids": pad_sequence(ids, True, float(model.tokenizer.pad_token_id)),
+                "attention_mask": pad_sequence([torch.ones_like(row) for row in ids], True),
+            }
+            output = model[0]({name: tensor.to(model.device) for name, tensor in features.items()})
+            layers = output.get("all_layer_embeddings")
+            states_blh = output["token_embeddings"] if layers is None else layers[self.layer]
+            for at, row, states_lh in zip(batch, ids, states_blh.float(), strict=True):
+                states[texts[at]] = states_lh[: len(row)]
+        return states, dict(zip(texts, encodings, strict=True))
+
+    def _units(self, states_lh: Tensor, spans_w2: np.ndarray) -> tuple[Tensor, list[list[int]]]:
+        """States of the units that are compared, shape ``(units, hidden)``, and the words that each belongs to."""
+        words = np.flatnonzero(spans_w2[:, 1]).tolist()
+        if self.level == "word":
+            means = [states_lh[slice(*spans_w2[word])].mean(dim=0) for word in words]
+            return torch.stack(means) if means else states_lh[:0], [[word] for word in words]
+        owners: dict[int, list[int]] = {}
+        for word in words:
+            for piece in range(*spans_w2[word]):
+                owners.setdefault(piece, []).append(word)
+        return states_lh[list(owners)], list(owners.values())
+
+    def _compare(self, sources: list[Tensor], targets: list[Tensor]) -> list[dict[Link, float]]:
+        """Linked units of each pair and their scores."""
+        source_bsh, target_bth = pad_sequence(sources, True), pad_sequence(targets, True)
+        real_bs, real_bt = (
+            pad_sequence([x.new_ones(len(x)) for x in side], True).bool() for side in (sources, targets)
+        )
+        mask_bst = real_bs.unsqueeze(2) & real_bt.unsqueeze(1)
+        if self.method == "softmax":
+            dots_bst = source_bsh @ target_bth.mT
+            links_bst, score_bst = softmax_intersection(dots_bst, mask_bst, threshold=self.threshold)
+        else:
+            score_bst = (1 + F.normalize(source_bsh, dim=-1) @ F.normalize(target_bth, dim=-1).mT) / 2
+            match: Callable[[Tensor, Tensor], Tensor] = mutual_argmax if self.method == "argmax" else itermax
+            links_bst = match(score_bst, mask_bst)
+        found: list[dict[Link, float]] = [{} for _ in sources]
+        for (row, i, j), score in zip(links_bst.nonzero().tolist(), score_bst[links_bst].tolist(), strict=True):
+            found[row][i, j] = score
+        return found
+
+
+def _word_alignment(
+    links: dict[Link, float], source_words: list[list[int]], target_words: list[list[int]]
+) -> Alignment:
+    """Words are linked if any of their units are, with the best of their scores."""
+    best: dict[Link, float] = {}
+    for (s, t), score in links.items():
+        for i in source_words[s]:
+            for j in target_words[t]:
+                best[i, j] = max(score, best.get((i, j), 0.0))
+    ordered = sorted(best)
+    return Alignment(tuple(ordered), tuple(best[link] for link in ordered))
+
+
+@contextmanager
+def _up_to(encoder: Any, layer: int) -> Iterator[None]:
+    """Inside this block an encoder stops behind a layer where its architecture allows it, else gives all layers' states."""
+    if encoder.config.model_type in PACKABLE:
+        layers = encoder.encoder.layer
+        encoder.encoder.layer = layers[:layer]
+        try:
+            yield
+        finally:
+            encoder.encoder.layer = layers
+    else:
+        before = encoder.config.output_hidden_states
+        encoder.config.output_hidden_states = True
+        try:
+            yield
+        finally:
+            encoder.config.output_hidden_states = before

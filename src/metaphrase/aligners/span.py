@@ -1,0 +1,293 @@
+"""Word alignment as question answering: mark a word in one sentence, and find its translation as a span of the other.
+
+The questions of WSPAlign and its scoring, over transformers' ``AutoModelForQuestionAnswering``; any checkpoint that was
+trained on such questions will do, in any language that it knows.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.words import Link, Span, Words
+
+#: Stands on either side of the word that is asked for.
+MARKER = " ¶ "
+
+#: The probability of an answer, and the words that lie in its span.
+Answer = tuple[float, Sequence[int]]
+
+#: Pairs whose questions are held at a time.
+_BLOCK = 256
+
+
+def best_spans(
+    start_bl: Tensor,
+    end_bl: Tensor,
+    mask_bl: Tensor,
+    context_bl: Tensor,
+    *,
+    max_length: int = 15,
+    softmax_over: Literal["sequence", "context"] = "sequence",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The most probable answer span of each sequence.
+
+    A span's probability is that of its first piece times that of its last one. Both come from a softmax in which the
+    question and the first token take part, though neither may be in the answer: what is put on the first token, which
+    says that there is no answer, lowers the score of all spans.
+
+    Args:
+        start_bl: Logits of a span's first piece, shape ``(batch, length)``.
+        end_bl: Logits of its last piece.
+        mask_bl: True at real pieces, specials included.
+        context_bl: True at pieces of the context.
+        max_length: Pieces of an answer at most.
+        softmax_over: ``"sequence"``: all pieces share the probability. ``"context"``: the context's and the first token
+            do, the question's do not, which is how transformers 4's question answering pipeline normalised.
+
+    Returns:
+        Probability, first and last piece of each best span, shape ``(batch,)``. The first of equals counts.
+
+    Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
+    """
+    if softmax_over == "context":
+        mask_bl = context_bl.clone()
+        mask_bl[:, 0] = True
+    first_bl, last_bl = (
+        logits_bl.float().masked_fill(~mask_bl, -torch.inf).softmax(dim=-1).masked_fill(~context_bl, 0.0)
+        for logits_bl in (start_bl, end_bl)
+    )
+    span_bll = (first_bl.unsqueeze(2) * last_bl.unsqueeze(1)).triu().tril(max_length - 1)
+    score_b, place_b = span_bll.flatten(1).max(dim=1)
+    length = start_bl.shape[1]
+    return score_b, place_b // length, place_b % length
+
+
+def span_links(
+    forward: Sequence[Answer],
+    backward: Sequence[Answer],
+    *,
+    threshold: float = 0.9,
+    force_bidirectional: bool = False,
+) -> Alignment:
+    """Links of a pair from the answers of both directions.
+
+    A word is linked with each word of its answer; the answer's probability is divided among them. What the target's
+    questions say about a link is added to what the source's said, so that scores lie between 0 and 2. A link that the
+    target's questions alone found is dropped: the two directions do not weigh the same.
+
+    Args:
+        forward: For each source word, the probability of its answer and the target words in it.
+        backward: For each target word, the probability of its answer and the source words in it.
+        threshold: What a score must exceed; on the sum of two probabilities.
+        force_bidirectional: Keep only links that both directions found.
+
+    Reference: Wu et al. 2023 (WSPAlign), as its released inference scores; the threshold of 0.9 is WACSE's.
+
+    >>> span_links([(0.5, [0])], [(0.5, [0])])
+    Alignment(links=((0, 0),), scores=(1.0,))
+    """
+    scores: dict[Link, float] = {}
+    for i, (score, words) in enumerate(forward):
+        for j in words:
+            scores[i, j] = score / len(words)
+    confirmed = set()
+    for j, (score, words) in enumerate(backward):
+        for i in words:
+            if (i, j) in scores:
+                scores[i, j] += score / len(words)
+                confirmed.add((i, j))
+    links = sorted(
+        link for link, score in scores.items() if score > threshold and (link in confirmed or not force_bidirectional)
+    )
+    return Alignment(tuple(links), tuple(scores[link] for link in links))
+
+
+def bare_span(text: str, span: Span) -> Span:
+    """A word without the punctuation that is written against it; a word of punctuation alone is left as it is.
+
+    Questions are asked about bare words, and a bare word in an answer counts: the checkpoints were trained on text whose
+    punctuation stands apart.
+
+    >>> bare_span("“cats,” he said", (0, 7))
+    (1, 5)
+    """
+    start, end = span
+    inside = [at for at in range(start, end) if unicodedata.category(text[at])[0] not in "PS"]
+    return (inside[0], inside[-1] + 1) if inside else span
+
+
+class SpanAligner(Aligner):
+    """Links the words that a question answering model gives for each other.
+
+    For every word of either side the sentence with the word between ``¶`` is the question and the other sentence the
+    context: as many forward passes as the pair has words. They are batched over all pairs by length. A context that does
+    not fit is read in overlapping windows, of which the best answer counts. A question that leaves no room for such a
+    window is cut, and a word whose closing mark is lost has no answer.
+
+    Args:
+        model: The model, or its Hub id or folder.
+        tokenizer: Its tokenizer, a fast one; None loads it from the same place.
+        threshold: What the sum of both directions' probabilities must exceed, in [0, 2]; see `span_links`.
+        force_bidirectional: See `span_links`.
+        max_question_length: Pieces of a question; None lets a question grow as long as one window of the context, one
+            piece longer than the stride, still fits.
+        max_answer_length: Pieces of an answer.
+        max_length: Pieces of question and context together, specials included.
+        stride: Pieces by which windows of a context overlap.
+        softmax_over: See `best_spans`.
+        align_to_words: Widen an answer to whole words of the tokenizer, as transformers 4's pipeline did. Switch it off
+            for a SentencePiece tokenizer in a script without spaces, where a word may be the whole sentence.
+        batch_size: Sequences per forward pass.
+        device: Where to put the model; None takes CUDA where there is one, or leaves a given model where it is.
+
+    Raises:
+        ValueError: The lengths leave no room for a context, or the tokenizer is none that knows offsets.
+
+    Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
+    """
+
+    name: ClassVar[str] = "span"
+
+    def __init__(
+        self,
+        model: PreTrainedModel | str | Path,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        *,
+        threshold: float = 0.9,
+        force_bidirectional: bool = False,
+        max_question_length: int | None = None,
+        max_answer_length: int = 15,
+        max_length: int = 384,
+        stride: int = 128,
+        softmax_over: Literal["sequence", "context"] = "sequence",
+        align_to_words: bool = True,
+        batch_size: int = 32,
+        device: str | None = None,
+    ) -> None:
+        if isinstance(model, (str, Path)):
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(model))
+            model = AutoModelForQuestionAnswering.from_pretrained(str(model))
+            device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        if tokenizer is None or not tokenizer.is_fast:
+            raise ValueError("The span aligner needs a fast tokenizer: answers are found by character offsets.")
+        self.model: Any = model.to(device) if device else model
+        self.tokenizer: Any = tokenizer
+        self.max_length = min(max_length, tokenizer.model_max_length)
+        room = self.max_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
+        self.max_question_length = room if max_question_length is None else max_question_length
+        if not 0 < self.max_question_length <= room:
+            raise ValueError(
+                f"A sequence of {self.max_length} pieces and windows that overlap by {stride} leave {max(room, 0)} pieces "
+                f"for a question, but max_question_length is {max_question_length}. Lower it or the stride."
+            )
+        self.threshold = threshold
+        self.force_bidirectional = force_bidirectional
+        self.max_answer_length = max_answer_length
+        self.stride = stride
+        self.softmax_over = softmax_over
+        self.align_to_words = align_to_words
+        self.batch_size = batch_size
+
+    @torch.inference_mode()
+    def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
+        """Align sentence pairs; see `Aligner.align`."""
+        self.model.eval()
+        alignments: list[Alignment] = []
+        for start in range(0, len(pairs), _BLOCK):
+            alignments += self._align(pairs[start : start + _BLOCK])
+        return alignments
+
+    def _align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
+        asked = [(side, other) for pair in pairs for side, other in (pair, pair[::-1])]
+        questions = [(side, word, other) for side, other in asked if len(other) for word in range(len(side))]
+        spans = iter(self._answer(questions))
+        answers: list[list[Answer]] = []
+        for side, other in asked:
+            bare = [bare_span(other.text, span) for span in other.spans]
+            answers.append([])
+            for score, start, end in (next(spans) for _ in range(len(side) if bare else 0)):
+                inside = [word for word, (first, last) in enumerate(bare) if start <= first and last <= end]
+                answers[-1].append((score, inside))
+        return [
+            span_links(forward, backward, threshold=self.threshold, force_bidirectional=self.force_bidirectional)
+            for forward, backward in zip(answers[::2], answers[1::2], strict=True)
+        ]
+
+    def _answer(self, questions: Sequence[tuple[Words, int, Words]]) -> list[tuple[float, int, int]]:
+        """Probability, first character and the one behind the last of the answer to each question."""
+        answers = [(0.0, 0, 0)] * len(questions)
+        texts = self._question_texts(questions)
+        kept = [at for at, text in enumerate(texts) if text is not None]
+        if not kept:
+            return answers
+        windows = self.tokenizer(
+            [texts[at] for at in kept],
+            [questions[at][2].text for at in kept],
+            truncation="only_second",
+            max_length=self.max_length,
+            stride=self.stride,
+            return_overflowing_tokens=True,
+        )
+        asked = [kept[sample] for sample in windows["overflow_to_sample_mapping"]]
+        order = sorted(range(len(asked)), key=lambda window: len(windows.encodings[window].ids))
+        for start in range(0, len(order), self.batch_size):
+            batch = order[start : start + self.batch_size]
+            encodings = [windows.encodings[window] for window in batch]
+            for window, encoding, (score, first, last) in zip(batch, encodings, self._spans(encodings), strict=True):
+                if score > answers[asked[window]][0]:
+                    answers[asked[window]] = score, *self._characters(encoding, first, last)
+        return answers
+
+    def _question_texts(self, questions: Sequence[tuple[Words, int, Words]]) -> list[str | None]:
+        """The questions, cut at their limit; None where the marks do not fit."""
+        texts: list[str | None] = []
+        ends = []
+        for words, word, _ in questions:
+            start, end = bare_span(words.text, words.spans[word])
+            texts.append(f"{words.text[:start]}{MARKER}{words.text[start:end]}{MARKER}{words.text[end:]}")
+            ends.append(end + len(MARKER) + len(MARKER.rstrip()))
+        encodings = self.tokenizer(texts, add_special_tokens=False).encodings if texts else []
+        for at, encoding in enumerate(encodings):
+            if len(encoding.ids) > self.max_question_length:
+                cut = encoding.offsets[self.max_question_length - 1][1]
+                texts[at] = str(texts[at])[:cut] if cut >= ends[at] else None
+        return texts
+
+    def _spans(self, encodings: Sequence[Any]) -> list[tuple[float, int, int]]:
+        """Best span of each window, in pieces."""
+        names = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+        features = {
+            name: pad_sequence(
+                [torch.tensor(getattr(encoding, names[name])) for encoding in encodings],
+                batch_first=True,
+                padding_value=self.tokenizer.pad_token_id if name == "input_ids" else 0,
+            ).to(self.model.device)
+            for name in self.tokenizer.model_input_names
+        }
+        output = self.model(**features)
+        rows = [torch.tensor([sequence == 1 for sequence in encoding.sequence_ids]) for encoding in encodings]
+        score_b, first_b, last_b = best_spans(
+            output.start_logits,
+            output.end_logits,
+            features["attention_mask"].bool(),
+            pad_sequence(rows, batch_first=True).to(self.model.device),
+            max_length=self.max_answer_length,
+            softmax_over=self.softmax_over,
+        )
+        return list(zip(score_b.tolist(), first_b.tolist(), last_b.tolist(), strict=True))
+
+    def _characters(self, encoding: Any, first: int, last: int) -> Span:
+        """Where an answer stands in the context."""
+        if not self.align_to_words:
+            return encoding.offsets[first][0], encoding.offsets[last][1]
+        words = encoding.word_ids
+        return encoding.word_to_chars(words[first], 1)[0], encoding.word_to_chars(words[last], 1)[1]

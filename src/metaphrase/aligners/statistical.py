@@ -1,0 +1,304 @@
+"""Statistical word alignment by sil-thot: fast_align, the HMM and the IBM models, learned from the bitext itself."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import time
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+
+from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.words import Link, Words
+
+try:
+    import thot.alignment as thot
+except ImportError as error:
+    raise ImportError("Statistical aligners are sil-thot's: pip install 'metaphrase[align]'.") from error
+
+logger = logging.getLogger(__name__)
+
+#: Models with the chain that is trained for each: every model starts from the parameters of the one before it.
+MODELS = {
+    "fast_align": ("fast_align",),
+    "hmm": ("ibm1", "hmm"),
+    "ibm1": ("ibm1",),
+    "ibm2": ("ibm1", "ibm2"),
+    "ibm3": ("ibm1", "hmm", "ibm3"),
+    "ibm4": ("ibm1", "hmm", "ibm3", "ibm4"),
+}
+#: Ways of making one alignment of two directions; ``none`` takes the direction from source to target alone.
+HEURISTICS = tuple(name.lower().replace("_", "-") for name in thot.SymmetrizationHeuristic.__members__)
+
+_CLASSES: dict[str, Any] = {
+    "fast_align": thot.FastAlignModel,
+    "ibm1": thot.Ibm1AlignmentModel,
+    "ibm2": thot.Ibm2AlignmentModel,
+    "hmm": thot.HmmAlignmentModel,
+    "ibm3": thot.Ibm3AlignmentModel,
+    "ibm4": thot.Ibm4AlignmentModel,
+}
+#: Words that mean something to sil-thot.
+_RESERVED = {"NULL", "UNKNOWN_WORD", "<UNUSED_WORD>"}
+_DIRECTIONS = ("direct", "inverse")
+_SETTINGS = ("model", "heuristic", "lowercase", "strip_punctuation", "iterations")
+FILE = "aligner.json"
+
+
+class StatisticalAligner(Aligner):
+    """A word aligner that learns from a bitext which words occur together.
+
+    It is trained in both directions, in each of which a word has one link at most, and the two are put together by a
+    symmetrisation heuristic. A link's score is the geometric mean of the two lexical translation probabilities,
+    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1; a word that was not seen in training has about
+    1e-9. The IBM-4 model is trained without word classes.
+
+    Args:
+        model: ``"fast_align"``, ``"hmm"`` or ``"ibm1"`` … ``"ibm4"``.
+        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` has fewer links, and surer ones.
+        lowercase: Count words in lower case.
+        strip_punctuation: Count words without the punctuation at their ends, so that ``cat.`` is ``cat``.
+        iterations: Rounds of expectation maximisation for each model of the chain.
+
+    Attributes:
+        max_words: A pair with a longer side is neither learned from nor given links.
+        trained_pairs: Pairs that it has learned from.
+        skipped_pairs: Pairs of the training corpus that were too long or had an empty side.
+        training_seconds: How long that took.
+
+    Raises:
+        ValueError: There is no such model or heuristic.
+
+    Reference: Dyer et al. 2013, "A Simple, Fast, and Effective Reparameterization of IBM Model 2"; Vogel et al. 1996 (the
+    HMM); Brown et al. 1993 (the IBM models); Koehn et al. 2003 (grow-diag-final-and).
+    """
+
+    name = "statistical"
+
+    def __init__(
+        self,
+        model: str = "fast_align",
+        *,
+        heuristic: str = "grow-diag-final-and",
+        lowercase: bool = True,
+        strip_punctuation: bool = True,
+        iterations: int = 5,
+    ) -> None:
+        heuristic = heuristic.replace("_", "-")
+        if model not in MODELS:
+            raise ValueError(f"There is no statistical aligner {model!r}; there are {', '.join(MODELS)}.")
+        if heuristic not in HEURISTICS:
+            raise ValueError(f"There is no heuristic {heuristic!r}; there are {', '.join(HEURISTICS)}.")
+        self.model, self.heuristic = model, heuristic
+        self.lowercase, self.strip_punctuation, self.iterations = lowercase, strip_punctuation, iterations
+        self.max_words: int = _CLASSES[model]().max_sentence_length
+        self.trained_pairs = self.skipped_pairs = 0
+        self.training_seconds = 0.0
+        self._models: tuple[Any, Any] | None = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was made with."""
+        return {name: getattr(self, name) for name in _SETTINGS}
+
+    def train(self, pairs: Iterable[WordPair], *, show_progress: bool = False) -> StatisticalAligner:
+        """Learn from a bitext, and forget an earlier one.
+
+        Args:
+            pairs: The words of each source and target. They are read once.
+            show_progress: Show the rounds of training on stderr.
+
+        Returns:
+            The aligner itself.
+
+        Raises:
+            ValueError: No pair has words on both sides.
+        """
+        start = time.perf_counter()
+        chain = MODELS[self.model]
+        models = [_CLASSES[chain[0]]() for _ in _DIRECTIONS]
+        self.trained_pairs = self.skipped_pairs = 0
+        for source, target in pairs:
+            if not self._fits(source, target):
+                self.skipped_pairs += 1
+                continue
+            source_forms, target_forms = self._forms(source), self._forms(target)
+            models[0].add_sentence_pair(source_forms, target_forms)
+            models[1].add_sentence_pair(target_forms, source_forms)
+            self.trained_pairs += 1
+        if not self.trained_pairs:
+            raise ValueError("There is nothing to learn an alignment from: no pair has words on both sides.")
+        with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
+            task = progress.add_task(f"Training {self.model}", total=len(chain) * len(models) * self.iterations)
+            for at, stage in enumerate(chain):
+                for side, model in enumerate(models):
+                    models[side] = model = _CLASSES[stage](model) if at else model
+                    model.start_training()
+                    for _ in range(self.iterations):
+                        model.train()
+                        progress.advance(task)
+                    model.end_training()
+        self._models = models[0], models[1]
+        self.training_seconds = time.perf_counter() - start
+        return self
+
+    def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
+        """Align sentence pairs, seen in training or not, on all cores.
+
+        Args:
+            pairs: The words of each source and target. A pair with an empty side, or with one of more than ``max_words``
+                words, has no links.
+
+        Returns:
+            One alignment for each pair, in their order.
+
+        Raises:
+            ValueError: It was not trained.
+        """
+        if self._models is None:
+            raise ValueError("This aligner has not learned anything: call `train`, or `StatisticalAligner.load`.")
+        symmetrised = thot.SymmetrizedAligner(*self._models)
+        symmetrised.heuristic = thot.SymmetrizationHeuristic.__members__[self.heuristic.upper().replace("-", "_")]
+        fitting = [at for at, (source, target) in enumerate(pairs) if self._fits(source, target)]
+        sources = [self._forms(pairs[at][0]) for at in fitting]
+        targets = [self._forms(pairs[at][1]) for at in fitting]
+        alignments = [Alignment((), ())] * len(pairs)
+        known: dict[tuple[str, str], float] = {}
+        found = symmetrised.get_best_alignments(sources, targets)
+        for at, source, target, (_, matrix) in zip(fitting, sources, targets, found, strict=True):
+            rows, columns = matrix.to_numpy().nonzero()
+            links: tuple[Link, ...] = tuple(zip(rows.tolist(), columns.tolist(), strict=True))
+            scores = []
+            for i, j in links:
+                words = source[i], target[j]
+                if words not in known:
+                    known[words] = self._score(*words)
+                scores.append(known[words])
+            alignments[at] = Alignment(links, tuple(scores))
+        return alignments
+
+    def _score(self, source: str, target: str) -> float:
+        assert self._models is not None
+        direct, inverse = self._models
+        forth = direct.translation_prob(direct.get_src_word_index(source), direct.get_trg_word_index(target))
+        back = inverse.translation_prob(inverse.get_src_word_index(target), inverse.get_trg_word_index(source))
+        return math.sqrt(forth * back)
+
+    def too_long(self, pair: WordPair) -> bool:
+        """Whether a pair has a side of more than ``max_words`` words."""
+        return max(map(len, pair)) > self.max_words
+
+    def _fits(self, source: Words, target: Words) -> bool:
+        return bool(len(source) and len(target)) and not self.too_long((source, target))
+
+    def _forms(self, words: Words) -> list[str]:
+        return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the models and, last, ``aligner.json`` with the settings and the files' hashes.
+
+        Args:
+            folder: Where to; an aligner that is there is replaced.
+
+        Raises:
+            ValueError: It was not trained.
+            OSError: The folder cannot be written.
+        """
+        if self._models is None:
+            raise ValueError("This aligner has not learned anything that could be saved: call `train` first.")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in [folder / FILE, *_model_files(folder)]:
+            path.unlink(missing_ok=True)
+        for direction, model in zip(_DIRECTIONS, self._models, strict=True):
+            if not model.print(str(folder / direction)):
+                raise OSError(f"{folder} cannot be written.")
+        facts = {
+            "format": "metaphrase.statistical",
+            "settings": self.settings,
+            "trained_pairs": self.trained_pairs,
+            "skipped_pairs": self.skipped_pairs,
+            "training_seconds": self.training_seconds,
+            "sha256": _hashes(folder),
+        }
+        (folder / FILE).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+        return folder
+
+    @classmethod
+    def load(cls, folder: str | Path, *, heuristic: str | None = None) -> StatisticalAligner:
+        """Read an aligner that was saved.
+
+        Args:
+            folder: Where it is.
+            heuristic: In place of the one that it was saved with.
+
+        Raises:
+            ValueError: The folder holds no such aligner, or a damaged one.
+        """
+        folder = Path(folder)
+        facts = _read_facts(folder)
+        if facts["sha256"] != _hashes(folder):
+            raise ValueError(
+                f"{folder} holds a damaged aligner: its files are not those that were saved. Train it again."
+            )
+        settings = facts["settings"] | ({"heuristic": heuristic} if heuristic else {})
+        aligner = cls(settings.pop("model"), **settings)
+        models = [_CLASSES[aligner.model]() for _ in _DIRECTIONS]
+        for direction, model in zip(_DIRECTIONS, models, strict=True):
+            if not model.load(str(folder / direction)):
+                raise ValueError(f"{folder} holds an aligner that sil-thot cannot read. Train it again.")
+        aligner._models = models[0], models[1]
+        aligner.trained_pairs, aligner.skipped_pairs = facts["trained_pairs"], facts["skipped_pairs"]
+        aligner.training_seconds = facts["training_seconds"]
+        return aligner
+
+
+def _read_facts(folder: Path) -> Mapping[str, Any]:
+    try:
+        facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no statistical aligner: there is no {FILE}. Save one there first.") from None
+    except ValueError:
+        raise ValueError(f"{folder / FILE} is damaged. Train the aligner again.") from None
+    if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
+        raise ValueError(f"{folder / FILE} does not describe a statistical aligner of this library.")
+    return facts
+
+
+def _model_files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.name.startswith(tuple(f"{d}." for d in _DIRECTIONS)))
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    hashes = {}
+    for path in _model_files(folder):
+        with path.open("rb") as stream:
+            hashes[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
+    return hashes
+
+
+@lru_cache(maxsize=1 << 20)
+def word_form(word: str, lowercase: bool = True, strip_punctuation: bool = True) -> str:
+    """A word as it is counted.
+
+    >>> word_form("«Cat»,"), word_form("..."), word_form("o'clock")
+    ('cat', '...', "o'clock")
+    """
+    start, end = 0, len(word)
+    if strip_punctuation:
+        while start < end and unicodedata.category(word[start])[0] == "P":
+            start += 1
+        while start < end and unicodedata.category(word[end - 1])[0] == "P":
+            end -= 1
+    form = word[start:end] or word
+    if lowercase:
+        form = form.lower()
+    return form if form not in _RESERVED else f"{form}_"

@@ -1,0 +1,330 @@
+"""Word alignment against gold links: precision, recall, F1 and the alignment error rate.
+
+Annotators mark links as *sure*, or as *possible* where people would differ; sure links are possible, too. Measures are
+fractions, summed over the corpus.
+"""
+
+from __future__ import annotations
+
+import csv
+import logging
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from metaphrase.aligners.base import WordPair
+from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
+from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
+from metaphrase.words import Link, Words
+
+logger = logging.getLogger(__name__)
+
+_SENTENCE = re.compile(r"\s*<s\s+snum=\"?(\d+)\"?\s*>(.*?)</s>\s*")
+_GOLD_LINK = re.compile(r"(\d+)([-p])(\d+)")
+
+
+class AlignmentScores(NamedTuple):
+    """How well links match the gold.
+
+    Attributes:
+        precision: Share of the predicted links that are possible.
+        recall: Share of the sure links that were predicted.
+        f1: Harmonic mean of both.
+        aer: Alignment error rate, lower is better; 1 − F1 where all gold links are sure.
+    """
+
+    precision: float
+    recall: float
+    f1: float
+    aer: float
+
+
+@dataclass(frozen=True)
+class GoldPair:
+    """A pair with gold links.
+
+    Attributes:
+        source: Words of the source.
+        target: Words of the target.
+        sure: Links that must be there.
+        possible: Links that may be there, the sure ones among them.
+    """
+
+    source: Words
+    target: Words
+    sure: frozenset[Link]
+    possible: frozenset[Link]
+
+    @property
+    def pair(self) -> WordPair:
+        """The words of both sides."""
+        return self.source, self.target
+
+    def swapped(self) -> GoldPair:
+        """The same with source and target exchanged."""
+        sure, possible = (frozenset((j, i) for i, j in links) for links in (self.sure, self.possible))
+        return GoldPair(self.target, self.source, sure, possible)
+
+
+def alignment_scores(
+    predicted: Iterable[Iterable[Link]], sure: Iterable[Iterable[Link]], possible: Iterable[Iterable[Link]]
+) -> AlignmentScores:
+    """Precision, recall, F1 and AER of predicted links, from counts summed over all pairs.
+
+    ``precision = |A ∩ P| / |A|``, ``recall = |A ∩ S| / |S|``, ``AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)``. A share
+    of nothing is 0.
+
+    Args:
+        predicted: Links ``A`` of each pair.
+        sure: Its sure links ``S``.
+        possible: Its possible links ``P``; sure ones need not be repeated.
+
+    Raises:
+        ValueError: The three are not over the same number of pairs.
+
+    Reference: Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment Models", section 6.
+
+    >>> alignment_scores([[(0, 0), (1, 1)]], [[(0, 0)]], [[(0, 0), (1, 2)]]).aer  # 1 − (1 + 1) / (2 + 1)
+    0.33333333333333337
+    """
+    return _scores(_counts(predicted, sure, possible).sum(axis=0))
+
+
+def alignment_error_interval(
+    predicted: Iterable[Iterable[Link]],
+    sure: Iterable[Iterable[Link]],
+    possible: Iterable[Iterable[Link]],
+    *,
+    resamples: int = RESAMPLES,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> tuple[float, float]:
+    """Percentile bootstrap interval of the AER: pairs are drawn with replacement, and their counts summed.
+
+    Args:
+        predicted: See `alignment_scores`.
+        sure: See `alignment_scores`.
+        possible: See `alignment_scores`.
+        resamples: Number of bootstrap samples.
+        confidence: Share of the bootstrap distribution inside the interval.
+        seed: Seed of the resampling.
+
+    Returns:
+        Lower and upper end, fractions.
+    """
+    counts_n4 = _counts(predicted, sure, possible)
+    n = len(counts_n4)
+    drawn_rn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    errors_r = [_scores(row).aer for row in drawn_rn @ counts_n4]
+    low, high = np.quantile(errors_r, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _counts(
+    predicted: Iterable[Iterable[Link]], sure: Iterable[Iterable[Link]], possible: Iterable[Iterable[Link]]
+) -> NDArray[np.int64]:
+    """``|A|, |S|, |A ∩ S|, |A ∩ P|`` of each pair, shape ``(pairs, 4)``."""
+    rows = []
+    for links, surely, possibly in zip(predicted, sure, possible, strict=True):
+        a, s = set(links), set(surely)
+        rows.append((len(a), len(s), len(a & s), len(a & (s | set(possibly)))))
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
+def _scores(counts_4: NDArray[np.int64]) -> AlignmentScores:
+    predicted, sure, right, allowed = map(int, counts_4)
+    precision = allowed / predicted if predicted else 0.0
+    recall = right / sure if sure else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    aer = 1 - (right + allowed) / (predicted + sure) if predicted + sure else 0.0
+    return AlignmentScores(precision, recall, f1, aer)
+
+
+def parse_gold(alignment: str) -> tuple[frozenset[Link], frozenset[Link]]:
+    """Sure and possible links of a Pharaoh string, in which possible ones have a ``p`` for the hyphen.
+
+    Raises:
+        ValueError: It is not in that form.
+
+    >>> sure, possible = parse_gold("0-0 1p2")
+    >>> sorted(sure), sorted(possible)
+    ([(0, 0)], [(0, 0), (1, 2)])
+    """
+    sure, possible = set(), set()
+    for text in alignment.split():
+        match = _GOLD_LINK.fullmatch(text)
+        if match is None:
+            raise ValueError(f"Gold links have the form '0-0 1p2' (p for possible), not {text[:80]!r}.")
+        link = int(match[1]), int(match[3])
+        possible.add(link)
+        if match[2] == "-":
+            sure.add(link)
+    return frozenset(sure), frozenset(possible)
+
+
+def load_pharaoh(source: str | Path, target: str | Path, gold: str | Path) -> list[GoldPair]:
+    """Read gold pairs from three files with a pair a line: words with spaces between them, and Pharaoh links.
+
+    Args:
+        source: Sentences.
+        target: Their translations.
+        gold: Their links, from 0, source word first; see `parse_gold`.
+
+    Raises:
+        ValueError: The files differ in length, or a link is malformed.
+    """
+    lines = [_lines(path) for path in (source, target, gold)]
+    if len({len(column) for column in lines}) > 1:
+        counts = ", ".join(f"{path} {len(column)}" for path, column in zip((source, target, gold), lines, strict=True))
+        raise ValueError(f"Gold files need one line for each pair, but these differ in their number: {counts}.")
+    return [GoldPair(Words.of(s), Words.of(t), *parse_gold(links)) for s, t, links in zip(*lines, strict=True)]
+
+
+def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[GoldPair]:
+    """Read gold pairs in the format of the shared tasks on word alignment (HLT-NAACL 2003, ACL 2005).
+
+    Sentences are lines ``<s snum=26> words </s>``, gold links are lines ``26 2 1 [S|P] [confidence]``: the number of
+    the sentence, source and target word from 1. Links without a letter are sure; links with word 0, the empty word,
+    are left out.
+
+    Args:
+        source: Sentences whose words come first in the gold.
+        target: Their translations.
+        gold: The links.
+
+    Returns:
+        The pairs that have gold links, in the order of the source. A link to a word behind the end of its sentence
+        stays, as one that no aligner can find, and is warned of: there is one in the English-Hindi gold of 2005.
+
+    Raises:
+        ValueError: A line is malformed, or a pair has links but no sentences.
+
+    Reference: Mihalcea and Pedersen 2003, "An Evaluation Exercise for Word Alignment".
+    """
+    sure: dict[int, set[Link]] = {}
+    possible: dict[int, set[Link]] = {}
+    for line in _lines(gold):
+        fields = line.split()
+        if not (len(fields) >= 3 and all(field.isdecimal() for field in fields[:3])):
+            raise ValueError(
+                f"A line of {Path(gold).name} has the form '26 2 1 [S|P] [confidence]', not {line[:80]!r}."
+            )
+        number, i, j = map(int, fields[:3])
+        possible.setdefault(number, set())
+        sure.setdefault(number, set())
+        if i and j:
+            possible[number].add((i - 1, j - 1))
+            if "P" not in fields[3:]:
+                sure[number].add((i - 1, j - 1))
+    sides = [_numbered(source), _numbered(target)]
+    if missing := [number for number in possible if any(number not in side for side in sides)]:
+        raise ValueError(f"{Path(gold).name} has links of sentences {missing[:5]}, which are not in both texts.")
+    pairs = {
+        number: GoldPair(
+            Words.of(text), Words.of(sides[1][number]), frozenset(sure[number]), frozenset(possible[number])
+        )
+        for number, text in sides[0].items()
+        if number in possible
+    }
+    for number, pair in pairs.items():
+        for i, j in sorted(pair.possible):
+            if i >= len(pair.source) or j >= len(pair.target):
+                logger.warning("Gold link %d %d %d points behind the end of a sentence.", number, i + 1, j + 1)
+    return list(pairs.values())
+
+
+def _numbered(path: str | Path) -> dict[int, str]:
+    sentences = {}
+    for line in _lines(path):
+        match = _SENTENCE.fullmatch(line)
+        if match is None:
+            raise ValueError(f"A line of {Path(path).name} has the form '<s snum=26> words </s>', not {line[:80]!r}.")
+        sentences[int(match[1])] = match[2].strip()
+    return sentences
+
+
+def _lines(path: str | Path) -> list[str]:
+    """Lines of a file; those at its end that are empty are left out."""
+    return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
+
+
+class WordAlignmentEvaluator(BaseEvaluator):
+    """Word alignment by the model's own token states, in the training loop.
+
+    The model is measured as an `EmbeddingAligner`. As in sentence-transformers' evaluators, the metrics are fractions,
+    their names begin with the evaluator's, and a line per evaluation is added to
+    ``word_alignment_evaluation_{name}_results.csv`` in the output folder. The primary metric is ``f1``, which is
+    better when it is greater, as trainers expect; where all gold links are sure it is 1 − AER.
+
+    Args:
+        pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.
+        name: Name of the data set, such as ``"wpt05-en-hi"``.
+        layer: See `EmbeddingAligner`, as for the next three.
+        method: ``"argmax"``, ``"itermax"`` or ``"softmax"``.
+        level: ``"piece"`` or ``"word"``.
+        batch_size: Sentences per forward pass.
+        write_csv: Write the CSV file.
+
+    Relations: `RetrievalEvaluator` measures sentence embeddings.
+    """
+
+    def __init__(
+        self,
+        pairs: Sequence[GoldPair],
+        *,
+        name: str = "",
+        layer: int | None = None,
+        method: Method = "itermax",
+        level: Level = "piece",
+        batch_size: int = 64,
+        write_csv: bool = True,
+    ) -> None:
+        super().__init__()
+        self.pairs = list(pairs)
+        self.name = name
+        self.layer = layer
+        self.method = method
+        self.level = level
+        self.batch_size = batch_size
+        self.write_csv = write_csv
+        self.primary_metric = "f1"
+        self.csv_file = f"word_alignment_evaluation{'_' * bool(name)}{name}_results.csv"
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model; arguments as in `BaseEvaluator`."""
+        aligner = EmbeddingAligner(
+            model, layer=self.layer, method=self.method, level=self.level, batch_size=self.batch_size
+        )
+        predicted = [alignment.links for alignment in aligner.align([pair.pair for pair in self.pairs])]
+        scores = alignment_scores(
+            predicted, [pair.sure for pair in self.pairs], [pair.possible for pair in self.pairs]
+        )
+        logger.info("Word alignment %s at step %d: AER %.3f, F1 %.3f", self.name, steps, scores.aer, scores.f1)
+        if output_path is not None and self.write_csv:
+            self._append_csv(Path(output_path), {"epoch": epoch, "steps": steps, **scores._asdict()})
+        metrics = self.prefix_name_to_metrics(scores._asdict(), self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def _append_csv(self, folder: Path, row: dict[str, float]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / self.csv_file
+        is_new = not path.exists()
+        with path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file)
+            if is_new:
+                writer.writerow(row.keys())
+            writer.writerow(row.values())
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Settings that the model card names."""
+        return {"layer": self.layer, "method": self.method, "level": self.level}

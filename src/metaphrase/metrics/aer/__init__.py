@@ -1,0 +1,1 @@
+"""The alignment error rate as an `evaluate` module."""

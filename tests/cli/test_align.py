@@ -1,0 +1,368 @@
+import gzip
+import io
+import json
+import random
+import re
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from metaphrase.aligners.phrases import PhraseTable
+from metaphrase.aligners.statistical import StatisticalAligner
+from metaphrase.cli import align, main
+from metaphrase.corpus import load_corpus
+from metaphrase.words import Words
+
+LINES = ["paka anakunywa\tcat drinks", "paka analala\tcat sleeps", "mbwa analala\tdog sleeps", "mbwa\tdog"] * 5
+OLD = ["source", "target", "source_lang", "target_lang"]
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def give(text):
+        raw = text if isinstance(text, bytes) else text.encode()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8"))
+
+    return give
+
+
+@pytest.fixture
+def filtered(stdin, capfdbinary):
+    """Lines in, lines out."""
+
+    def run(lines, *arguments):
+        stdin("".join(f"{line}\n" for line in lines))
+        assert main(["align", *arguments]) == 0
+        return capfdbinary.readouterr().out.decode().splitlines()
+
+    return run
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for language in ("sw", "te"):
+        lines = LINES if language == "sw" else LINES[:8]
+        with gzip.open(folder / f"{language}-en.train.tsv.gz", "wt") as stream:
+            stream.write("source\ttarget\n" + "".join(f"{line}\n" for line in lines))
+    return folder
+
+
+def rows_of(path):
+    return load_corpus(path, cleaning=None).dataset.to_list()
+
+
+def failure(arguments, capsys):
+    assert main(["align", *map(str, arguments)]) == 2
+    return capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------------------------------- filter
+
+
+def test_a_header_gets_columns(filtered):
+    out = filtered(["id\tsource\ttarget", *(f"{i}\t{line}" for i, line in enumerate(LINES))])
+    assert out[0] == "id\tsource\ttarget\talignment\talignment_scores"
+    assert [line.split("\t")[:3] for line in out[1:]] == [[str(i), *line.split("\t")] for i, line in enumerate(LINES)]
+    assert out[1].split("\t")[3] == "0-0 1-1"
+    assert all(0 < float(score) <= 1 for score in out[1].split("\t")[4].split())
+
+
+def test_two_columns_get_a_third(filtered):
+    out = filtered(LINES, "-")
+    assert out == [f"{line}\t{'0-0 1-1' if ' ' in line else '0-0'}" for line in LINES]
+
+
+def test_the_form_of_fast_align_and_its_output(filtered):
+    lines = [line.replace("\t", " ||| ") for line in LINES]
+    assert filtered(lines, "--pharaoh")[:4] == ["0-0 1-1", "0-0 1-1", "0-0 1-1", "0-0"]
+    assert filtered(lines)[0] == "paka anakunywa\tcat drinks\t0-0 1-1"
+
+
+def test_every_line_stays_in_its_place(filtered):
+    lines = [*LINES, "\tno source", "no target\t", "\t"]
+    out = filtered(lines, "--pharaoh")
+    assert len(out) == len(lines)
+    assert out[-3:] == ["", "", ""]
+
+
+def test_nothing_in_nothing_out(filtered):
+    assert filtered([]) == []
+    assert filtered(["source\ttarget"]) == ["source\ttarget\talignment\talignment_scores"]
+    assert filtered(["source\ttarget"], "--pharaoh") == []
+
+
+def test_links_of_the_input_stay_unless_overwritten(filtered):
+    lines = ["source\talignment\ttarget", "paka analala\t1-0\tcat sleeps"]
+    lines += [f"{line.split(chr(9))[0]}\t\t{line.split(chr(9))[1]}" for line in LINES]
+    out = filtered(lines)
+    assert out[0] == "source\talignment\ttarget\talignment_scores"
+    assert out[1] == "paka analala\t1-0\tcat sleeps\t"
+    assert out[2].startswith("paka anakunywa\t0-0 1-1\tcat drinks\t")
+    assert filtered(lines, "--overwrite")[1].split("\t")[1] == "0-0 1-1"
+
+
+def test_stdout_is_data_and_stderr_the_summary(stdin, capfdbinary, tmp_path):
+    stdin("\n".join(LINES))
+    assert main(["align", "--json", str(tmp_path / "r.json")]) == 0
+    out, err = capfdbinary.readouterr()
+    assert len(out.splitlines()) == len(LINES)
+    assert b"pairs per second" in err
+    facts = json.loads((tmp_path / "r.json").read_text())
+    assert (facts["pairs"], facts["share_source_linked"]) == (20, 1)
+
+
+def test_unspaced_languages_in_a_filter(filtered):
+    lines = ["source\ttarget", *["我喜欢猫\tI like cats", "我喜欢狗\tI like dogs", "狗\tdogs"] * 5]
+    out = filtered(lines, "--source_lang", "zh")
+    assert out[0].endswith("\talignment\talignment_scores\tsegmenter")
+    assert out[1].split("\t")[2] == "0-0 1-1 2-2"
+    assert out[1].endswith("\ticu")
+    assert filtered(lines, "--source_lang", "zh", "--segmenter", "whitespace")[1].split("\t")[2] in (
+        "0-0 0-1 0-2",
+        "0-2",
+    )
+
+
+def test_saved_aligners_answer_as_lines_come(filtered, tmp_path):
+    folder = str(tmp_path / "model")
+    first = filtered(LINES, "--save", folder, "--heuristic", "intersection")
+    assert StatisticalAligner.load(tmp_path / "model" / "und-en").heuristic == "intersection"
+    assert filtered(LINES, "--load", folder) == first
+    code = "import sys; from metaphrase.cli import main; sys.exit(main(['align', '--load', sys.argv[1]]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write("mbwa analala\tdog sleeps\n" * align._LINES)
+    process.stdin.flush()
+    assert process.stdout.readline() == "mbwa analala\tdog sleeps\t0-0 1-1\n"  # while stdin is open
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+
+
+def test_a_reader_that_leaves_early_is_no_error(tmp_path):
+    source = tmp_path / "in.tsv"
+    source.write_text("paka analala\tcat sleeps\n" * 20_000)
+    code = "import sys; from metaphrase.cli import main; sys.exit(main(['align', '--aligner', 'ibm1']))"
+    command = f"'{sys.executable}' -c \"{code}\" < '{source}' | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("paka analala\tcat sleeps\t")
+    assert done.returncode == 0, done.stderr
+    assert "Broken" not in done.stderr
+
+
+def test_a_filter_can_write_to_a_file(filtered, tmp_path):
+    path = tmp_path / "out.tsv.gz"
+    assert filtered(LINES, "-o", str(path)) == []
+    assert gzip.decompress(path.read_bytes()).decode().splitlines()[3] == "mbwa\tdog\t0-0"
+    assert [file.name for file in tmp_path.iterdir()] == ["out.tsv.gz"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a\tb\tc\n", "stdin:1: a line is 'source<TAB>target'"),
+        ("one sentence\n", "stdin:1: a line is"),
+        ("a\tb\na\n", "stdin:2: 1 columns, not 2: 'a'"),
+        ("a ||| b\na\n", "stdin:2: 1 columns, not 2"),
+        ("source\ttarget\tsource\n", "names a column twice"),
+        (b"a\tb\n\xff\tb\n", "stdin:2: this is not UTF-8 .byte 0xff"),
+    ],
+)
+def test_lines_that_are_wrong_are_named(stdin, capsys, content, message):
+    stdin(content)
+    assert re.search(message, failure([], capsys))
+
+
+# -------------------------------------------------------------------------------------------------------------- corpus
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet"])
+def test_a_folder_becomes_a_file(corpus, tmp_path, suffix, capsys):
+    output = tmp_path / "out" / f"all{suffix}"
+    arguments = ["align", str(corpus), "-o", str(output), "--json", str(tmp_path / "r.json")]
+    assert main([*arguments, "--phrase_table", str(tmp_path / "p.tsv.gz"), "--save", str(tmp_path / "models")]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "sw-en" in err
+    rows = rows_of(output)
+    assert list(rows[0]) == [*OLD, "alignment", "alignment_scores"]
+    assert [(row["source_lang"], row["source"]) for row in rows] == [
+        (code, line.split("\t")[0]) for code, lines in (("sw", LINES), ("te", LINES[:8])) for line in lines
+    ]
+    assert rows[0]["alignment"] == "0-0 1-1"
+    assert len(rows[0]["alignment_scores"].split()) == 2
+    facts = json.loads((tmp_path / "r.json").read_text())
+    assert (facts["pairs"], facts["languages"]["te-en"]["pairs"]) == (28, 8)
+    assert facts["pairs_per_second"] > 0
+    assert len(PhraseTable.load(tmp_path / "p.tsv.gz")) == facts["phrases"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["sw-en", "te-en"]
+    assert [path.name for path in output.parent.iterdir()] == [output.name]
+
+
+def test_the_corpus_step_is_what_the_aligner_says(corpus, tmp_path):
+    output = tmp_path / "x.jsonl"
+    arguments = ["align", "--files", str(corpus), "--languages", "sw", "-o", str(output)]
+    assert main([*arguments, "--aligner", "hmm", "--heuristic", "union", "--iterations", "2"]) == 0
+    pairs = [(Words.of(s, "sw"), Words.of(t, "en")) for s, t in (line.split("\t") for line in LINES)]
+    own = StatisticalAligner("hmm", heuristic="union", iterations=2).train(pairs).align(pairs)
+    assert [row["alignment"] for row in rows_of(output)] == [found.pharaoh for found in own]
+
+
+def test_links_of_a_corpus_stay_unless_overwritten(tmp_path):
+    path = tmp_path / "sw-en.tsv"
+    path.write_text("source\ttarget\talignment\n" + "".join(f"{line}\t0-0\n" for line in LINES))
+    assert main(["align", str(path), "-o", str(tmp_path / "a.tsv")]) == 0
+    assert {row["alignment"] for row in rows_of(tmp_path / "a.tsv")} == {"0-0"}
+    assert main(["align", str(path), "-o", str(tmp_path / "a.tsv"), "--overwrite"]) == 0
+    assert rows_of(tmp_path / "a.tsv")[0]["alignment"] == "0-0 1-1"
+
+
+def test_back_translations_come_through(tmp_path):
+    path = tmp_path / "sw-en.jsonl"
+    rows = [
+        {"source": s, "target": t, "target_bt": f"{t} ||| so {t}"} for s, t in (line.split("\t") for line in LINES)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["align", str(path), "-o", str(tmp_path / "a.tsv.gz")]) == 0
+    assert rows_of(tmp_path / "a.tsv.gz")[3]["target_bt"] == "dog ||| so dog"
+
+
+def test_saved_aligners_align_another_corpus(corpus, tmp_path):
+    assert main(["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--save", str(tmp_path / "m")]) == 0
+    assert main(["align", str(corpus), "-o", str(tmp_path / "b.tsv"), "--load", str(tmp_path / "m")]) == 0
+    assert (tmp_path / "a.tsv").read_text() == (tmp_path / "b.tsv").read_text()
+
+
+def test_the_embedding_aligner_from_the_command_line(corpus, tmp_path, tiny_encoder_dir):
+    arguments = ["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--aligner", "embedding"]
+    assert main([*arguments, "--model", str(tiny_encoder_dir), "--method", "argmax", "--layer", "1"]) == 0
+    assert all(row["alignment"] for row in rows_of(tmp_path / "a.tsv"))
+
+
+def test_dropped_lines_are_reported(tmp_path, capsys):
+    path = tmp_path / "sw-en.tsv"
+    path.write_text("source\ttarget\n" + "\n".join([*LINES, "paka\t"]) + "\n")
+    assert main(["align", str(path), "-o", str(tmp_path / "a.tsv")]) == 0
+    assert "empty side 1" in capsys.readouterr().err
+    assert len(rows_of(tmp_path / "a.tsv")) == len(LINES)
+
+
+SLOW = """
+import sys, time
+from metaphrase.aligners import corpus
+from metaphrase.aligners.statistical import StatisticalAligner
+from metaphrase.cli import align, main
+
+add, own = corpus.add_alignment, StatisticalAligner.align
+
+def linger(self, pairs):
+    print(len(pairs), flush=True)
+    time.sleep(float(sys.argv[1]))
+    return own(self, pairs)
+
+align.add_alignment = lambda *arguments, **options: add(*arguments, chunk_size=500, **options)
+StatisticalAligner.align = linger
+sys.exit(main(["align", *sys.argv[2:]]))
+"""
+
+
+def test_killed_half_way_it_goes_on(tmp_path):
+    rng = random.Random(0)
+    path, output, work = tmp_path / "sw-en.tsv", tmp_path / "out.tsv", tmp_path / "out.tsv.partial"
+    words = [rng.randrange(30) for _ in range(4000)]
+    path.write_text("source\ttarget\n" + "".join(f"s{a} s{b}\tt{a} t{b}\n" for a, b in pairwise(words)))
+    command = [str(path), "-o", str(output), "--json", str(tmp_path / "out.json")]
+
+    process = subprocess.Popen([sys.executable, "-c", SLOW, "0.5", *command], stdout=subprocess.PIPE)
+    assert process.stdout
+    for _ in range(3):  # two chunks are done when the third begins
+        assert process.stdout.readline() == b"500\n"
+    process.kill()
+    process.communicate()
+    assert not output.exists()
+    assert 2 <= len(list(work.glob("*.parquet"))) < 8
+
+    def again(*arguments):
+        finished = [sys.executable, "-c", SLOW, "0", *command, *arguments]
+        return subprocess.run(finished, capture_output=True, text=True, check=False)
+
+    other = again("--aligner", "hmm")
+    assert other.returncode == 2
+    assert (
+        "out.tsv.partial was left by another command, which differs in: aligner. Repeat that command" in other.stderr
+    )
+    same = again()
+    assert same.returncode == 0, same.stderr
+    assert len(same.stdout.split()) <= 6  # chunks that were left to do
+    assert not work.exists()
+
+    assert main(["align", str(path), "-o", str(tmp_path / "whole.tsv"), "--json", str(tmp_path / "whole.json")]) == 0
+    assert output.read_text() == (tmp_path / "whole.tsv").read_text()
+    facts, whole = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "whole.json"))
+    assert facts["languages"] == whole["languages"]
+    assert facts["pairs"] == 3999
+
+
+def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatch):
+    arguments = [corpus, "-o", tmp_path / "a.tsv"]
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(align, "add_alignment", stop)
+    assert main(["align", *map(str, arguments)]) == 130
+    with gzip.open(corpus / "te-en.train.tsv.gz", "at") as stream:
+        stream.write("moja\tone\n")
+    assert "which differs in: inputs" in failure(arguments, capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x.tsv"], "Files need -o FILE"),
+        (["x.tsv", "-o", "y.csv"], "of no format that can be written"),
+        (["x.tsv", "-", "-o", "y.tsv"], "cannot be mixed"),
+        (["x.tsv", "-o", "y.tsv", "--pharaoh"], "--pharaoh is for"),
+        (["nowhere.tsv", "-o", "y.tsv"], "There is no file"),
+        (["--aligner", "giza"], "no aligner 'giza'; there are fast_align"),
+        (["--aligner", "span"], "needs --model"),
+        (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is no option of the aligner 'embedding'"),
+        (["--layer", "3"], "--layer is no option of the aligner 'fast_align'"),
+        (["--aligner", "embedding", "--save", "m"], "are for statistical aligners"),
+        (["--load", "m", "--save", "n"], "leave out --save"),
+        (["--load", "m"], "m holds no statistical aligner"),
+        (["--segmenter", "spacy"], "no segmenter 'spacy'"),
+        (["--phrase_table", "p.tsv"], "needs files"),
+        (["--heuristic", "grow"], None),
+        (["--heuristic", "big"], "no heuristic 'big'"),
+    ],
+)
+def test_options_that_do_not_go_together(stdin, capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    stdin("a b\tx y\n" * 3)
+    if message is None:
+        assert main(["align", *arguments]) == 0
+    else:
+        assert message in failure(arguments, capsys)
+        assert not list(tmp_path.iterdir())
+
+
+def test_a_terminal_is_not_waited_for(capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    assert "Name the files to align" in failure([], capsys)
+
+
+def test_a_missing_extra_is_one_line(stdin, capsys, monkeypatch):
+    stdin("a\tb\n")
+    monkeypatch.setitem(sys.modules, "metaphrase.aligners.statistical", None)
+    assert "metaphrase align: import of metaphrase.aligners.statistical halted" in failure([], capsys)
