@@ -7,6 +7,7 @@ card and reference embeddings, and nothing else: no head, no pooler, no pickle, 
 from __future__ import annotations
 
 import contextlib
+import copy
 import fnmatch
 import inspect
 import json
@@ -30,6 +31,7 @@ from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, redact
+from metaphrase.languages import LanguageEmbedding, fold_language
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,10 @@ ROOT_FILES = (
 MODULE_FILES = ("*.json", "*.safetensors")
 CHECKPOINT_FILES = ("optimizer.pt", "optimizer.bin", "scheduler.pt")
 TOLERANCE = 1e-5
+LANGUAGE_NOTE = (
+    "The model embeds texts of one language, {language}, as its training added a vector of each text's language to the "
+    "encoder's input. It is one of a set; compare its embeddings with those that the others give to their languages."
+)
 REFERENCE_TEXTS = (
     "All human beings are born free and equal in dignity and rights.",
     "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
@@ -59,6 +65,8 @@ def release(
     card: AlignmentModelCardData | None = None,
     prompts: Mapping[str, str] | None = None,
     texts: Sequence[str] = REFERENCE_TEXTS,
+    language: str | None = None,
+    language_embedding: LanguageEmbedding | None = None,
 ) -> Path:
     """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
 
@@ -73,17 +81,30 @@ def release(
         card: Data of the model card; None takes what the model's own card knows.
         prompts: Prompts to store by name; None stores none.
         texts: Sentences whose embeddings are stored in `reference.json`.
+        language: Language of the texts that the release is for, where the model was trained with a language embedding.
+        language_embedding: That embedding (``loss.heads.language_embedding``). The release holds it for this one language
+            (see :func:`metaphrase.languages.fold_language`); `model` stays as it is.
 
     Returns:
         `output_dir`.
 
     Raises:
-        ValueError: A module of the model is not one of sentence-transformers' own, or its embeddings are not finite.
+        ValueError: A module of the model is not one of sentence-transformers' own, or its embeddings are not finite; or
+            only one of `language` and `language_embedding` is given.
         RuntimeError: The written folder does not give the model's embeddings.
     """
     _check_modules(model)
     folder = Path(output_dir)
+    if (language is None) != (language_embedding is None):
+        raise ValueError(
+            "A model that was trained with a language embedding is released for one language at a time: give both "
+            "`language` and `language_embedding`, or release all of its languages by `release_languages`."
+        )
     card = card or AlignmentModelCardData.adopt(model)
+    if language is not None and language_embedding is not None:
+        model, card = fold_language(model, language_embedding, language), copy.copy(card)
+        card.language = [language]
+        card.limitations = [*card.limitations, LANGUAGE_NOTE.format(language=language)]
     card.recipe = card.recipe or (dict(recipe) if recipe else None)
     card.register_model(model)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -110,6 +131,36 @@ def release(
         shutil.rmtree(staging, ignore_errors=True)
     logger.info("Released to %s.", folder)
     return folder
+
+
+def release_languages(
+    model: SentenceTransformer,
+    folder: str | Path,
+    language_embedding: LanguageEmbedding,
+    languages: Sequence[str] | None = None,
+    **settings: Any,
+) -> dict[str, Path]:
+    """Release a model that was trained with a language embedding: a plain SentenceTransformer folder for each language.
+
+    Args:
+        model: The trained encoder.
+        folder: Where the folders go; each is named after its language.
+        language_embedding: The embedding (``loss.heads.language_embedding``).
+        languages: Languages to release; None releases all that the embedding knows.
+        **settings: As for :func:`release`.
+
+    Returns:
+        The folder of each language.
+
+    Raises:
+        ValueError: The embedding does not know a language.
+    """
+    return {
+        language: release(
+            model, Path(folder) / language, language=language, language_embedding=language_embedding, **settings
+        )
+        for language in languages or language_embedding.languages
+    }
 
 
 def verify(name_or_path: str | Path, *, revision: str | None = None, device: str | None = None) -> float:

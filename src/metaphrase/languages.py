@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 import torch
+from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 
 def language_code(language: str) -> int:
@@ -55,3 +60,56 @@ class LanguageEmbedding(nn.Module):
     def of(self, language: str) -> Tensor:
         """The vector of one language, shape ``(hidden,)``."""
         return self(torch.tensor(language_code(language), device=self.codes.device))
+
+
+def check_language_embedding(encoder: PreTrainedModel) -> nn.Embedding:
+    """The table of token types that a language's vector can be folded into after training.
+
+    Raises:
+        ValueError: The encoder has none of the right width, so that no stock model would give what was trained.
+    """
+    table = getattr(getattr(encoder, "embeddings", None), "token_type_embeddings", None)
+    if not isinstance(table, nn.Embedding) or table.embedding_dim != encoder.config.hidden_size:
+        raise ValueError(
+            f"An input language embedding is released inside the embeddings of token types, but {type(encoder).__name__} "
+            "has none of its hidden size. Use an encoder of the BERT or XLM-R family, or set language_embedding to false."
+        )
+    return table
+
+
+def fold_language(
+    model: SentenceTransformer, language_embedding: LanguageEmbedding, language: str
+) -> SentenceTransformer:
+    """A plain model that embeds the texts of one language as training with a language embedding does.
+
+    Every token of a text gets the vector of its language and that of token type 0; the result has their sum as its token
+    type 0. It shares all other weights with `model`, which stays as it is.
+
+    Args:
+        model: The encoder that was trained.
+        language_embedding: What was trained with it (``loss.heads.language_embedding``).
+        language: ISO 639-1 code.
+
+    Raises:
+        ValueError: There is no vector for the language, or the encoder has no token types.
+
+    Reference: Miao et al. 2024 (WACSE), section 6.1.
+    """
+    vector_h = language_embedding.of(language).detach()
+    shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    shared[id(model.tokenizer)] = model.tokenizer
+    shared[id(model.model_card_data)] = copy.copy(model.model_card_data)
+    folded = copy.deepcopy(model, shared)
+    transformer: Any = folded[0]
+    table = check_language_embedding(transformer.auto_model)
+    weight_vh = table.weight.detach().clone()
+    weight_vh[0] += vector_h.to(weight_vh)
+    table.weight = nn.Parameter(weight_vh)
+    return folded
+
+
+def fold_languages(
+    model: SentenceTransformer, language_embedding: LanguageEmbedding
+) -> dict[str, SentenceTransformer]:
+    """For each language of an embedding its own plain model, see :func:`fold_language`."""
+    return {language: fold_language(model, language_embedding, language) for language in language_embedding.languages}

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,7 @@ from metaphrase.evaluation.significance import (
     pooled_paired_bootstrap,
     verdict,
 )
+from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.packing import packed
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 DIRECTIONS = ("source_to_target", "target_to_source")
+TARGET_LANGUAGE = "en"
 
 #: Encoders whose hidden state *k* is the output of their first *k* layers alone: no norm follows the last one.
 _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
@@ -75,6 +77,8 @@ _CHUNK = 1 << 25
 
 Hits = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 Encode = Callable[..., NDArray[Any]]
+#: A model for all texts, or one for each language.
+Encoders: TypeAlias = SentenceTransformer | Mapping[str, SentenceTransformer]
 
 
 @dataclass(frozen=True)
@@ -248,7 +252,7 @@ def resolve_prompt(model: SentenceTransformer, prompt: str | None) -> str:
 
 
 def find_translations(
-    model: SentenceTransformer,
+    model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     prompt: str | None = None,
@@ -261,20 +265,37 @@ def find_translations(
 
     Arguments as in `evaluate_retrieval`.
     """
-    texts = list(dict.fromkeys(chain.from_iterable((*s.sources, *s.targets) for s in sets.values())))
-    with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
-        embeddings_th = (encode or model.encode)(
-            texts,
-            prompt=resolve_prompt(model, prompt),
-            batch_size=batch_size,
-            show_progress_bar=show_progress,
-            convert_to_numpy=True,
-        )
-    row = {text: i for i, text in enumerate(texts)}
+    models = model if isinstance(model, Mapping) else {"": model}
+    texts: dict[str, dict[str, int]] = {}
+
+    def model_of(language: str) -> str:
+        return language if isinstance(model, Mapping) else ""
+
+    def places(language: str, side: Iterable[str]) -> list[int]:
+        """Where the sentences stand among the distinct ones of their model."""
+        known = texts.setdefault(model_of(language), {})
+        return [known.setdefault(text, len(known)) for text in side]
+
+    rows = {
+        language: (places(s.language, s.sources), places(TARGET_LANGUAGE, s.targets)) for language, s in sets.items()
+    }
+    if missing := sorted(texts.keys() - models.keys()):
+        raise ValueError(f"There is no model for {', '.join(missing)}, only for {', '.join(sorted(models))}.")
+    embeddings_th: dict[str, NDArray[Any]] = {}
+    for key, known in texts.items():
+        encoder = models[key]
+        with packed(encoder) if isinstance(encoder, SentenceTransformer) else nullcontext():
+            embeddings_th[key] = (encode or encoder.encode)(
+                list(known),
+                prompt=resolve_prompt(encoder, prompt),
+                batch_size=batch_size,
+                show_progress_bar=show_progress,
+                convert_to_numpy=True,
+            )
     return {
         language: retrieval_hits(
-            embeddings_th[[row[text] for text in s.sources]],
-            embeddings_th[[row[text] for text in s.targets]],
+            embeddings_th[model_of(s.language)][rows[language][0]],
+            embeddings_th[model_of(TARGET_LANGUAGE)][rows[language][1]],
             match_text=(s.sources, s.targets) if text_equality else None,
         )
         for language, s in sets.items()
@@ -282,7 +303,7 @@ def find_translations(
 
 
 def evaluate_retrieval(
-    model: SentenceTransformer,
+    model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     name: str | None = None,
@@ -297,7 +318,8 @@ def evaluate_retrieval(
     """Measure retrieval in both directions for every language.
 
     Args:
-        model: A SentenceTransformer, or anything with its ``encode``.
+        model: A SentenceTransformer, or anything with its ``encode``; or one for each language, English included (see
+            :func:`metaphrase.languages.fold_languages`).
         sets: Parallel sentences per language, from `load_parallel_folder`.
         name: The model's name in the result.
         prompt: Text before each sentence on both sides: None for nothing, ``"auto"`` for the query prompt that the
@@ -349,6 +371,7 @@ def evaluate_retrieval(
             for key, by_language in scores.items()
         }
 
+    one: Any = next(iter(model.values())) if isinstance(model, Mapping) else model
     languages: dict[str, Any] = {}
     for language, both in hits.items():
         result = summary([language])
@@ -357,7 +380,7 @@ def evaluate_retrieval(
         languages[language] = {"n": len(both[0]), "sha256": sets[language].sha256, **result}
     return {
         "suite": "retrieval",
-        "model": name or type(model).__name__,
+        "model": name or type(one).__name__,
         "languages": languages,
         "groups": {
             group: {"n": len(members), **summary(members)}
@@ -366,8 +389,8 @@ def evaluate_retrieval(
         },
         "average": {"n": len(hits), **summary(hits)},
         "settings": {
-            "prompt": resolve_prompt(model, prompt),
-            **_protocol(model),
+            "prompt": resolve_prompt(one, prompt),
+            **_protocol(one),
             "batch_size": batch_size,
             "text_equality": text_equality,
             "confidence": CONFIDENCE,
@@ -496,6 +519,8 @@ class RetrievalEvaluator(BaseEvaluator):
         show_progress_bar: Show a progress bar while encoding.
         write_csv: Write the CSV file.
         encode: Stands in for ``model.encode``, with its signature.
+        language_embedding: A language embedding that is trained with the model; each text is then embedded with its
+            language's vector.
 
     Relations: `sentence_transformers`' ``TranslationEvaluator`` measures one language and counts equal texts as hits.
     """
@@ -510,6 +535,7 @@ class RetrievalEvaluator(BaseEvaluator):
         show_progress_bar: bool = False,
         write_csv: bool = True,
         encode: Encode | None = None,
+        language_embedding: LanguageEmbedding | None = None,
     ) -> None:
         super().__init__()
         self.sets = dict(sets)
@@ -519,6 +545,7 @@ class RetrievalEvaluator(BaseEvaluator):
         self.show_progress_bar = show_progress_bar
         self.write_csv = write_csv
         self.encode = encode
+        self.language_embedding = language_embedding
         self.primary_metric = "mean_accuracy"
         self.csv_file = f"retrieval_evaluation{'_' * bool(name)}{name}_results.csv"
 
@@ -526,8 +553,9 @@ class RetrievalEvaluator(BaseEvaluator):
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
         """Evaluate a model; arguments as in `BaseEvaluator`."""
+        embedding = self.language_embedding
         hits = find_translations(
-            model,
+            model if embedding is None else fold_languages(model, embedding),
             self.sets,
             prompt=self.prompt,
             batch_size=self.batch_size,

@@ -1,0 +1,210 @@
+"""AWP: aligned word prediction, the first word-level half of WACSE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+from metaphrase.encoding import Encoding
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
+from metaphrase.views import (
+    UNSCORED,
+    Example,
+    Side,
+    View,
+    kept_links,
+    languages_of,
+    pad_rows,
+    tokenize_words,
+)
+from metaphrase.words import Link
+
+
+@dataclass(frozen=True)
+class MaskedWords(View):
+    """One side of the pairs with its linked words masked; ``labels`` are the pieces of the words that they are linked to.
+
+    All pieces of a linked word are masked. The first ``min(p, q)`` of them are labelled, ``p`` and ``q`` being the numbers
+    of pieces of the word and of its partner. It also gives the ``language`` of each text.
+
+    Attributes:
+        side: The side that is masked.
+        max_length: Pieces kept of a sentence, special tokens included.
+        max_mask_ratio: Share of a sentence's pieces that may be masked; which words are, is drawn.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("alignment",)
+    side: Side
+    max_length: int
+    max_mask_ratio: float = 1.0
+
+    def build(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
+    ) -> dict[str, Tensor]:
+        """Ids with masks, labels at the masks, and the language of each text."""
+        source = zip(*tokenize_words(examples, "source", tokenizer, self.max_length), strict=True)
+        target = zip(*tokenize_words(examples, "target", tokenizer, self.max_length), strict=True)
+        rows: dict[str, list[Any]] = {"input_ids": [], "labels": []}
+        for example, rng, own, other in zip(examples, rngs, source, target, strict=True):
+            links, scores, _ = kept_links(example, own[1], other[1])
+            if self.side == "target":
+                own, other, links = other, own, [(y, x) for x, y in links]
+            (ids, spans_w2), (other_ids, other_spans_w2) = own, other
+            partners = surest_partners(links, scores)
+            if self.max_mask_ratio < 1:
+                room = self.max_mask_ratio * (len(ids) - tokenizer.num_special_tokens_to_add())
+                partners = {word: partners[word] for word in _drawn(partners, spans_w2, room, rng)}
+            masked_l, labels_l = np.array(ids), np.full(len(ids), UNSCORED)
+            for word, partner in partners.items():
+                start, end = spans_w2[word]
+                pieces = other_ids[slice(*other_spans_w2[partner])][: end - start]
+                masked_l[start:end] = tokenizer.mask_token_id
+                labels_l[start : start + len(pieces)] = pieces
+            rows["input_ids"].append(masked_l)
+            rows["labels"].append(labels_l)
+        return {**pad_rows(tokenizer, **rows), "language": languages_of(examples, self.side)}
+
+
+def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
+    """For each linked word of the first side its partner: the word of its highest score, the first of equals.
+
+    >>> surest_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
+    {0: 1, 2: 1}
+    """
+    ranked = sorted(zip(scores, links, strict=True), key=lambda scored: (scored[0], -scored[1][1]))
+    return {x: y for _, (x, y) in ranked}
+
+
+def _drawn(words: Mapping[int, Any], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:
+    """Words in random order, as many as have room for their pieces."""
+    order = rng.permutation(np.array(list(words), dtype=np.int64))
+    pieces = np.cumsum(spans_w2[order, 1] - spans_w2[order, 0])
+    return order[pieces <= room].tolist()
+
+
+def aligned_word_prediction(
+    head: VocabularyHead,
+    source_bsh: Tensor,
+    target_bth: Tensor,
+    source_labels_bs: Tensor,
+    target_labels_bt: Tensor,
+    table_vh: Tensor,
+    *,
+    reduction: Literal["token_mean", "sum"] = "token_mean",
+) -> Tensor:
+    """Predict the pieces of a word's translation at the place of the masked word, on both sides.
+
+    Args:
+        head: Transform and vocabulary projection.
+        source_bsh: States of the source sentences with masked words, shape ``(batch, source, hidden)``.
+        target_bth: States of the target sentences with masked words, shape ``(batch, target, hidden)``.
+        source_labels_bs: Target pieces at masked source places, ``UNSCORED`` elsewhere, shape ``(batch, source)``.
+        target_labels_bt: Source pieces at masked target places, shape ``(batch, target)``.
+        table_vh: The encoder's input embeddings, for tied heads.
+        reduction: ``"token_mean"`` is the mean over the labelled pieces of the batch, both sides together; ``"sum"`` is
+            equation 5 as printed, their sum divided by ``2 · batch``.
+
+    Returns:
+        Scalar; a zero with a graph where no word is linked.
+
+    Reference: Miao et al. 2024 (WACSE), section 3.1, equations 4 and 5.
+    """
+    scored = [labels != UNSCORED for labels in (source_labels_bs, target_labels_bt)]
+    hidden_nh = torch.cat([source_bsh[scored[0]], target_bth[scored[1]]])
+    labels_n = torch.cat([source_labels_bs[scored[0]], target_labels_bt[scored[1]]])
+    loss = head(hidden_nh, labels_n, table_vh)
+    if reduction == "sum":
+        loss = loss * len(labels_n) / (2 * len(source_bsh))
+    return loss
+
+
+class AlignedWordPrediction(Objective):
+    """Mask the words that are linked and predict their translations in their places.
+
+    All linked words of a sentence are masked at once, one pass for each side; the printed sum takes a pass for each word.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        reduction: ``"token_mean"``, or ``"sum"``: the printed sum over words, which weighs a sentence by its links.
+        max_mask_ratio: Share of a sentence's pieces that may be masked (the paper has no cap). Where nearly all words are
+            linked, a cap leaves some context to predict from.
+        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
+        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+
+    Inputs: the columns ``source``, ``target`` and ``alignment``; ``alignment_scores`` where a word has several links.
+
+    Relations: :class:`WordTranslationRanking` aligns the states of the same links without a vocabulary;
+    :class:`TranslationLanguageModeling` predicts masked pieces themselves, with the translation in view.
+
+    Reference: Miao et al. 2024 (WACSE), section 3.1, equations 4 and 5.
+    """
+
+    name: ClassVar[str] = "awp"
+    granularity: ClassVar[Granularity] = "word"
+    citation: ClassVar[str] = """\
+@inproceedings{miao-etal-2024-enhancing,
+    title = "Enhancing Cross-lingual Sentence Embedding for Low-resource Languages with Word Alignment",
+    author = "Miao, Zhongtao and Wu, Qiyu and Zhao, Kaiyan and Wu, Zilong and Tsuruoka, Yoshimasa",
+    booktitle = "Findings of the Association for Computational Linguistics: NAACL 2024",
+    year = "2024",
+}"""
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        reduction: Literal["token_mean", "sum"] = "token_mean",
+        max_mask_ratio: float = 1.0,
+        vocabulary: Vocabulary = "tied",
+        transform: Transform = "auto",
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if vocabulary == "english":
+            raise ValueError("AWP predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'.")
+        if reduction not in ("token_mean", "sum"):
+            raise ValueError(f"AWP's reduction is 'token_mean' or 'sum', not {reduction!r}.")
+        if not 0 < max_mask_ratio <= 1:
+            raise ValueError(f"AWP's max_mask_ratio is a share above 0 and up to 1, not {max_mask_ratio}.")
+        self.reduction = reduction
+        self.sides = tuple(
+            MaskedWords(f"masked-words-{side}-{max_mask_ratio:g}", side, max_length, max_mask_ratio)
+            for side in ("source", "target")
+        )
+        self.vocabulary: Vocabulary = vocabulary
+        self.transform: Transform = transform
+
+    def views(self) -> tuple[View, ...]:
+        """Either side with its linked words masked."""
+        return self.sides
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """Shape of the vocabulary head."""
+        return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
+
+    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
+        """Transform and vocabulary projection."""
+        return VocabularyHead(config, **settings["vocabulary"])
+
+    def fill_head(self, sources: HeadSources) -> None:
+        """Copy the checkpoint's masked language modelling head, where it has one."""
+        self.head.fill(sources)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar loss over the labelled pieces."""
+        source, target = (encodings[view.name] for view in self.sides)
+        return aligned_word_prediction(
+            self.head,
+            source.tokens_blh,
+            target.tokens_blh,
+            source.features["labels"],
+            target.features["labels"],
+            source.table_vh,
+            reduction=self.reduction,
+        )

@@ -1,0 +1,175 @@
+"""WTR: word translation ranking, the second word-level half of WACSE."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from metaphrase.encoding import Encoding
+from metaphrase.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
+from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.views import View, links_view, source_view, target_view
+
+# Beside the letters of `functional`: `x` words of the source, `y` of the target, `c` candidates, `k` links of a pair.
+
+WordSimilarity = Literal["pairwise", "pooled", "max"]
+
+
+def word_similarity(
+    source_bsh: Tensor,
+    target_bth: Tensor,
+    source_spans_bx2: Tensor,
+    target_spans_by2: Tensor,
+    *,
+    similarity: WordSimilarity = "pairwise",
+) -> Tensor:
+    """How similar each word of a sentence is to each word of its translation, in float32 or wider.
+
+    Args:
+        source_bsh: States of the source sentences, shape ``(batch, source, hidden)``.
+        target_bth: States of the target sentences, shape ``(batch, target, hidden)``.
+        source_spans_bx2: First piece of each source word and the one behind its last, shape ``(batch, words, 2)``.
+        target_spans_by2: The same of the target words.
+        similarity: ``"pairwise"`` is the mean of the cosines of all pairs of pieces, which is the dot product of the mean
+            normalised states; ``"pooled"`` the cosine of the mean states; ``"max"`` the largest cosine of a pair of pieces.
+
+    Returns:
+        Shape ``(batch, source words, target words)``; of no meaning where a span is empty.
+
+    Reference: Miao et al. 2024 (WACSE), section 3.2, φ of equation 6.
+    """
+    wide = torch.promote_types(source_bsh.dtype, torch.float32)
+    source_bsh, target_bth = source_bsh.to(wide), target_bth.to(wide)
+    with torch.autocast(source_bsh.device.type, enabled=False):
+        if similarity == "pooled":
+            return cosines(pooled_spans(source_bsh, source_spans_bx2), pooled_spans(target_bth, target_spans_by2))
+        source_bsh, target_bth = F.normalize(source_bsh, dim=-1), F.normalize(target_bth, dim=-1)
+        if similarity == "pairwise":
+            return pooled_spans(source_bsh, source_spans_bx2) @ pooled_spans(target_bth, target_spans_by2).mT
+        cosine_bxt = _largest(source_bsh @ target_bth.mT, source_spans_bx2)
+        return _largest(cosine_bxt.mT, target_spans_by2).mT
+
+
+def _largest(values_blc: Tensor, spans_bw2: Tensor) -> Tensor:
+    """The largest value of each span of the second axis, shape ``(batch, words, …)``."""
+    outside_bwl = ~inside_spans(spans_bw2, values_blc.shape[1])
+    return values_blc[:, None].masked_fill(outside_bwl[..., None], -torch.inf).amax(dim=2)
+
+
+def word_translation_ranking(
+    similarity_bxy: Tensor,
+    links_bk2: Tensor,
+    source_word_bx: Tensor,
+    target_word_by: Tensor,
+    *,
+    temperature: float = 0.05,
+    mask_positives: bool = False,
+) -> Tensor:
+    """Each linked word must pick out its translation among the words of the other sentence.
+
+    ``-log exp(φ(x, y) / τ) / Σ_y' exp(φ(x, y') / τ)`` for every link, ``y'`` being all words of the same pair's other side,
+    and the same from ``y`` to ``x``.
+
+    Args:
+        similarity_bxy: φ, shape ``(batch, source words, target words)``.
+        links_bk2: Source and target word of each link, ``-1`` where a pair has fewer, shape ``(batch, links, 2)``.
+        source_word_bx: True at the words that are ranked, shape ``(batch, source words)``; false at padding.
+        target_word_by: The same of the target.
+        temperature: Softmax temperature τ.
+        mask_positives: Leave the other words that the ranking word is linked to out of the denominator.
+
+    Returns:
+        The loss of each link, ``x → y`` in row 0 and ``y → x`` in row 1, shape ``(2, links of the batch)``.
+
+    Reference: Miao et al. 2024 (WACSE), section 3.2, equation 6.
+
+    >>> links, word = torch.tensor([[[0, 0]]]), torch.ones(1, 2, dtype=torch.bool)
+    >>> word_translation_ranking(torch.eye(2)[None], links, word, word).max().item() < 1e-6
+    True
+    """
+    pair_n, slot_n = (links_bk2[..., 0] >= 0).nonzero(as_tuple=True)
+    x_n, y_n = links_bk2[pair_n, slot_n].unbind(dim=-1)
+    linked_bxy = torch.zeros_like(similarity_bxy, dtype=torch.bool)
+    linked_bxy[pair_n, x_n, y_n] = True
+    losses = []
+    for similarity_bwc, linked_bwc, candidate_bc, word_n, positive_n in (
+        (similarity_bxy, linked_bxy, target_word_by, x_n, y_n),
+        (similarity_bxy.mT, linked_bxy.mT, source_word_bx, y_n, x_n),
+    ):
+        candidate_nc = candidate_bc[pair_n]
+        if mask_positives:
+            candidate_nc = candidate_nc & ~linked_bwc[pair_n, word_n]
+        similarity_nc = similarity_bwc[pair_n, word_n]
+        losses.append(masked_ranking(similarity_nc, positive_n, candidate_nc, temperature=temperature))
+    return torch.stack(losses)
+
+
+class WordTranslationRanking(Objective):
+    """Each linked word must pick out its translation among the words of the other sentence.
+
+    The states are those of the unmasked sentences, which it shares with :class:`TranslationRanking`. Words that truncation
+    cut are neither ranked nor candidates, and special tokens are no words.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        temperature: Softmax temperature τ. The paper prints none; without one the loss cannot come near 0, as cosines end
+            at 1.
+        similarity: ``"pairwise"`` (the paper), ``"pooled"`` or ``"max"``, see :func:`word_similarity`.
+        mask_positives: Leave the other words that a word is linked to out of its denominator (the paper does not).
+        reduction: ``"link_mean"`` is the mean over the links of the batch and both directions; ``"sum"`` is equation 8 as
+            printed, their sum divided by ``2 · batch``, which weighs a sentence by its links.
+
+    Inputs: the columns ``source``, ``target`` and ``alignment``.
+
+    Relations: :class:`AlignedWordPrediction` predicts the pieces of the same links; Wu and Dredze 2020 rank against the
+    words of the whole batch.
+
+    Reference: Miao et al. 2024 (WACSE), section 3.2, equations 6 to 8.
+    """
+
+    name: ClassVar[str] = "wtr"
+    granularity: ClassVar[Granularity] = "word"
+    citation: ClassVar[str] = AlignedWordPrediction.citation
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        temperature: float = 0.05,
+        similarity: WordSimilarity = "pairwise",
+        mask_positives: bool = False,
+        reduction: Literal["link_mean", "sum"] = "link_mean",
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if similarity not in get_args(WordSimilarity):
+            raise ValueError(f"WTR's similarity is 'pairwise', 'pooled' or 'max', not {similarity!r}.")
+        if reduction not in ("link_mean", "sum"):
+            raise ValueError(f"WTR's reduction is 'link_mean' or 'sum', not {reduction!r}.")
+        self.temperature = temperature
+        self.similarity: WordSimilarity = similarity
+        self.mask_positives = mask_positives
+        self.reduction = reduction
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides, and the links between their words."""
+        return source_view(self.max_length), target_view(self.max_length), links_view(self.max_length)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar ranking loss; a zero with a graph where no word is linked."""
+        source, target, links = encodings["source"], encodings["target"], encodings["links"].features
+        spans = links["source_spans"], links["target_spans"]
+        similarity_bxy = word_similarity(source.tokens_blh, target.tokens_blh, *spans, similarity=self.similarity)
+        losses_2n = word_translation_ranking(
+            similarity_bxy,
+            links["links"],
+            *(spans_bw2[..., 1] > 0 for spans_bw2 in spans),
+            temperature=self.temperature,
+            mask_positives=self.mask_positives,
+        )
+        terms = losses_2n.numel() if self.reduction == "link_mean" else 2 * len(similarity_bxy)
+        return losses_2n.sum() / max(terms, 1)
