@@ -1,54 +1,39 @@
-"""TLM: translation language modelling, the token-level baseline of DAP."""
+"""TLM: translation language modelling, the token-level half of PPA and AMBER and the token-level baseline of DAP."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor, nn
-from transformers import PreTrainedConfig
-
-from metaphrase.encoding import Encoding
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
-from metaphrase.views import UNSCORED, View, concatenated
+from metaphrase.objectives.base import HeadSources
+from metaphrase.objectives.masked_language_modeling import MaskedPrediction, pair_length
+from metaphrase.objectives.vocabulary import Transform, Vocabulary
+from metaphrase.views import View, concatenated
 
 
-def masked_language_modeling(head: VocabularyHead, tokens_blh: Tensor, labels_bl: Tensor, table_vh: Tensor) -> Tensor:
-    """Predict the pieces that were masked, from the states at their places only.
-
-    Args:
-        head: Transform and vocabulary projection.
-        tokens_blh: States of the masked sequences, shape ``(batch, length, hidden)``.
-        labels_bl: The masked pieces, ``UNSCORED`` elsewhere, shape ``(batch, length)``.
-        table_vh: The encoder's input embeddings, for tied heads.
-
-    Returns:
-        Scalar mean over the masked pieces of the batch; a zero with a graph where none is masked.
-
-    Reference: Devlin et al. 2019 (BERT), section 3.1; Conneau and Lample 2019 (XLM), section 3.3.
-    """
-    scored_bl = labels_bl != UNSCORED
-    return head(tokens_blh[scored_bl], labels_bl[scored_bl], table_vh)
-
-
-class TranslationLanguageModeling(Objective):
+class TranslationLanguageModeling(MaskedPrediction):
     """Masked language modelling over a sentence and its translation in one sequence.
 
     Args:
         max_length: Pieces kept of either side.
-        mask_rate: Share of the pieces that is predicted (DAP's baseline: 0.2).
-        positions: ``"reset"`` numbers the second sentence from 0 (XLM; DAP's baseline), ``"continuous"`` counts on.
+        mask_rate: Share of the pieces that is predicted (DAP's baseline: 0.2; PPA, AMBER: 0.15).
+        positions: ``"reset"`` numbers the second sentence from 0 (XLM; DAP's baseline), ``"continuous"`` counts on (PPA,
+            AMBER).
+        layout: ``"sequences"`` puts one encoded sentence behind the other (DAP's baseline), ``"pair"`` is the encoder's
+            own form of a pair (PPA, AMBER).
+        segments: Give the second sentence token type 1, where the encoder has one (PPA, AMBER).
+        order: ``"pair"`` is source, target; ``"shuffled"`` swaps the two in half of the pairs (PPA).
+        monolingual: Predict masked pieces of the column ``monolingual`` too, by the same head and in the same form; the
+            loss is the mean over the pieces of both (AMBER's ℓ_MLM over monolingual and parallel text).
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
         transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
 
-    Inputs: the columns ``source`` and ``target``.
+    Inputs: the columns ``source`` and ``target``; with ``monolingual`` the column of that name, a list of texts.
 
-    Reference: Conneau and Lample 2019 (XLM), section 3.3; Li et al. 2023 (DAP), section 4, as the baseline TR + TLM.
+    Reference: Conneau and Lample 2019 (XLM), section 3.3; Hu et al. 2021 (AMBER), section 2, equation 1; Pan et al. 2021
+    (PPA), section 2.3; Li et al. 2023 (DAP), section 4, as the baseline TR + TLM.
     """
 
     name: ClassVar[str] = "tlm"
-    granularity: ClassVar[Granularity] = "token"
     citation: ClassVar[str] = """\
 @inproceedings{conneau-lample-2019-cross,
     title = "Cross-lingual Language Model Pretraining",
@@ -64,33 +49,38 @@ class TranslationLanguageModeling(Objective):
         max_length: int = 32,
         mask_rate: float = 0.2,
         positions: Literal["reset", "continuous"] = "reset",
+        layout: Literal["sequences", "pair"] = "sequences",
+        segments: bool = False,
+        order: Literal["pair", "shuffled"] = "pair",
+        monolingual: bool = False,
         vocabulary: Vocabulary = "tied",
         transform: Transform = "auto",
     ) -> None:
-        super().__init__(max_length=max_length)
-        if vocabulary == "english":
-            raise ValueError("TLM predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'.")
-        self.view = concatenated(max_length, mask_rate, positions=positions)
-        self.vocabulary: Vocabulary = vocabulary
-        self.transform: Transform = transform
+        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
+        allowed = {
+            "positions": ("reset", "continuous"),
+            "layout": ("sequences", "pair"),
+            "order": ("pair", "shuffled"),
+        }
+        for setting, value in (("positions", positions), ("layout", layout), ("order", order)):
+            if value not in allowed[setting]:
+                raise ValueError(
+                    f"The {setting} of 'tlm' is {' or '.join(map(repr, allowed[setting]))}, not {value!r}."
+                )
+        form: dict[str, Any] = {"positions": positions}
+        if layout == "pair":
+            form["layout"] = layout
+        if segments:
+            form["segments"] = True
+        shuffled = {"order": order} if order == "shuffled" else {}
+        self.view = concatenated(max_length, mask_rate, **form, **shuffled)
+        self.monolingual_view = concatenated(max_length, mask_rate, **form, monolingual=True) if monolingual else None
 
     def views(self) -> tuple[View, ...]:
-        """The masked concatenation."""
-        return (self.view,)
+        """The masked concatenation, and that of monolingual texts where they are predicted too."""
+        return (self.view,) if self.monolingual_view is None else (self.view, self.monolingual_view)
 
-    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Shape of the vocabulary head."""
-        return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
-
-    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """Transform and vocabulary projection."""
-        return VocabularyHead(config, **settings["vocabulary"])
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the checkpoint's masked language modelling head, where it has one."""
-        self.head.fill(sources)
-
-    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss over the masked pieces."""
-        pair = encodings[self.view.name]
-        return masked_language_modeling(self.head, pair.tokens_blh, pair.features["labels"], pair.table_vh)
+    def positions(self, sources: HeadSources) -> int:
+        """Of one sentence if they are numbered anew, of both otherwise."""
+        both = pair_length(sources, self.max_length) if self.view.layout == "pair" else 2 * self.max_length
+        return self.max_length if self.view.positions == "reset" else both

@@ -1,0 +1,150 @@
+"""Monolingual text that is trained on beside a bitext, for objectives that read the column ``monolingual``."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
+
+from metaphrase.corpus import _HUB, BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, _lines
+
+logger = logging.getLogger(__name__)
+
+AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
+
+
+def check_monolingual(paths: Sequence[str | Path]) -> None:
+    """Refuse what :func:`load_monolingual` cannot find, before anything is read.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The name of a Hub data set is malformed.
+    """
+    for name in map(str, paths):
+        if name.startswith("hf:"):
+            if _HUB.fullmatch(name) is None:
+                raise ValueError(f"{name!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
+        elif not Path(name).is_file():
+            raise FileNotFoundError(f"There is no file of monolingual text {name}.")
+
+
+def load_monolingual(
+    paths: str | Path | Sequence[str | Path], *, split: str = "train", max_chars: int = MAX_CHARS
+) -> list[str]:
+    r"""Read monolingual text as pairs of contiguous sentences.
+
+    A file is UTF-8 text, packed (gzip) or not, one sentence a line, blank lines between documents. A Hub data set
+    ``hf:org/name[:config][@split]`` has a column ``text``: a row of several lines is a document; rows of one line follow
+    each other, and empty ones stand between documents.
+
+    Args:
+        paths: What to read.
+        split: Which split of Hub data sets whose name tells none.
+        max_chars: A longer line is left out.
+
+    Returns:
+        Texts of two sentences each, ``"a\nb"``, in the order of the files; the last of a document with an odd number of
+        sentences stands alone.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A file is damaged, not UTF-8, or holds no text; the message names it.
+
+    Reference: Hu et al. 2021 (AMBER), section 2: x and y are "two contiguous sentences in a monolingual corpus".
+    """
+    names = [paths] if isinstance(paths, str | Path) else list(paths)
+    check_monolingual(names)
+    texts: list[str] = []
+    for name in map(str, names):
+        lines = _hub_lines(name, split) if name.startswith("hf:") else _file_lines(Path(name), max_chars)
+        before = len(texts)
+        texts += _contiguous(lines)
+        if len(texts) == before:
+            raise ValueError(f"{name} holds no text. Monolingual text has one sentence a line.")
+    return texts
+
+
+def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: float = 1.0, seed: int = 42) -> AnyDataset:
+    """Give the rows of a bitext monolingual texts, in the column ``monolingual``, a list of strings.
+
+    Row ``i`` gets texts ``⌊i·ratio⌋`` to ``⌊(i + 1)·ratio⌋`` of a shuffled order, which begins again where it ends: the
+    same in every epoch and after a resume. In a stream that several workers read, each counts its own rows.
+
+    Args:
+        dataset: A bitext, or a stream of one.
+        texts: What :func:`load_monolingual` returns.
+        ratio: Texts for each pair: 1 is as many texts as pairs, 0.5 gives every second row one.
+        seed: Of the order.
+
+    Raises:
+        ValueError: There are no texts, or the ratio is not positive.
+
+    >>> with_monolingual(Dataset.from_dict({"source": ["a", "b"]}), ["x y"], ratio=0.5)["monolingual"][:]
+    [[], ['x y']]
+    """
+    if not texts:
+        raise ValueError("There is no monolingual text to add.")
+    if not 0 < ratio < math.inf:
+        raise ValueError(f"The ratio of monolingual texts to pairs should be positive, but is {ratio}.")
+    order = np.random.default_rng(seed).permutation(len(texts)).tolist()
+
+    def of_row(i: int) -> list[str]:
+        return [texts[order[k % len(texts)]] for k in range(math.floor(i * ratio), math.floor((i + 1) * ratio))]
+
+    feature = List(Value("string"))
+    if isinstance(dataset, Dataset):
+        return dataset.add_column("monolingual", [of_row(i) for i in range(len(dataset))], feature=feature)
+
+    def add(row: dict[str, Any], i: int) -> dict[str, Any]:
+        return {**row, "monolingual": of_row(i)}
+
+    features = None if dataset.features is None else Features({**dataset.features, "monolingual": feature})
+    return dataset.map(add, with_indices=True, features=features)
+
+
+def _contiguous(lines: Iterable[str]) -> Iterator[str]:
+    """Sentences two by two; a blank line ends a document."""
+    first = ""
+    for line in chain(map(str.strip, lines), [""]):
+        if first:
+            yield f"{first}\n{line}" if line else first
+            first = ""
+        else:
+            first = line
+
+
+def _file_lines(path: Path, max_chars: int) -> Iterator[str]:
+    """The lines of a file; a blank one stands for a line that cannot be read, as its neighbours are not contiguous."""
+    read = bad = 0
+    first = ""
+    for read, line in _lines(path, max_chars):
+        if isinstance(line, str) and len(line) <= max_chars:
+            yield line
+            continue
+        bad += 1
+        reason = f"more than {max_chars} characters" if isinstance(line, str) else f"{line.reason}, {line.detail}"
+        first = first or f"line {read}: {reason}"
+        if read >= BAD_RATE_AFTER and bad > MAX_BAD_RATE * read:
+            raise ValueError(
+                f"{path}: {bad} of the first {read} lines are unreadable, more than {MAX_BAD_RATE:.0%}; {first}. Mend "
+                "the file."
+            )
+        yield ""
+    if bad:
+        logger.warning("%s: %d of %d lines were left out; %s.", path, bad, read, first)
+
+
+def _hub_lines(name: str, split: str) -> Iterator[str]:
+    match = _HUB.fullmatch(name)
+    assert match is not None
+    for row in load_dataset(match["name"], match["config"], split=match["split"] or split, streaming=True):
+        if "text" not in row:
+            raise ValueError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")
+        lines = (row["text"] or "").split("\n")
+        yield from lines if len(lines) == 1 else ["", *lines, ""]

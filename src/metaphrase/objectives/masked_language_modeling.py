@@ -1,0 +1,174 @@
+"""MLM: masked language modelling, of the pair's sentences or of monolingual text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+
+from metaphrase.encoding import Encoding
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
+from metaphrase.packing import first_position
+from metaphrase.views import UNSCORED, View, concatenated, masked_sentence
+
+
+def masked_language_modeling(
+    head: VocabularyHead, tokens: Sequence[Tensor], labels: Sequence[Tensor], table_vh: Tensor
+) -> Tensor:
+    """Predict the pieces that were masked, from the states at their places only.
+
+    Args:
+        head: Transform and vocabulary projection.
+        tokens: For each view the states of its masked sequences, shape ``(batch, length, hidden)``.
+        labels: For each view the masked pieces, ``UNSCORED`` elsewhere, shape ``(batch, length)``.
+        table_vh: The encoder's input embeddings, for tied heads.
+
+    Returns:
+        Scalar mean over the masked pieces of all views; a zero with a graph where none is masked.
+
+    Reference: Devlin et al. 2019 (BERT), section 3.1; Conneau and Lample 2019 (XLM), section 3.3; Hu et al. 2021
+    (AMBER), section 2, equation 1.
+    """
+    scored = [labels_bl != UNSCORED for labels_bl in labels]
+    states_nh = torch.cat([tokens_blh[scored_bl] for tokens_blh, scored_bl in zip(tokens, scored, strict=True)])
+    labels_n = torch.cat([labels_bl[scored_bl] for labels_bl, scored_bl in zip(labels, scored, strict=True)])
+    return head(states_nh, labels_n, table_vh)
+
+
+def check_positions(sources: HeadSources, positions: int, name: str) -> None:
+    """Refuse sequences that the encoder has no positions for.
+
+    Args:
+        sources: The encoder.
+        positions: How many positions the longest sequence takes.
+        name: The objective that makes it, for the message.
+
+    Raises:
+        ValueError: They are more than the encoder has.
+    """
+    encoder = sources.encoder
+    held = getattr(encoder.config, "max_position_embeddings", None)
+    if held is not None and positions > held - first_position(encoder):
+        raise ValueError(
+            f"{name!r} makes sequences of up to {positions} positions, but the encoder has "
+            f"{held - first_position(encoder)}. Keep fewer pieces of a sentence: lower max_length."
+        )
+
+
+def pair_length(sources: HeadSources, max_length: int) -> int:
+    """Length of the longest pair in the encoder's own form, each sentence kept to ``max_length`` with its specials."""
+    alone, both = (sources.tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
+    return 2 * (max_length - alone) + both
+
+
+class MaskedPrediction(Objective):
+    """What all objectives share that predict masked pieces of their views by one head.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
+        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+    """
+
+    granularity: ClassVar[Granularity] = "token"
+
+    def __init__(self, *, max_length: int, vocabulary: Vocabulary, transform: Transform) -> None:
+        super().__init__(max_length=max_length)
+        if vocabulary == "english":
+            raise ValueError(
+                f"{self.name.upper()} predicts pieces of all languages; its vocabulary is 'tied' or 'untied', not "
+                "'english'."
+            )
+        self.vocabulary: Vocabulary = vocabulary
+        self.transform: Transform = transform
+
+    def positions(self, sources: HeadSources) -> int:
+        """How many positions the longest sequence takes."""
+        return self.max_length
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """Shape of the vocabulary head.
+
+        Raises:
+            ValueError: The sequences are longer than the encoder's positions.
+        """
+        check_positions(sources, self.positions(sources), self.name)
+        return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
+
+    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
+        """Transform and vocabulary projection."""
+        return VocabularyHead(config, **settings["vocabulary"])
+
+    def fill_head(self, sources: HeadSources) -> None:
+        """Copy the checkpoint's masked language modelling head, where it has one."""
+        self.head.fill(sources)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar loss over the masked pieces of all views."""
+        read = [encodings[view.name] for view in self.views()]
+        labels = [encoding.features["labels"] for encoding in read]
+        return masked_language_modeling(self.head, [e.tokens_blh for e in read], labels, read[0].table_vh)
+
+
+class MaskedLanguageModeling(MaskedPrediction):
+    """Masked language modelling over sentences that do not see their translations.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        text: ``"pair"`` masks each sentence of the pair alone (PPA's ablation of TLM); ``"monolingual"`` masks the texts
+            of the column ``monolingual``, two contiguous sentences in one sequence (AMBER, MGC).
+        mask_rate: Share of the pieces that is predicted.
+        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
+        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+
+    Inputs: the columns ``source`` and ``target``; for monolingual text the column ``monolingual``, a list of texts.
+
+    Relations: :class:`TranslationLanguageModeling` masks a sentence and its translation in one sequence, and can predict
+    monolingual text by the same head.
+
+    Reference: Devlin et al. 2019 (BERT), section 3.1; Pan et al. 2021 (PPA), Table 5, "repl TLM w/ MLM"; Hu et al. 2021
+    (AMBER), section 2, equation 1.
+    """
+
+    name: ClassVar[str] = "mlm"
+    citation: ClassVar[str] = """\
+@inproceedings{devlin-etal-2019-bert,
+    title = "{BERT}: Pre-training of Deep Bidirectional Transformers for Language Understanding",
+    author = "Devlin, Jacob and Chang, Ming-Wei and Lee, Kenton and Toutanova, Kristina",
+    booktitle = "Proceedings of NAACL-HLT 2019",
+    year = "2019",
+}"""
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        text: Literal["pair", "monolingual"] = "pair",
+        mask_rate: float = 0.15,
+        vocabulary: Vocabulary = "tied",
+        transform: Transform = "auto",
+    ) -> None:
+        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
+        if text not in ("pair", "monolingual"):
+            raise ValueError(f"The text of 'mlm' is 'pair' or 'monolingual', not {text!r}.")
+        self.text = text
+        self.mask_rate = mask_rate
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides with masks, or the monolingual texts with masks."""
+        if self.text == "pair":
+            return tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in ("source", "target"))
+        return (monolingual_view(self.max_length, self.mask_rate),)
+
+    def positions(self, sources: HeadSources) -> int:
+        """Of a sentence, or of two."""
+        return self.max_length if self.text == "pair" else pair_length(sources, self.max_length)
+
+
+def monolingual_view(max_length: int, mask_rate: float) -> View:
+    """Masked monolingual texts in the encoder's own form of a pair: positions count on, segments 0 and 1."""
+    return concatenated(max_length, mask_rate, positions="continuous", layout="pair", segments=True, monolingual=True)

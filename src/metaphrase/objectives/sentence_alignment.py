@@ -1,0 +1,145 @@
+"""SA: sentence alignment, the sentence-level half of AMBER."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from metaphrase.encoding import Encoding
+from metaphrase.functional import gather_with_gradient, translation_ranking
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.views import View, source_view, target_view
+
+logger = logging.getLogger(__name__)
+
+Candidates = Literal["targets", "both"]
+
+
+def mean_states(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
+    """The mean state of each sentence, in float32 or wider.
+
+    Args:
+        tokens_blh: Shape ``(batch, length, hidden)``.
+        mask_bl: True at the tokens that count, shape ``(batch, length)``.
+
+    Returns:
+        Shape ``(batch, hidden)``; zero where no token counts.
+    """
+    kept_blh = tokens_blh.to(torch.promote_types(tokens_blh.dtype, torch.float32)).masked_fill(~mask_bl[..., None], 0)
+    return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def sentence_alignment(
+    source_bh: Tensor, target_bh: Tensor, *, candidates_ph: Tensor | None = None, offset: int = 0
+) -> Tensor:
+    """Each source must pick out its translation by an unnormalised dot product.
+
+    ``-log exp(c_x · c_y) / Σ_y' exp(c_x · c_y')``, averaged over the batch and computed in float32 or wider: the products
+    grow with the squared length of the embeddings.
+
+    Args:
+        source_bh: Embeddings ``c_x``, shape ``(batch, hidden)``.
+        target_bh: Embeddings of the targets, shape ``(pool, hidden)``; row ``offset + i`` translates source row ``i``.
+        candidates_ph: All sources, in the order of the targets, as further candidates: row ``offset + i`` is source
+            ``i`` itself, which it need not tell from its translation. Shape ``(pool, hidden)``; None ranks the targets alone.
+        offset: Position in the pool of the first source's translation.
+
+    Returns:
+        Scalar loss.
+
+    Reference: Hu et al. 2021 (AMBER), section 2, equations 2 and 3.
+
+    >>> sentence_alignment(torch.eye(2) * 10, torch.eye(2) * 10).item() < 1e-6
+    True
+    """
+    itself_bp = None
+    if candidates_ph is not None:
+        place_p = torch.arange(len(target_bh) + len(candidates_ph), device=target_bh.device)
+        itself_b = torch.arange(len(source_bh), device=target_bh.device) + offset + len(target_bh)
+        itself_bp = place_p == itself_b[:, None]
+        target_bh = torch.cat([target_bh, candidates_ph])
+    return translation_ranking(
+        source_bh, target_bh, temperature=1.0, similarity="dot", duplicate_bb=itself_bp, offset=offset
+    )
+
+
+class SentenceAlignment(Objective):
+    """Each source sentence must pick out its translation among the batch, by the mean of its token states.
+
+    The embedding is that mean whatever the model pools, so a model that is trained with it should pool ``"mean"``.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        exclude_specials: Average over the pieces of the sentence alone; otherwise the special tokens count too, as in
+            mean pooling.
+        candidates: ``"targets"``: the candidates are the targets of the batch. ``"both"``: its sources too, except the
+            one that asks (the paper lets them be "any sentence in any language").
+        gather: Rank against the sentences of all processes, with gradient.
+
+    Inputs: the columns ``source`` and ``target``.
+
+    Relations: :class:`TranslationRanking` with ``similarity="dot"`` and ``temperature=1`` is the same ranking of the
+    model's own sentence embeddings.
+
+    Reference: Hu et al. 2021 (AMBER), section 2, equations 2 and 3.
+    """
+
+    name: ClassVar[str] = "sa"
+    granularity: ClassVar[Granularity] = "sentence"
+    citation: ClassVar[str] = """\
+@inproceedings{hu-etal-2021-explicit,
+    title = "Explicit Alignment Objectives for Multilingual Bidirectional Encoders",
+    author = "Hu, Junjie and Johnson, Melvin and Firat, Orhan and Siddhant, Aditya and Neubig, Graham",
+    booktitle = "Proceedings of NAACL 2021",
+    year = "2021",
+}"""
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        exclude_specials: bool = False,
+        candidates: Candidates = "targets",
+        gather: bool = True,
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if candidates not in ("targets", "both"):
+            raise ValueError(f"The candidates of 'sa' are 'targets' or 'both', not {candidates!r}.")
+        self.exclude_specials = exclude_specials
+        self.candidates = candidates
+        self.gather = gather
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides."""
+        return source_view(self.max_length), target_view(self.max_length)
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """None; it says where the model would pool what is not trained."""
+        if sources.pooling != "mean":
+            logger.warning(
+                "'sa' trains the mean of a sentence's token states, but this model pools %r. Give it mean pooling "
+                "(`--pooling mean`).",
+                sources.pooling,
+            )
+        return {}
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar ranking loss."""
+        source_bh, target_bh = (self._embed(encodings[side]) for side in ("source", "target"))
+        gather = gather_with_gradient if self.gather else lambda tensor: tensor
+        pool_ph = gather(target_bh)
+        offset = dist.get_rank() * len(source_bh) if len(pool_ph) > len(source_bh) else 0
+        candidates_ph = gather(source_bh) if self.candidates == "both" else None
+        return sentence_alignment(source_bh, pool_ph, candidates_ph=candidates_ph, offset=offset)
+
+    def _embed(self, sentence: Encoding) -> Tensor:
+        mask_bl = sentence.mask_bl
+        if self.exclude_specials:  # a sentence begins and ends with a special token
+            mask_bl = F.pad(mask_bl[:, 2:], (1, 1))
+        return mean_states(sentence.tokens_blh, mask_bl)
