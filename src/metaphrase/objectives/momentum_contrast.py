@@ -1,0 +1,352 @@
+"""MoCo: contrast with a queue of translations that a momentum encoder encoded, the sentence-level half of PPA."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from metaphrase.encoding import Encoding
+from metaphrase.functional import gather_with_gradient
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.packing import ATTENTION, Packing, can_pack, first_position
+from metaphrase.views import Example, View, pad_rows, swapped
+
+Denominator = Literal["positive_and_queue", "queue"]
+Normalize = Literal["both", "h", "z"]
+
+
+def momentum_contrast(
+    query_bh: Tensor,
+    key_bh: Tensor,
+    queue_qh: Tensor,
+    *,
+    temperature: float = 0.05,
+    denominator: Denominator = "positive_and_queue",
+) -> Tensor:
+    """Each query must tell its key from the keys of a queue.
+
+    ``-log exp(q · k⁺ / τ) / Σ_k exp(q · k / τ)``, averaged over the queries, with dot products. It is computed in float32
+    or wider, whatever the embeddings are in.
+
+    Args:
+        query_bh: Embeddings of the queries, shape ``(batch, hidden)``.
+        key_bh: Row ``i`` is the key of query ``i``, shape ``(batch, hidden)``.
+        queue_qh: Keys of other sentences, shape ``(queue, hidden)``.
+        temperature: Softmax temperature τ.
+        denominator: The sum over ``k`` runs over the query's own key and the queue (MoCo), or over the ``"queue"`` alone,
+            as equation 3 is printed; that is no likelihood and may be negative.
+
+    Returns:
+        Scalar loss.
+
+    Reference: Pan et al. 2021 (PPA), section 2.1, equation 3; He et al. 2020 (MoCo), equation 1.
+
+    >>> query = F.normalize(torch.ones(1, 4), dim=-1)
+    >>> momentum_contrast(query, query, query.expand(7, 4)).exp().round().item()
+    8.0
+    """
+    wide = torch.promote_types(query_bh.dtype, torch.float32)
+    query_bh, key_bh, queue_qh = query_bh.to(wide), key_bh.to(wide), queue_qh.to(wide)
+    with torch.autocast(query_bh.device.type, enabled=False):
+        positive_b1 = (query_bh * key_bh).sum(dim=1, keepdim=True) / temperature
+        logits_bq = query_bh @ queue_qh.T / temperature
+    if denominator == "positive_and_queue":
+        logits_bq = torch.cat([positive_b1, logits_bq], dim=1)
+    return (logits_bq - positive_b1).logsumexp(dim=1).mean()
+
+
+def enqueue(queue_qh: Tensor, pointer: Tensor, key_bh: Tensor) -> tuple[Tensor, Tensor]:
+    """Put keys in the place of the oldest of a queue.
+
+    Args:
+        queue_qh: Shape ``(queue, hidden)``; it is left as it is, for a loss may still need it.
+        pointer: Place of the oldest key, int64 scalar.
+        key_bh: Shape ``(batch, hidden)``; of more keys than the queue holds the last stay.
+
+    Returns:
+        The new queue and its pointer.
+
+    >>> queue, pointer = enqueue(torch.zeros(3, 1), torch.tensor(2), torch.tensor([[1.0], [2.0]]))
+    >>> queue.flatten().tolist(), pointer.item()
+    ([2.0, 0.0, 1.0], 1)
+    """
+    size = len(queue_qh)
+    place_b = (pointer + torch.arange(len(key_bh), device=pointer.device)) % size
+    return queue_qh.index_copy(0, place_b[-size:], key_bh[-size:].to(queue_qh.dtype)), (pointer + len(key_bh)) % size
+
+
+@dataclass(frozen=True)
+class QueryAndKey(View):
+    """One sentence of each pair for the encoder, and the other for the momentum encoder.
+
+    Beside the encoder's inputs, which are the query's, it gives ``key_ids`` and ``key_mask``, ``(batch, length)``.
+
+    Attributes:
+        max_length: Pieces kept of a sentence, special tokens included.
+        shuffle: Swap source and target in half of the pairs (see :func:`metaphrase.views.swapped`); otherwise the
+            sources are the queries.
+    """
+
+    max_length: int
+    shuffle: bool
+
+    def build(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
+    ) -> dict[str, Tensor]:
+        """Ids and masks of both sentences."""
+        pairs = [(example["source"], example["target"]) for example in examples]
+        if self.shuffle:
+            pairs = [pair[::-1] if swapped(rng) else pair for pair, rng in zip(pairs, rngs, strict=True)]
+        query, key = (
+            pad_rows(
+                tokenizer, input_ids=tokenizer(list(texts), truncation=True, max_length=self.max_length)["input_ids"]
+            )
+            for texts in zip(*pairs, strict=True)
+        )
+        return {**query, "key_ids": key["input_ids"], "key_mask": key["attention_mask"]}
+
+
+class MomentumHead(nn.Module):
+    """The projection, what follows encoder and projection by momentum, and the queue of past keys.
+
+    Args:
+        config: The encoder's configuration.
+        pooling: How a sentence's embedding is made of its token states: ``"cls"`` or ``"mean"``.
+        projection_size: Width of the projection; None leaves it out.
+        bias: Whether the projection's layers have biases.
+        queue_size: Keys in the queue.
+        normalize: What is scaled to length 1: the pooled state ``"h"``, its projection ``"z"``, or ``"both"``.
+
+    Attributes:
+        queue_qh: Keys of past batches, shape ``(queue, projection)``.
+        pointer: Place of the oldest of them.
+    """
+
+    queue_qh: Tensor
+    pointer: Tensor
+
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        *,
+        pooling: str,
+        projection_size: int | None,
+        bias: bool,
+        queue_size: int,
+        normalize: Normalize,
+    ) -> None:
+        super().__init__()
+        hidden = config.hidden_size
+        self.pooling = pooling
+        self.normalize = normalize
+        self.projection: nn.Module = nn.Identity()
+        if projection_size is not None:
+            first, last = nn.Linear(hidden, hidden), nn.Linear(hidden, projection_size)
+            for layer in (first, last):
+                layer.bias.requires_grad_(bias)  # biases start at zero, and stay there where there should be none
+            self.projection = nn.Sequential(first, nn.ReLU(), last)
+        self.momentum_projection = copy.deepcopy(self.projection).requires_grad_(False)
+        with torch.device("meta"):  # it becomes a copy of the encoder, or is loaded
+            self.momentum_encoder = _follower(AutoModel.from_config(config))
+        self.register_buffer("queue_qh", torch.zeros(queue_size, projection_size or hidden))
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def fill(self, sources: HeadSources) -> None:
+        """Start from the encoder, and from a queue of random directions, the same in every process."""
+        self.momentum_encoder = _follower(copy.deepcopy(sources.encoder))
+        self.momentum_projection.load_state_dict(self.projection.state_dict())
+        random_qh = torch.randn(self.queue_qh.shape, generator=torch.Generator().manual_seed(0))
+        self.queue_qh.copy_(F.normalize(random_qh, dim=1))
+
+    def query(self, tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
+        """Embeddings of sentences that the encoder encoded.
+
+        Args:
+            tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
+            mask_bl: True at real pieces.
+
+        Returns:
+            Shape ``(batch, projection)``.
+        """
+        return self._embed(tokens_blh, mask_bl, self.projection)
+
+    @torch.no_grad()
+    def key(self, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
+        """Embeddings that the momentum encoder makes of sentences; without gradient, and without padding where it can.
+
+        Args:
+            ids_bl: Piece ids, shape ``(batch, length)``.
+            mask_bl: True at real pieces.
+
+        Returns:
+            Shape ``(batch, projection)``.
+        """
+        encoder = self.momentum_encoder
+        if can_pack(encoder):
+            packing = Packing.of(mask_bl)
+            flat = {"input_ids": packing.flatten(ids_bl), "position_ids": packing.position_n + first_position(encoder)}
+            states_1nh = encoder(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state
+            tokens_blh = packing.pad(states_1nh[0])
+        else:
+            tokens_blh = encoder(input_ids=ids_bl, attention_mask=mask_bl.long()).last_hidden_state
+        return self._embed(tokens_blh, mask_bl, self.momentum_projection)
+
+    def _embed(self, tokens_blh: Tensor, mask_bl: Tensor, projection: nn.Module) -> Tensor:
+        if self.pooling == "cls":
+            pooled_bh = tokens_blh[:, 0]
+        else:
+            real_bl1 = mask_bl[..., None].to(tokens_blh.dtype)
+            pooled_bh = (tokens_blh * real_bl1).sum(dim=1) / real_bl1.sum(dim=1)
+        if self.normalize != "z":
+            pooled_bh = F.normalize(pooled_bh, dim=-1)
+        embedding_bh = projection(pooled_bh)
+        return embedding_bh if self.normalize == "h" else F.normalize(embedding_bh, dim=-1)
+
+    def enqueue(self, key_bh: Tensor) -> None:
+        """Put this step's keys, those of all processes, in the place of the oldest."""
+        self.queue_qh, self.pointer = enqueue(self.queue_qh, self.pointer, gather_with_gradient(key_bh))
+
+    @torch.no_grad()
+    def follow(self, encoder: PreTrainedModel, momentum: float) -> None:
+        """``θ_k ← m θ_k + (1 − m) θ_q``, for all parameters that are trained.
+
+        Args:
+            encoder: The encoder that is trained.
+            momentum: m.
+
+        Reference: Pan et al. 2021 (PPA), equation 1.
+        """
+        trained = dict(encoder.named_parameters())
+        pairs = [(theirs, trained[name]) for name, theirs in self.momentum_encoder.named_parameters()]
+        pairs += zip(self.momentum_projection.parameters(), self.projection.parameters(), strict=True)
+        keys, queries = zip(*(pair for pair in pairs if pair[1].requires_grad), strict=True)
+        torch._foreach_lerp_(keys, queries, 1 - momentum)
+
+
+def _follower(encoder: PreTrainedModel) -> PreTrainedModel:
+    """An encoder without pooler and gradient, which runs without padding where it can."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    if can_pack(encoder):
+        encoder.set_attn_implementation(ATTENTION)
+    return encoder.requires_grad_(False)
+
+
+class MomentumContrast(Objective):
+    """Each sentence must tell its translation from a queue of sentences of past batches, in all languages.
+
+    The translations (keys) are encoded by an encoder that follows the trained one slowly; neither it nor the projection is
+    part of a release. In training a batch's keys join the queue after the batch was scored; in evaluation they do not.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        temperature: Softmax temperature τ.
+        queue_size: Keys in the queue, K. It starts with random directions, which ``queue_size / batch`` batches replace.
+        momentum: m, how much of itself the momentum encoder keeps in an optimiser step.
+        projection_size: Width of the projection ``W₂ ReLU(W₁ h)``; None contrasts the sentence embeddings themselves.
+        bias: Give the projection biases, as MoCo does; equation 2 shows none.
+        normalize: What is scaled to length 1: the sentence embedding ``"h"`` (as the text says), its projection ``"z"``
+            (MoCo), or ``"both"``.
+        shuffle: Random input shuffling: in half of the pairs the target is the query and the source the key. False makes
+            the sources queries.
+        denominator: See :func:`momentum_contrast`.
+
+    Inputs: the columns ``source`` and ``target``.
+
+    Relations: :class:`TranslationRanking` takes its negatives from the batch, with gradient. To show TLM the sentences
+    in the same order, give it ``order: shuffled``.
+
+    Reference: Pan et al. 2021 (PPA), section 2.1; the queue is that of He et al. 2020 (MoCo), algorithm 1.
+    """
+
+    name: ClassVar[str] = "moco"
+    granularity: ClassVar[Granularity] = "sentence"
+    citation: ClassVar[str] = """\
+@inproceedings{pan-etal-2021-multilingual,
+    title = "Multilingual {BERT} Post-Pretraining Alignment",
+    author = "Pan, Lin and Hang, Chung-Wei and Qi, Haode and Shah, Abhishek and Potdar, Saloni and Yu, Mo",
+    booktitle = "Proceedings of NAACL-HLT 2021",
+    year = "2021",
+}"""
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        temperature: float = 0.05,
+        queue_size: int = 32_000,
+        momentum: float = 0.999,
+        projection_size: int | None = 300,
+        bias: bool = True,
+        normalize: Normalize = "both",
+        shuffle: bool = True,
+        denominator: Denominator = "positive_and_queue",
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if not 0 <= momentum <= 1:
+            raise ValueError(f"The momentum of 'moco' is between 0 and 1, not {momentum}.")
+        if normalize not in ("both", "h", "z"):
+            raise ValueError(f"normalize is 'both', 'h' or 'z', not {normalize!r}.")
+        if denominator not in ("positive_and_queue", "queue"):
+            raise ValueError(f"A denominator is 'positive_and_queue' or 'queue', not {denominator!r}.")
+        self.temperature = temperature
+        self.queue_size = queue_size
+        self.momentum = momentum
+        self.projection_size = projection_size
+        self.bias = bias
+        self.normalize: Normalize = normalize
+        self.denominator: Denominator = denominator
+        self.view = QueryAndKey("query-and-key", max_length, shuffle)
+
+    def views(self) -> tuple[View, ...]:
+        """Query and key of each pair."""
+        return (self.view,)
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """How queries and keys are pooled: as the model pools."""
+        if sources.pooling not in ("cls", "mean"):
+            raise ValueError(
+                f"'moco' pools keys by 'cls' or 'mean', but this encoder pools by {sources.pooling!r}. Load it with "
+                "pooling='cls' or pooling='mean'."
+            )
+        return {"pooling": sources.pooling}
+
+    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
+        """Projection, momentum encoder and queue."""
+        return MomentumHead(
+            config,
+            projection_size=self.projection_size,
+            bias=self.bias,
+            queue_size=self.queue_size,
+            normalize=self.normalize,
+            **settings,
+        )
+
+    def fill_head(self, sources: HeadSources) -> None:
+        """Copy the encoder, and draw the queue."""
+        self.head.fill(sources)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar contrastive loss; in training the keys join the queue."""
+        pair = encodings[self.view.name]
+        query_bh = self.head.query(pair.tokens_blh, pair.mask_bl)
+        key_bh = self.head.key(pair.features["key_ids"], pair.features["key_mask"].bool())
+        loss = momentum_contrast(
+            query_bh, key_bh, self.head.queue_qh, temperature=self.temperature, denominator=self.denominator
+        )
+        if self.head.training:
+            self.head.enqueue(key_bh)
+        return loss
+
+    def after_step(self, encoder: PreTrainedModel) -> None:
+        """Let the momentum encoder and projection follow."""
+        self.head.follow(encoder, self.momentum)
