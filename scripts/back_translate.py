@@ -1,0 +1,296 @@
+"""Fill a bitext's columns ``source_bt`` and ``target_bt`` by machine translation, for sentence-level contrasting.
+
+    python scripts/back_translate.py --corpus sw-en.tsv.gz --output sw-en.bt.tsv.gz \
+        --to_source Helsinki-NLP/opus-mt-en-sw --to_target Helsinki-NLP/opus-mt-sw-en
+    python scripts/back_translate.py --corpus corpus/ --output corpus.bt.parquet --method top-k --codes sw=swh_Latn \
+        en=eng_Latn --to_source facebook/nllb-200-distilled-600M --to_target facebook/nllb-200-distilled-600M
+
+``source_bt`` holds translations of the target into the source's language, ``target_bt`` translations of the source into
+the target's: several of each sentence, separated by `` ||| `` (Li et al. 2021, section 2.4: beam search or top-k
+sampling). Any sequence-to-sequence model of the Hub or of a folder will do; models of many languages (NLLB, M2M-100,
+mBART) need to be told their codes. The corpus is read as ``metaphrase train`` reads it, but not cleaned.
+
+Finished shards wait in ``<output>.parts``, from which a run that was stopped goes on; the output appears when it is
+complete. The same input, options and device give the same text, in however many runs.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
+
+from metaphrase.corpus import Corpus, check_writable, load_corpus, write_corpus
+from metaphrase.objectives.sentence_contrast import SEPARATOR
+
+METHODS = ("beam", "top-k")
+
+#: Options on which the text depends: parts that were made with others cannot be taken up.
+DECISIVE = (
+    *(
+        "to_source",
+        "to_target",
+        "to_source_prefix",
+        "to_target_prefix",
+        "codes",
+        "languages",
+        "method",
+        "num",
+        "beams",
+    ),
+    *("top_k", "max_length", "batch_size", "shard_size", "dtype", "seed"),
+)
+
+
+@dataclass
+class Options:
+    """Fill a bitext's columns source_bt and target_bt by machine translation."""
+
+    corpus: list[str] = field(
+        metadata={"help": "Bitext: TSV, JSONL, Parquet, Moses 'x.sw,x.en', a folder, hf:org/name."}
+    )
+    output: str = field(metadata={"help": "Where it goes: .tsv, .jsonl (both also .gz) or .parquet."})
+    to_source: str | None = field(
+        default=None, metadata={"help": "Model that translates targets into the source's language: fills source_bt."}
+    )
+    to_target: str | None = field(
+        default=None, metadata={"help": "Model that translates sources into the target's language: fills target_bt."}
+    )
+    languages: list[str] = field(
+        default_factory=list, metadata={"help": "Languages to take, or that of a single file."}
+    )
+    codes: list[str] = field(
+        default_factory=list,
+        metadata={"help": "What a model of many languages calls them, e.g. sw=swh_Latn en=eng_Latn."},
+    )
+    to_source_prefix: str = field(default="", metadata={"help": "Stands before each target, e.g. '>>swh<< '."})
+    to_target_prefix: str = field(default="", metadata={"help": "Stands before each source."})
+    method: str = field(default="beam", metadata={"help": "beam (the best hypotheses) or top-k (samples)."})
+    num: int = field(default=4, metadata={"help": "Translations of a sentence; equal ones count once."})
+    beams: int = field(default=5, metadata={"help": "beam: width of the search, at least --num."})
+    top_k: int = field(default=10, metadata={"help": "top-k: how many pieces are drawn from."})
+    max_length: int = field(default=128, metadata={"help": "Pieces of a sentence that are read and written at most."})
+    batch_size: int = field(default=32, metadata={"help": "Sentences translated at a time."})
+    shard_size: int = field(default=1000, metadata={"help": "Pairs between two saves."})
+    dtype: str = field(default="float32", metadata={"help": "Numbers that the models compute in, e.g. bfloat16."})
+    seed: int = field(default=42, metadata={"help": "Of the sampling."})
+    device: str | None = field(default=None, metadata={"help": "e.g. cuda:1 (default: a GPU where there is one)."})
+
+
+@dataclass
+class Job:
+    """One direction: which column is read, which is filled, and what with."""
+
+    column: str
+    read: str
+    languages: tuple[str, str]
+    prefix: str
+    model: Any
+    tokenizer: Any
+
+
+def jobs_of(options: Options) -> list[Job]:
+    """The directions that have a model."""
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    jobs = []
+    for side, other in (("source", "target"), ("target", "source")):
+        name = getattr(options, f"to_{side}")
+        if name is not None:
+            model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=getattr(torch, options.dtype))
+            languages = (f"{other}_lang", f"{side}_lang")
+            prefix = getattr(options, f"to_{side}_prefix")
+            tokenizer = AutoTokenizer.from_pretrained(name)
+            jobs.append(Job(f"{side}_bt", other, languages, prefix, model.to(device).eval(), tokenizer))
+    return jobs
+
+
+def parse_codes(items: Sequence[str]) -> dict[str, str]:
+    """The model's code of each language.
+
+    >>> parse_codes(["sw=swh_Latn"])
+    {'sw': 'swh_Latn'}
+    """
+    pairs = [item.partition("=") for item in items]
+    if wrong := [item for item, (_, equals, code) in zip(items, pairs, strict=True) if not equals or not code]:
+        raise ValueError(f"--codes are of the form sw=swh_Latn, not {wrong[0]!r}.")
+    return {language: code for language, _, code in pairs}
+
+
+def forced_piece(tokenizer: Any, code: str) -> int:
+    """The piece that makes a model of many languages write one of them."""
+    for piece in (code, f"__{code}__"):  # M2M-100 has underscores around its codes
+        if (number := tokenizer.get_vocab().get(piece)) is not None:
+            return number
+    raise ValueError(
+        f"The model does not know the language code {code!r}. See its card for the codes, and give --codes."
+    )
+
+
+def language_settings(job: Job, languages: tuple[str, str], codes: dict[str, str]) -> dict[str, Any]:
+    """Prepare the tokenizer for a pair of languages; what the model needs to be told beside."""
+    if not codes:
+        return {}
+    if missing := [language for language in languages if language not in codes]:
+        raise ValueError(f"--codes does not say what the model calls {missing[0]!r}; it has {', '.join(codes)}.")
+    read, written = (codes[language] for language in languages)
+    forced_piece(job.tokenizer, read)
+    job.tokenizer.src_lang = read
+    return {"forced_bos_token_id": forced_piece(job.tokenizer, written)}
+
+
+@torch.inference_mode()
+def translate(job: Job, texts: Sequence[str], options: Options, settings: dict[str, Any]) -> list[str]:
+    """Translations of each text, joined by the separator; texts of like length are translated together."""
+    if options.method == "beam":
+        search = {"num_beams": max(options.beams, options.num), "do_sample": False}
+    else:
+        search = {"num_beams": 1, "do_sample": True, "top_k": options.top_k}
+    prefixed = [job.prefix + text for text in texts]
+    encoded = job.tokenizer(prefixed, truncation=True, max_length=options.max_length)
+    order = sorted(range(len(texts)), key=lambda row: len(encoded["input_ids"][row]), reverse=True)
+    joined = [""] * len(texts)
+    for start in range(0, len(order), options.batch_size):
+        rows = order[start : start + options.batch_size]
+        inputs = job.tokenizer.pad(
+            {key: [values[row] for row in rows] for key, values in encoded.items()}, return_tensors="pt"
+        )
+        ids = job.model.generate(
+            input_ids=inputs["input_ids"].to(job.model.device),
+            attention_mask=inputs["attention_mask"].to(job.model.device),
+            max_new_tokens=options.max_length,
+            num_return_sequences=options.num,
+            **search,
+            **settings,
+        )
+        written = job.tokenizer.batch_decode(ids, skip_special_tokens=True)
+        for at, row in enumerate(rows):
+            alternatives = (clean(text) for text in written[at * options.num : (at + 1) * options.num])
+            joined[row] = SEPARATOR.join(dict.fromkeys(filter(None, alternatives)))
+    return joined
+
+
+def clean(text: str) -> str:
+    """The text on one line, and without what separates translations."""
+    return " ".join(text.replace(SEPARATOR.strip(), " ").split())
+
+
+def translate_shard(
+    jobs: Sequence[Job], rows: Sequence[dict[str, Any]], options: Options, seed: int
+) -> dict[str, Any]:
+    """The new columns of some rows."""
+    codes = parse_codes(options.codes)
+    columns: dict[str, list[str]] = {}
+    for job in jobs:
+        torch.manual_seed(seed)
+        of_languages: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for number, row in enumerate(rows):
+            of_languages[tuple(row[name] for name in job.languages) if codes else ("", "")].append(number)
+        column = [""] * len(rows)
+        for languages, numbers in of_languages.items():
+            settings = language_settings(job, languages, codes)
+            translations = translate(job, [rows[number][job.read] for number in numbers], options, settings)
+            for number, translation in zip(numbers, translations, strict=True):
+                column[number] = translation
+        columns[job.column] = column
+    return columns
+
+
+def parts_of(options: Options, corpus: Corpus) -> Path:
+    """The folder of finished shards, for a new run or one that goes on.
+
+    Raises:
+        ValueError: It holds shards of another corpus or of other options.
+    """
+    folder = Path(f"{options.output}.parts")
+    chosen = {name: value for name, value in asdict(options).items() if name in DECISIVE}
+    record = {
+        "files": [file.get("sha256", file["path"]) for file in corpus.files],
+        "pairs": len(corpus.dataset),
+        **chosen,
+    }
+    path = folder / "settings.json"
+    if not path.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        write(path, record)
+    there = json.loads(path.read_text(encoding="utf-8"))
+    if differing := [name for name, value in record.items() if there.get(name) != value]:
+        raise ValueError(
+            f"{folder} holds back-translations of a run with other {', '.join(differing)}. Remove it, give the same "
+            "options, or write to another --output."
+        )
+    return folder
+
+
+def write(path: Path, content: Any) -> None:
+    """Write JSON, the whole file or nothing."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    partial.replace(path)
+
+
+def back_translate(options: Options) -> Dataset:
+    """Translate, save shard by shard, and write the corpus with its new columns."""
+    if options.method not in METHODS:
+        raise ValueError(f"--method is {' or '.join(METHODS)}, not {options.method!r}.")
+    if options.to_source is None and options.to_target is None:
+        raise ValueError("Nothing to do: give --to_source, --to_target or both.")
+    if options.num < 1:
+        raise ValueError(f"--num is the number of translations of a sentence, from 1, not {options.num}.")
+    parse_codes(options.codes)
+    check_writable(options.output)
+    corpus = load_corpus(options.corpus, languages=options.languages or None, cleaning=None)
+    dataset: Dataset = corpus.dataset
+    parts = parts_of(options, corpus)
+    jobs = jobs_of(options)
+    shards = range(0, len(dataset), options.shard_size)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("pairs", total=len(dataset))
+        for number, start in enumerate(shards):
+            path = parts / f"{number:06}.json"
+            rows = dataset.select(range(start, min(start + options.shard_size, len(dataset)))).to_list()
+            if not path.exists():
+                write(path, translate_shard(jobs, rows, options, options.seed + number))
+            progress.advance(task, len(rows))
+    filled: dict[str, list[str]] = {"source_bt": [], "target_bt": []}
+    for number in range(len(shards)):
+        for column, texts in json.loads((parts / f"{number:06}.json").read_text(encoding="utf-8")).items():
+            filled[column] += texts
+    for column, texts in filled.items():
+        if texts or column not in dataset.column_names:
+            dataset = dataset.remove_columns([column] if column in dataset.column_names else [])
+            dataset = dataset.add_column(column, texts or [""] * len(dataset))
+    write_corpus(dataset, options.output)
+    shutil.rmtree(parts)
+    return dataset
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the options, translate, and say how much was written."""
+    logging.basicConfig(format="%(message)s")
+    (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)
+    try:
+        dataset = back_translate(options)
+    except (ValueError, OSError) as error:
+        print(f"back_translate: {error}", file=sys.stderr)
+        return 2
+    for column in ("source_bt", "target_bt"):
+        counts = [text.count(SEPARATOR) + 1 for text in dataset[column] if text]
+        print(f"{column}: {sum(counts):,} translations of {len(counts):,} of {len(dataset):,} sentences")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Sentence-level contrasting, the coarsest of MGC's three granularities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from metaphrase.encoding import Encoding
+from metaphrase.functional import gather_with_gradient, mean_pooled, translation_ranking
+from metaphrase.languages import language_code
+from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.objectives.word_contrast import MGC_CITATION
+from metaphrase.views import Example, View, pad_rows, source_view, target_view
+
+BackTranslation = Literal["sample", "all", "none"]
+
+#: What stands between the back-translations of one sentence.
+SEPARATOR = " ||| "
+
+
+@dataclass(frozen=True)
+class BackTranslations(View):
+    """Back-translations of both sides, one drawn from each sentence's alternatives, for the sentences that get one.
+
+    Beside the encoder's inputs, whose rows are those sentences alone, it gives their ``language`` and ``source_row`` and
+    ``target_row``, ``(batch,)``: the row of each sentence's back-translation, -1 where the original stands. A batch
+    without any has one row of special tokens.
+
+    Attributes:
+        max_length: Pieces kept of a sentence, special tokens included.
+        share: Probability that a sentence gets one, on either side by itself. A sentence that has none never does.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("source_bt", "target_bt")
+    max_length: int
+    share: float
+
+    def build(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
+    ) -> dict[str, Tensor]:
+        """Ids, mask and language of what was drawn, and where it stands."""
+        draws = [rng.random((2, 2)) for rng in rngs]
+        texts: list[str] = []
+        codes: list[int] = []
+        rows: dict[str, list[int]] = {"source": [], "target": []}
+        for i, side in enumerate(("source", "target")):
+            for example, draw_22 in zip(examples, draws, strict=True):
+                chance, choice = draw_22[i]
+                alternatives = [text for text in (example[f"{side}_bt"] or "").split(SEPARATOR) if text.strip()]
+                drawn = bool(alternatives) and chance < self.share
+                rows[side].append(len(texts) if drawn else -1)
+                if drawn:
+                    texts.append(alternatives[int(choice * len(alternatives))])
+                    codes.append(language_code(example.get(f"{side}_lang") or ""))
+        ids = tokenizer(texts or [""], truncation=True, max_length=self.max_length)["input_ids"]
+        return {
+            **pad_rows(tokenizer, input_ids=ids),
+            "language": torch.tensor(codes or [language_code("")]),
+            "source_row": torch.tensor(rows["source"]),
+            "target_row": torch.tensor(rows["target"]),
+        }
+
+
+class SentenceContrast(Objective):
+    """Each sentence must pick out its translation among the batch, by mean-pooled states and with noisy positives.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        temperature: Softmax temperature τ.
+        back_translation: ``"sample"`` contrasts one pair (x′, y′) for each example, drawn from
+            {x, x̂} × {y, ŷ}; ``"all"`` sums the losses of the four combinations; ``"none"`` contrasts the originals (the
+            ablation BIPAIR) and needs no back-translations.
+        gather: Contrast with the sentences of all processes, with gradient. The paper's negatives are those of the batch
+            that one process encodes at a time: accumulating gradients adds none.
+
+    Inputs: the columns ``source`` and ``target``; unless ``back_translation`` is ``"none"`` also ``source_bt``,
+    translations of the target, and ``target_bt``, translations of the source (``scripts/back_translate.py`` fills them),
+    several separated by ``" ||| "``. A sentence without any stands for itself.
+
+    Relations: :class:`TranslationRanking` ranks the embeddings as the model pools them; :class:`WordContrast` and
+    :class:`SpanContrast` are the finer two of MGC's granularities.
+
+    Reference: Li et al. 2021 (MGC), section 2.4, equations 7 and 8. The loss is the mean of both directions.
+    """
+
+    name: ClassVar[str] = "sentence-contrast"
+    granularity: ClassVar[Granularity] = "sentence"
+    citation: ClassVar[str] = MGC_CITATION
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        temperature: float = 0.1,
+        back_translation: BackTranslation = "sample",
+        gather: bool = True,
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if back_translation not in ("sample", "all", "none"):
+            raise ValueError(f"Back-translation is 'sample', 'all' or 'none', not {back_translation!r}.")
+        self.temperature = temperature
+        self.back_translation: BackTranslation = back_translation
+        self.gather = gather
+        share = 0.5 if back_translation == "sample" else 1.0
+        self.noisy = BackTranslations(f"back-translations-{back_translation}", max_length, share)
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides, and the back-translations that take their places."""
+        originals = source_view(self.max_length), target_view(self.max_length)
+        return originals if self.back_translation == "none" else (*originals, self.noisy)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar loss of the pairs, of back-translated ones too where there are any."""
+        sides = {
+            side: [mean_pooled(encodings[side].tokens_blh, encodings[side].mask_bl)] for side in ("source", "target")
+        }
+        if self.back_translation != "none":
+            noisy = encodings[self.noisy.name]
+            noisy_nh = mean_pooled(noisy.tokens_blh, noisy.mask_bl)
+            for side, embeddings in sides.items():
+                row_b = noisy.features[f"{side}_row"]
+                embeddings.append(torch.where((row_b >= 0)[:, None], noisy_nh[row_b.clamp(min=0)], embeddings[0]))
+        if self.back_translation == "sample":
+            sides = {side: embeddings[1:] for side, embeddings in sides.items()}
+        losses = [self._contrast(*pair) for pair in product(sides["source"], sides["target"])]
+        return torch.stack(losses).sum()
+
+    def _contrast(self, source_bh: Tensor, target_bh: Tensor) -> Tensor:
+        """Loss of one choice of sentences, both directions; every process ranks the pairs of all."""
+        if self.gather:
+            source_bh, target_bh = gather_with_gradient(source_bh), gather_with_gradient(target_bh)
+        return translation_ranking(source_bh, target_bh, temperature=self.temperature, direction="symmetric")

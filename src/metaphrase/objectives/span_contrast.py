@@ -1,0 +1,224 @@
+"""Span-level contrasting, the middle one of MGC's three granularities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from metaphrase.aligners.phrases import PhraseTable
+from metaphrase.encoding import Encoding
+from metaphrase.functional import cosines, masked_ranking, pooled_spans
+from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
+from metaphrase.views import Example, View, kept_links, pad_arrays, source_view, target_view, tokenize_words
+from metaphrase.words import Span, Words, phrase_pairs
+
+
+@dataclass(frozen=True)
+class PhrasePairs(View):
+    """The phrase pairs of each sentence pair, in terms of the views ``source`` and ``target``.
+
+    A phrase pair is consistent with the alignment (see :func:`metaphrase.words.phrase_pairs`), has several words on at
+    least one side, and no word that truncation cut. Where a sentence has too many, some are drawn. Gives
+    ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``: first piece of each phrase and the one behind its
+    last, ``(0, 0)`` for padding.
+
+    Attributes:
+        max_length: Pieces kept of a sentence, special tokens included.
+        max_words: Words of a phrase at most, on either side.
+        min_words: Words that the longer side has at least; 1 takes in pairs of words.
+        max_spans: Phrase pairs of a sentence pair at most.
+        phrase_table: File of a :class:`metaphrase.aligners.phrases.PhraseTable` that a pair must be in; None takes all.
+        cut: Least ``p(target | source) · p(source | target)`` that it must have there.
+    """
+
+    encoded: ClassVar[bool] = False
+    columns: ClassVar[tuple[str, ...]] = ("alignment",)
+    max_length: int
+    max_words: int = 7
+    min_words: int = 2
+    max_spans: int = 16
+    phrase_table: str | None = None
+    cut: float = 0.0
+
+    def build(
+        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
+    ) -> dict[str, Tensor]:
+        """Piece spans of the phrase pairs of each example."""
+        _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
+        _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
+        rows = [self._drawn(*row) for row in zip(examples, source, target, rngs, strict=True)]
+        return {
+            f"{side}_spans": pad_arrays([row_n22[:, i] for row_n22 in rows], (0, 2))
+            for i, side in enumerate(("source", "target"))
+        }
+
+    def _drawn(
+        self, example: Example, source_w2: np.ndarray, target_w2: np.ndarray, rng: np.random.Generator
+    ) -> np.ndarray:
+        """Source and target span of each phrase pair of an example, in pieces, shape ``(phrases, 2, 2)``."""
+        # Phrases must be consistent with every link, also with those of cut words.
+        links, _, _ = kept_links(example, np.ones_like(source_w2), np.ones_like(target_w2))
+        pairs = [
+            (source, target)
+            for source, target in phrase_pairs(links, len(source_w2), len(target_w2), max_length=self.max_words)
+            if max(_length(source), _length(target)) >= self.min_words
+            and source_w2[slice(*source), 1].all()
+            and target_w2[slice(*target), 1].all()
+        ]
+        if self.phrase_table is not None:
+            pairs = self._in_table(example, pairs)
+        if len(pairs) > self.max_spans:
+            pairs = [pairs[i] for i in sorted(rng.choice(len(pairs), self.max_spans, replace=False))]
+        spans = [[_pieces(source_w2, source), _pieces(target_w2, target)] for source, target in pairs]
+        return np.array(spans, dtype=np.int64).reshape(-1, 2, 2)
+
+    def _in_table(self, example: Example, pairs: list[tuple[Span, Span]]) -> list[tuple[Span, Span]]:
+        """The phrase pairs that the phrase table has, and is sure enough of."""
+        assert self.phrase_table is not None
+        table = load_phrase_table(self.phrase_table)
+        source_words, target_words = (
+            list(Words.of(example[side], example.get(f"{side}_lang"), example.get("segmenter") or "whitespace"))
+            for side in ("source", "target")
+        )
+        scores = [table.score(source_words[slice(*source)], target_words[slice(*target)]) for source, target in pairs]
+        return [pair for pair, score in zip(pairs, scores, strict=True) if score > 0 and score >= self.cut]
+
+
+@cache
+def load_phrase_table(path: str) -> PhraseTable:
+    """The phrase table of a file, read once in a process."""
+    return PhraseTable.load(path)
+
+
+def _length(span: Span) -> int:
+    return span[1] - span[0]
+
+
+def _pieces(spans_w2: np.ndarray, span: Span) -> list[int]:
+    return [spans_w2[span[0], 0], spans_w2[span[1] - 1, 1]]
+
+
+def span_contrast(
+    source_bnh: Tensor,
+    target_bnh: Tensor,
+    source_spans_bn2: Tensor,
+    target_spans_bn2: Tensor,
+    *,
+    temperature: float = 0.1,
+    reduction: Reduction = "token_mean",
+) -> Tensor:
+    """Each phrase must pick out its translation among the phrases of the other sentence that do not overlap with it.
+
+    Args:
+        source_bnh: Mean states of the source phrases, shape ``(batch, phrases, hidden)``.
+        target_bnh: Mean states of the target phrases, row ``n`` translating source row ``n``.
+        source_spans_bn2: First place of each source phrase and the one behind its last, ``(0, 0)`` for padding, shape
+            ``(batch, phrases, 2)``.
+        target_spans_bn2: The same of the target.
+        temperature: Softmax temperature τ.
+        reduction: ``"token_mean"`` is the mean over the anchors of the batch, the phrases of both sides; ``"sum"`` sums
+            over the anchors of a sentence pair (as printed) and takes the mean over pairs.
+
+    Returns:
+        Scalar; a zero with a graph where there are no phrases.
+
+    Reference: Li et al. 2021 (MGC), section 2.3, equation 6.
+    """
+    similarity_bnn = cosines(source_bnh, target_bnh)
+    own_bn = torch.arange(similarity_bnn.shape[1], device=similarity_bnn.device).expand(similarity_bnn.shape[:2])
+    anchor_bn = source_spans_bn2[..., 1] > 0
+    losses = [
+        masked_ranking(similarity, own_bn, negatives(spans_bn2), temperature=temperature)[anchor_bn]
+        for similarity, spans_bn2 in ((similarity_bnn, target_spans_bn2), (similarity_bnn.mT, source_spans_bn2))
+    ]
+    return reduced(torch.cat(losses), len(source_bnh), reduction)
+
+
+def negatives(spans_bn2: Tensor) -> Tensor:
+    """Which spans of a sentence are wrong answers where a given one is right.
+
+    Those that share no place with it; of equal spans, which several phrase pairs may have, the first.
+
+    Args:
+        spans_bn2: First place of each span and the one behind its last, ``(0, 0)`` for padding, shape
+            ``(batch, phrases, 2)``.
+
+    Returns:
+        Boolean, shape ``(batch, phrases, phrases)``: right answers × candidates.
+
+    >>> negatives(torch.tensor([[[1, 3], [2, 4], [4, 6], [4, 6], [0, 0]]]))[0].int().tolist()
+    [[0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+    """
+    start_bn, end_bn = spans_bn2.unbind(-1)
+    real_bn = end_bn > 0
+    apart_bnn = (end_bn[:, :, None] <= start_bn[:, None]) | (end_bn[:, None] <= start_bn[:, :, None])
+    equal_bnn = (spans_bn2[:, :, None] == spans_bn2[:, None]).all(dim=-1)
+    repeated_bn = equal_bnn.tril(diagonal=-1).any(dim=-1)
+    return apart_bnn & real_bn[:, :, None] & (real_bn & ~repeated_bn)[:, None]
+
+
+class SpanContrast(Objective):
+    """Contrast the mean state of each phrase with those of the phrases of its own translation.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        temperature: Softmax temperature τ.
+        max_words: Words of a phrase at most, on either side.
+        min_words: Words that the longer side of a phrase pair has at least; with 1, pairs of words take part, which
+            :class:`WordContrast` contrasts already.
+        max_spans: Phrase pairs of a sentence pair at most; of more, so many are drawn.
+        phrase_table: File of a phrase table (see :class:`metaphrase.aligners.phrases.PhraseTable`); only its phrase pairs
+            take part. None takes every phrase pair that is consistent with the alignment.
+        cut: Least ``p(target | source) · p(source | target)`` in the phrase table.
+        reduction: ``"token_mean"`` or the paper's ``"sum"`` (see :func:`span_contrast`).
+
+    Inputs: the columns ``source``, ``target`` and ``alignment``.
+
+    Relations: :class:`WordContrast` and :class:`SentenceContrast` are the other two of MGC's granularities.
+
+    Reference: Li et al. 2021 (MGC), section 2.3, equation 6. The paper takes spans from a phrase table; ours are the
+    phrase pairs that such a table is counted from.
+    """
+
+    name: ClassVar[str] = "span-contrast"
+    granularity: ClassVar[Granularity] = "span"
+    citation: ClassVar[str] = MGC_CITATION
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        temperature: float = 0.1,
+        max_words: int = 7,
+        min_words: int = 2,
+        max_spans: int = 16,
+        phrase_table: str | None = None,
+        cut: float = 0.0,
+        reduction: Reduction = "token_mean",
+    ) -> None:
+        super().__init__(max_length=max_length)
+        self.temperature = temperature
+        self.reduction: Reduction = reduction
+        self.phrases = PhrasePairs("phrases", max_length, max_words, min_words, max_spans, phrase_table, cut)
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides and their phrases."""
+        return source_view(self.max_length), target_view(self.max_length), self.phrases
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar loss over the phrases of the batch."""
+        features = encodings[self.phrases.name].features
+        spans = [features["source_spans"], features["target_spans"]]
+        states = [
+            pooled_spans(encodings[side].tokens_blh, spans_bn2)
+            for side, spans_bn2 in zip(("source", "target"), spans, strict=True)
+        ]
+        return span_contrast(*states, *spans, temperature=self.temperature, reduction=self.reduction)
