@@ -9,7 +9,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 
 from metaphrase import functional
 from metaphrase.functional import translation_ranking, vocabulary_cross_entropy
-from tests.oracles import cross_entropy_loop, translation_ranking_loop
+from tests.oracles import cross_entropy_loop, soft_cross_entropy_loop, translation_ranking_loop
 
 COSINES = torch.tensor([[0.9, 0.7, 0.1], [0.6, 0.8, 0.2], [0.3, 0.5, 0.4]], dtype=torch.float64)
 
@@ -216,3 +216,91 @@ def test_logits_are_never_whole(monkeypatch):
     vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias).backward()
     assert max(widths) == 16
     assert sum(widths) == 2 * 100
+
+
+def soft_case(dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
+    """Distributions over 11 pieces for 5 positions: one piece, several (one of them listed twice), none, all."""
+    hidden, weight, bias, _ = (tensor.detach() for tensor in vocabulary_case())
+    rows = torch.tensor([1, 0, 1, 1, 4, *[3] * 11, 1])
+    labels = torch.tensor([10, 2, 3, 4, 7, *range(11), 3])
+    weights = torch.linspace(0.1, 1.3, len(rows), dtype=dtype)
+    weights[4] = 0.0
+    return *(leaf.to(dtype).requires_grad_() for leaf in (hidden, weight, bias)), labels, rows, weights
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_soft_labels_match_loop(small_blocks, with_bias):
+    hidden, weight, bias, labels, rows, weights = soft_case()
+    leaves = (hidden, weight, bias) if with_bias else (hidden, weight)
+    targets = [{} for _ in hidden]
+    for row, label, share in zip(rows.tolist(), labels.tolist(), weights.tolist(), strict=True):
+        targets[row][label] = targets[row].get(label, 0.0) + share
+    bias_v = bias if with_bias else None
+    fast = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias_v, rows_k=rows, weights_k=weights)
+    slow = soft_cross_entropy_loop(hidden, weight, targets, bias_v)
+    torch.testing.assert_close(fast, slow, rtol=1e-9, atol=1e-12)
+    for got, wanted in zip(gradients(fast * 3, *leaves), gradients(slow * 3, *leaves), strict=True):
+        assert wanted.abs().max() > 0
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("block", [4, 7, 11, 100])
+def test_soft_labels_equal_cross_entropy_of_probabilities(monkeypatch, block):
+    monkeypatch.setattr(functional, "VOCABULARY_BLOCK", block)
+    hidden, weight, bias, *_ = vocabulary_case()
+    probability = torch.rand(5, 11, dtype=torch.float64) * (torch.rand(5, 11) < 0.4)
+    probability[torch.arange(5), torch.arange(5)] += 0.1
+    probability /= probability.sum(1, keepdim=True)
+    rows, labels = probability.nonzero(as_tuple=True)
+    fast = vocabulary_cross_entropy(
+        hidden, weight, labels, bias_v=bias, rows_k=rows, weights_k=probability[rows, labels] / 5
+    )
+    slow = F.cross_entropy(F.linear(hidden, weight, bias), probability)
+    torch.testing.assert_close(fast, slow, rtol=1e-12, atol=1e-12)
+    leaves = (hidden, weight, bias)
+    for got, wanted in zip(gradients(fast, *leaves), gradients(slow, *leaves), strict=True):
+        assert wanted.abs().max() > 0
+        torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_soft_labels_gradcheck(small_blocks):
+    hidden, weight, bias, labels, rows, weights = soft_case()
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: vocabulary_cross_entropy(h, w, labels, bias_v=b, rows_k=rows, weights_k=weights),
+        (hidden, weight, bias),
+    )
+
+
+def test_weights_and_rows_each_have_a_default(small_blocks):
+    hidden, weight, bias, labels = vocabulary_case()
+    leaves = (hidden, weight, bias)
+    plain = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias)
+    wanted = gradients(plain, *leaves)
+    weighted = vocabulary_cross_entropy(
+        hidden, weight, labels, bias_v=bias, weights_k=torch.full((5,), 0.2, dtype=torch.float64)
+    )
+    order = torch.tensor([4, 2, 0, 1, 3])
+    listed = vocabulary_cross_entropy(hidden, weight, labels[order], bias_v=bias, rows_k=order)
+    for other in (weighted, listed):
+        torch.testing.assert_close(other, plain, rtol=1e-12, atol=1e-12)
+        for ours, theirs in zip(gradients(other, *leaves), wanted, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_soft_labels_do_not_repeat_rows(monkeypatch, small_blocks):
+    shapes = []
+    original = functional._block_logits
+    monkeypatch.setattr(functional, "_block_logits", lambda *args: shapes.append(len(args[0])) or original(*args))
+    hidden, weight, bias, labels, rows, weights = soft_case()
+    vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias, rows_k=rows, weights_k=weights).backward()
+    assert shapes == [5] * 6
+
+
+def test_soft_labels_under_autocast_sum_in_float32(small_blocks):
+    hidden, weight, bias, labels, rows, weights = soft_case(torch.float32)
+    wanted = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias, rows_k=rows, weights_k=weights)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias, rows_k=rows, weights_k=weights.double())
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted)
+    torch.testing.assert_close(gradients(loss, hidden)[0], gradients(wanted, hidden)[0])

@@ -1,8 +1,8 @@
 """Tensor maths that several objectives share, as pure functions.
 
 The last letters of a tensor's name are its axes: ``b`` batch, ``s`` source tokens, ``t`` target tokens, ``l`` tokens of
-any sequence, ``n`` scored positions or word links, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are boolean, true
-where a value counts.
+any sequence, ``n`` scored positions or word links, ``k`` labels, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are
+boolean, true where a value counts.
 """
 
 from __future__ import annotations
@@ -88,72 +88,102 @@ def translation_ranking(
 
 
 def vocabulary_cross_entropy(
-    hidden_nh: Tensor, weight_vh: Tensor, labels_n: Tensor, *, bias_v: Tensor | None = None
+    hidden_nh: Tensor,
+    weight_vh: Tensor,
+    labels_k: Tensor,
+    *,
+    bias_v: Tensor | None = None,
+    rows_k: Tensor | None = None,
+    weights_k: Tensor | None = None,
 ) -> Tensor:
     """Cross-entropy of a vocabulary projection whose logits are never held in memory.
 
-    Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_n)``. The vocabulary is walked in blocks of
+    Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_k)``. The vocabulary is walked in blocks of
     ``VOCABULARY_BLOCK`` rows: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
     arguments' gradients it needs a block of logits, not ``n × v`` of them. It is computed in the table's type, which autocast
     leaves alone: float32 in mixed-precision training.
 
+    A position may have several labels, each with a weight, as where a whole distribution is to be predicted:
+    ``-Σ_k weights_k log softmax(F.linear(hidden_nh[rows_k], weight_vh, bias_v))[labels_k]``. Positions are projected once,
+    however many labels they have.
+
     Args:
         hidden_nh: States at the scored positions, shape ``(n, hidden)``.
         weight_vh: Output embeddings, shape ``(vocabulary, hidden)``; the encoder's own table where the head is tied.
-        labels_n: Row of ``weight_vh`` that is right at each position, shape ``(n,)``, int64.
+        labels_k: Rows of ``weight_vh`` that are right, shape ``(k,)``, int64.
         bias_v: Output bias, shape ``(vocabulary,)``.
+        rows_k: Position that each label is for, shape ``(k,)``, int64. None gives position ``i`` the label ``i``.
+        weights_k: Weight of each label, from 0, shape ``(k,)``; not differentiated. None is the mean, ``1 / k`` for each.
 
     Returns:
-        Scalar mean over ``n``; where ``n`` is 0, a zero that still has a graph.
+        Scalar weighted sum over the labels; where there are none, a zero that still has a graph.
 
     >>> hidden, table = torch.randn(3, 4), torch.randn(7, 4)
     >>> labels = torch.tensor([1, 0, 6])
     >>> torch.allclose(vocabulary_cross_entropy(hidden, table, labels), F.cross_entropy(hidden @ table.T, labels))
     True
     """
-    if not len(labels_n):
+    if not len(labels_k):
         return hidden_nh.sum() * 0.0
     with torch.autocast(hidden_nh.device.type, enabled=False):
-        return _VocabularyCrossEntropy.apply(hidden_nh.to(weight_vh.dtype), weight_vh, labels_n, bias_v)
+        return _VocabularyCrossEntropy.apply(
+            hidden_nh.to(weight_vh.dtype), weight_vh, labels_k, bias_v, rows_k, weights_k
+        )
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
     """Blocked cross-entropy: logits of a block are recomputed backward instead of kept."""
 
     @staticmethod
-    def forward(ctx: Any, hidden_nh: Tensor, weight_vh: Tensor, labels_n: Tensor, bias_v: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        hidden_nh: Tensor,
+        weight_vh: Tensor,
+        labels_k: Tensor,
+        bias_v: Tensor | None,
+        rows_k: Tensor | None,
+        weights_k: Tensor | None,
+    ) -> Tensor:
         normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
         for block in _blocks(len(weight_vh)):
             logits_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
             normaliser_n = torch.logaddexp(normaliser_n, logits_nv.logsumexp(dim=1))
-        ctx.save_for_backward(hidden_nh, weight_vh, labels_n, bias_v, normaliser_n)
-        label_logit_n = (hidden_nh * weight_vh[labels_n]).to(normaliser_n.dtype).sum(dim=1)
+        ctx.save_for_backward(hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n)
+        at: Any = slice(None) if rows_k is None else rows_k
+        label_logit_k = (hidden_nh[at] * weight_vh[labels_k]).to(normaliser_n.dtype).sum(dim=1)
         if bias_v is not None:
-            label_logit_n = label_logit_n + bias_v[labels_n]
-        return (normaliser_n - label_logit_n).mean()
+            label_logit_k = label_logit_k + bias_v[labels_k]
+        loss_k = normaliser_n[at] - label_logit_k
+        return loss_k.mean() if weights_k is None else (loss_k * weights_k.to(loss_k.dtype)).sum()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        hidden_nh, weight_vh, labels_n, bias_v, normaliser_n = ctx.saved_tensors
-        wants_hidden, wants_weight, _, wants_bias = ctx.needs_input_grad
+        hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n = ctx.saved_tensors
+        wants_hidden, wants_weight, _, wants_bias, _, _ = ctx.needs_input_grad
         hidden_grad = torch.zeros_like(hidden_nh) if wants_hidden else None
         weight_grad = torch.empty_like(weight_vh) if wants_weight else None
         bias_grad = torch.empty_like(bias_v) if wants_bias and bias_v is not None else None
-        scale = grads[0] / len(labels_n)
+        unit = grads[0] / len(labels_k) if weights_k is None else grads[0]
+        rows_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
+        weights_k = normaliser_n.new_ones(len(labels_k)) if weights_k is None else weights_k.to(normaliser_n.dtype)
+        mass_n = torch.zeros_like(normaliser_n).index_add_(0, rows_k, weights_k)
+        share_k = weights_k / mass_n[rows_k].clamp(min=torch.finfo(mass_n.dtype).tiny)
+        scale_n1 = (unit * mass_n)[:, None]
         for block in _blocks(len(weight_vh)):
             probability_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
             probability_nv.sub_(normaliser_n[:, None]).exp_()
-            inside_n = ((labels_n >= block.start) & (labels_n < block.stop)).nonzero().squeeze(1)
-            probability_nv[inside_n, labels_n[inside_n] - block.start] -= 1.0
-            logit_grad_nv = (probability_nv * scale).to(hidden_nh.dtype)
+            inside_k = ((labels_k >= block.start) & (labels_k < block.stop)).nonzero().squeeze(1)
+            places = (rows_k[inside_k], labels_k[inside_k] - block.start)
+            probability_nv.index_put_(places, -share_k[inside_k], accumulate=True)
+            logit_grad_nv = (probability_nv * scale_n1).to(hidden_nh.dtype)
             if hidden_grad is not None:
                 hidden_grad.addmm_(logit_grad_nv, weight_vh[block])
             if weight_grad is not None:
                 torch.mm(logit_grad_nv.T, hidden_nh, out=weight_grad[block])
             if bias_grad is not None:
                 bias_grad[block] = logit_grad_nv.sum(dim=0)
-        return hidden_grad, weight_grad, None, bias_grad
+        return hidden_grad, weight_grad, None, bias_grad, None, None
 
 
 def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice) -> Tensor:
@@ -173,6 +203,20 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(_wide(tensor))
 
 
+def inside_spans(spans_bw2: Tensor, length: int) -> Tensor:
+    """Which places of a sequence each span covers.
+
+    Args:
+        spans_bw2: First place of each span and the one behind its last, shape ``(batch, words, 2)``.
+        length: Places of the sequence.
+
+    Returns:
+        Boolean, shape ``(batch, words, length)``.
+    """
+    place_l = torch.arange(length, device=spans_bw2.device)
+    return (place_l >= spans_bw2[..., :1]) & (place_l < spans_bw2[..., 1:])
+
+
 def pooled_spans(tokens_blh: Tensor, spans_bw2: Tensor) -> Tensor:
     """Mean state of each span: of a word its pieces, of a phrase its words' pieces.
 
@@ -186,8 +230,7 @@ def pooled_spans(tokens_blh: Tensor, spans_bw2: Tensor) -> Tensor:
     >>> pooled_spans(torch.tensor([[[1.0], [3.0], [5.0]]]), torch.tensor([[[0, 2], [2, 3], [0, 0]]])).flatten().tolist()
     [2.0, 5.0, 0.0]
     """
-    place_l = torch.arange(tokens_blh.shape[1], device=tokens_blh.device)
-    inside_bwl = (place_l >= spans_bw2[..., :1]) & (place_l < spans_bw2[..., 1:])
+    inside_bwl = inside_spans(spans_bw2, tokens_blh.shape[1])
     size_bw = inside_bwl.sum(dim=-1, keepdim=True).clamp(min=1)
     return inside_bwl.to(tokens_blh.dtype) @ tokens_blh / size_bw
 
@@ -237,11 +280,11 @@ def masked_ranking(
         ``-log softmax`` at the right candidate of each anchor, shape ``(batch, anchors)``; exactly 0, as is its gradient,
         for an anchor without another candidate.
 
-    >>> similarity = torch.tensor([[[1.0, 0.0, -1.0]]])
-    >>> masked_ranking(similarity, torch.tensor([[0]]), torch.tensor(True), temperature=0.1).item()
-    4.539...e-05
+    >>> similarity = torch.tensor([[[1.0, 0.0, -1.0]]], dtype=torch.float64)
+    >>> round(masked_ranking(similarity, torch.tensor([[0]]), torch.tensor(True), temperature=0.1).item(), 9)
+    4.5401e-05
     """
-    own_brc = F.one_hot(positive_br, similarity_brc.shape[-1]).bool()
+    own_brc = positive_br[..., None] == torch.arange(similarity_brc.shape[-1], device=positive_br.device)
     logits_brc = (similarity_brc / temperature).masked_fill(~(candidate_brc | own_brc), -torch.inf)
     return -logits_brc.log_softmax(dim=-1).gather(-1, positive_br[..., None]).squeeze(-1)
 

@@ -95,20 +95,32 @@ class VocabularyHead(nn.Module):
         if pretrained:
             self.bias_v.copy_(pretrained["bias"][ids_v])
 
-    def forward(self, hidden_nh: Tensor, labels_n: Tensor, table_vh: Tensor) -> Tensor:
-        """Mean cross-entropy over the scored positions.
+    def forward(
+        self,
+        hidden_nh: Tensor,
+        labels_k: Tensor,
+        table_vh: Tensor,
+        *,
+        rows_k: Tensor | None = None,
+        weights_k: Tensor | None = None,
+    ) -> Tensor:
+        """Cross-entropy over the scored positions: the mean, or the weighted sum where there are weights.
 
         Args:
             hidden_nh: States at the scored positions, shape ``(n, hidden)``.
-            labels_n: Ids of the pieces to predict, shape ``(n,)``.
+            labels_k: Ids of the pieces to predict, shape ``(k,)``.
             table_vh: The encoder's input embeddings, used where the head is tied.
+            rows_k: Position that each label is for (see :func:`vocabulary_cross_entropy`).
+            weights_k: Weight of each label.
         """
         if isinstance(self.transform, nn.ModuleDict):
             hidden_nh = self.transform["norm"](self.activation(self.transform["dense"](hidden_nh)))
         if self.vocabulary == "english":
-            labels_n = self.class_of(labels_n)
+            labels_k = self.class_of(labels_k)
         weight_vh = table_vh if self.table_vh is None else self.table_vh
-        return vocabulary_cross_entropy(hidden_nh, weight_vh, labels_n, bias_v=self.bias_v)
+        return vocabulary_cross_entropy(
+            hidden_nh, weight_vh, labels_k, bias_v=self.bias_v, rows_k=rows_k, weights_k=weights_k
+        )
 
     def class_of(self, ids_n: Tensor) -> Tensor:
         """Row of the subset for each piece id; the unknown token's where the piece is not in the subset."""

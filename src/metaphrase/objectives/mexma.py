@@ -1,0 +1,256 @@
+"""MEXMA: unmask a sentence's pieces with the help of its translation's embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import BertConfig, PreTrainedConfig
+from transformers.models.bert.modeling_bert import BertEncoder
+
+from metaphrase.encoding import Encoding
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
+from metaphrase.packing import ATTENTION, Packing
+from metaphrase.views import UNSCORED, View, masked_sentence, source_view, target_view
+
+UnmaskingGradient = Literal["both", "tokens", "sentence"]
+
+#: What the head's layers have in common with the encoder's.
+SHARED = (
+    "hidden_size",
+    "intermediate_size",
+    "hidden_act",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "layer_norm_eps",
+)
+
+
+class UnmaskingHead(nn.Module):
+    """Fresh transformer layers over a masked sentence whose first state is its translation's embedding.
+
+    The layers have no positions of their own: the states carry the encoder's.
+
+    Args:
+        config: The encoder's configuration; width, dropout and activation of the layers are its own.
+        layers: How many layers.
+        heads: Attention heads of a layer.
+        vocabulary: Settings of the :class:`VocabularyHead`.
+    """
+
+    def __init__(self, config: PreTrainedConfig, *, layers: int, heads: int, vocabulary: Mapping[str, Any]) -> None:
+        super().__init__()
+        shared = {key: getattr(config, key) for key in SHARED if hasattr(config, key)}
+        shape = BertConfig(
+            num_hidden_layers=layers, num_attention_heads=heads, attn_implementation=ATTENTION, **shared
+        )
+        self.layers = BertEncoder(shape)
+        self.vocabulary = VocabularyHead(config, **vocabulary)
+
+    def forward(self, tokens_blh: Tensor, mask_bl: Tensor, sentence_bh: Tensor) -> Tensor:
+        """States from which the masked pieces are predicted.
+
+        Args:
+            tokens_blh: States of the masked sentences, shape ``(batch, length, hidden)``; the first of each is not read.
+            mask_bl: True at real pieces.
+            sentence_bh: What stands in the first place, shape ``(batch, hidden)``.
+
+        Returns:
+            Shape ``(batch, length, hidden)``, zero at padding.
+        """
+        inputs_blh = torch.cat([sentence_bh[:, None], tokens_blh[:, 1:]], dim=1)
+        packing = Packing.of(mask_bl)
+        flat_nh = self.layers(packing.flatten(inputs_blh)[None], packing=packing).last_hidden_state[0]
+        return packing.pad(flat_nh)
+
+
+class Masked(NamedTuple):
+    """Masked sentences of one side, and what helps to unmask them.
+
+    Attributes:
+        tokens_blh: Their states, shape ``(batch, length, hidden)``.
+        mask_bl: True at real pieces.
+        labels_bl: The masked pieces, ``UNSCORED`` elsewhere.
+        sentence_bh: Embeddings of their translations, nothing of which is masked, shape ``(batch, hidden)``.
+    """
+
+    tokens_blh: Tensor
+    mask_bl: Tensor
+    labels_bl: Tensor
+    sentence_bh: Tensor
+
+
+def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tensor) -> Tensor:
+    """Predict what is masked in each side from the rest of the sentence and the embedding of its translation.
+
+    Args:
+        head: The layers and the vocabulary projection.
+        sides: The masked sentences of each side.
+        table_vh: The encoder's input embeddings, for tied heads.
+
+    Returns:
+        Scalar mean over the sides of the mean cross-entropy over a side's masked pieces, 0 for a side without any; a zero
+        with a graph where no side has any.
+
+    Reference: Janeiro et al. 2025 (MEXMA), cross-unmasking; the released code's ``head_forward`` and ``mlm_loss``.
+    """
+    states, labels, weights = [], [], []
+    for side in sides:
+        scored_bl = side.labels_bl != UNSCORED
+        states.append(head(side.tokens_blh, side.mask_bl, side.sentence_bh)[scored_bl])
+        labels.append(side.labels_bl[scored_bl])
+        weights.append(_wide(table_vh.new_ones(len(labels[-1]))) / (len(sides) * max(len(labels[-1]), 1)))
+    return head.vocabulary(torch.cat(states), torch.cat(labels), table_vh, weights_k=torch.cat(weights))
+
+
+def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
+    """Kozachenko-Leonenko regulariser: keep every embedding away from its nearest neighbour in the batch.
+
+    ``-mean_i log(min_{j≠i} ‖x_i - x_j‖ + ε)`` of the normalised embeddings, as in DINOv2, which leaves out the batch size in
+    front of the distance; that would be a constant. Computed in float32 or wider.
+
+    Args:
+        embeddings_bh: Shape ``(batch, hidden)``.
+        epsilon: Keeps the logarithm of equal embeddings finite; those push each other nowhere.
+
+    Returns:
+        Scalar; for a batch of one a zero with a graph.
+
+    Reference: Sablayrolles et al. 2019, section 3; Oquab et al. 2024 (DINOv2), section 4.
+
+    >>> round(koleo(torch.eye(3)).item(), 4)  # -log √2
+    -0.3466
+    """
+    if len(embeddings_bh) < 2:
+        return embeddings_bh.sum() * 0.0
+    with torch.autocast(embeddings_bh.device.type, enabled=False):
+        unit_bh = F.normalize(_wide(embeddings_bh), dim=-1)
+        with torch.no_grad():
+            nearest_b = (unit_bh @ unit_bh.T).fill_diagonal_(-torch.inf).argmax(dim=1)
+        distance_b = torch.linalg.vector_norm(unit_bh - unit_bh[nearest_b], dim=-1)
+    return -(distance_b + epsilon).log().mean()
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+class CrossUnmasking(Objective):
+    """Unmask either sentence with its translation's embedding, and pull the two embeddings together.
+
+    ``MSE(s_x, s_y) + ½ (MLM(x̃, s_y) + MLM(ỹ, s_x)) + 0.01 · ½ (KoLeo(s_x) + KoLeo(s_y))``, where ``s`` embeds a clean
+    sentence and ``x̃`` is masked. The unmasking reaches the encoder through the embeddings and through the states of all
+    pieces. There are no negatives.
+
+    Args:
+        max_length: Pieces kept of a sentence.
+        mask_rate: Share of the pieces that is predicted.
+        layers: Transformer layers of the head.
+        heads: Attention heads of each.
+        alignment_weight: Weight of the distance between the embeddings of a pair.
+        unmasking_weight: Weight of the unmasking.
+        koleo_weight: Weight of the regulariser; 0 leaves it out.
+        unmasking_gradient: Where the unmasking's gradient enters the encoder: ``"both"``, only at the ``"tokens"`` of the
+            masked sentence, or only at the ``"sentence"`` embedding of its translation.
+        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
+
+    Inputs: the columns ``source`` and ``target``.
+
+    Relations: :class:`RepresentationTranslation` reads the other sentence's states and never its embedding;
+    :class:`TranslationLanguageModeling` reads both sentences' pieces. Clean and masked sentences share a call of the
+    encoder, four sentences for a pair.
+
+    Reference: Janeiro et al. 2025 (MEXMA); weights, means and the form of KoLeo are the released code's.
+    """
+
+    name: ClassVar[str] = "mexma"
+    granularity: ClassVar[Granularity] = "token"
+    citation: ClassVar[str] = """\
+@inproceedings{janeiro-etal-2025-mexma,
+    title = "{MEXMA}: Token-level objectives improve sentence representations",
+    author = "Janeiro, Jo{\\~a}o Maria and Piwowarski, Benjamin and Gallinari, Patrick and Barrault, Loic",
+    booktitle = "Proceedings of ACL 2025",
+    year = "2025",
+}"""
+
+    def __init__(
+        self,
+        *,
+        max_length: int = 32,
+        mask_rate: float = 0.4,
+        layers: int = 6,
+        heads: int = 8,
+        alignment_weight: float = 1.0,
+        unmasking_weight: float = 1.0,
+        koleo_weight: float = 0.01,
+        unmasking_gradient: UnmaskingGradient = "both",
+        vocabulary: Vocabulary = "tied",
+    ) -> None:
+        super().__init__(max_length=max_length)
+        if unmasking_gradient not in get_args(UnmaskingGradient):
+            raise ValueError(
+                f"MEXMA's unmasking gradient is 'both', 'tokens' or 'sentence', but got {unmasking_gradient!r}."
+            )
+        if vocabulary == "english":
+            raise ValueError(
+                "MEXMA predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'."
+            )
+        self.masked_views = tuple(masked_sentence(side, max_length, mask_rate) for side in ("source", "target"))
+        self.layers = layers
+        self.heads = heads
+        self.alignment_weight = alignment_weight
+        self.unmasking_weight = unmasking_weight
+        self.koleo_weight = koleo_weight
+        self.unmasking_gradient = unmasking_gradient
+        self.vocabulary: Vocabulary = vocabulary
+
+    def views(self) -> tuple[View, ...]:
+        """Both sides, clean and masked."""
+        return source_view(self.max_length), target_view(self.max_length), *self.masked_views
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """Shape of the vocabulary projection, which has no transform in front.
+
+        Raises:
+            ValueError: The encoder's width does not divide into the attention heads.
+        """
+        hidden = sources.encoder.config.hidden_size
+        if hidden % self.heads:
+            raise ValueError(
+                f"MEXMA's head divides {hidden} dimensions among {self.heads} attention heads, which leaves a rest. Set "
+                "`heads` to a divisor."
+            )
+        return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, "none")}
+
+    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
+        """The layers and the vocabulary projection."""
+        return UnmaskingHead(config, layers=self.layers, heads=self.heads, **settings)
+
+    def fill_head(self, sources: HeadSources) -> None:
+        """Copy the table, where the head has its own; the layers start fresh."""
+        self.head.vocabulary.fill(sources)
+
+    def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Scalar: the weighted sum of distance, unmasking and regulariser."""
+        source_bh, target_bh = encodings["source"].sentence_bh, encodings["target"].sentence_bh
+        sides = [
+            self._masked(encodings[view.name], other_bh)
+            for view, other_bh in zip(self.masked_views, (target_bh, source_bh), strict=True)
+        ]
+        loss = self.alignment_weight * F.mse_loss(source_bh, target_bh)
+        loss = loss + self.unmasking_weight * cross_unmasking(self.head, sides, encodings["source"].table_vh)
+        if self.koleo_weight:
+            loss = loss + self.koleo_weight * (koleo(source_bh) + koleo(target_bh)) / 2
+        return loss
+
+    def _masked(self, encoding: Encoding, sentence_bh: Tensor) -> Masked:
+        tokens_blh = encoding.tokens_blh
+        if self.unmasking_gradient == "tokens":
+            sentence_bh = sentence_bh.detach()
+        elif self.unmasking_gradient == "sentence":
+            tokens_blh = tokens_blh.detach()
+        return Masked(tokens_blh, encoding.mask_bl, encoding.features["labels"], sentence_bh)
