@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import os
+from dataclasses import replace
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -25,6 +26,8 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from metaphrase.recipe import Recipe
+
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 
 
@@ -39,6 +42,31 @@ def _deterministic():
 def bitext() -> list[dict[str, str]]:
     with BITEXT.open(encoding="utf-8", newline="\n") as lines:
         return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def with_every_column(bitext: list[dict[str, str]]) -> list[dict[str, object]]:
+    """The bitext with all that any recipe reads: links, monolingual text, back-translations."""
+    others = bitext[1:] + bitext[:1]
+    return [
+        {
+            **row,
+            "monolingual": [f"{row['target']}\n{other['target']}"] if at % 2 else [],
+            "source_bt": f"{other['source']} ||| {row['source']}",
+            "target_bt": other["target"],
+        }
+        for at, (row, other) in enumerate(zip(bitext, others, strict=True))
+    ]
+
+
+@pytest.fixture(scope="session")
+def full_bitext(bitext) -> list[dict[str, object]]:
+    return with_every_column(bitext)
+
+
+def small(recipe: Recipe) -> Recipe:
+    """A recipe for the tiny encoder: a queue of a few batches in place of thousands."""
+    terms = [replace(t, args={**t.args, "queue_size": 20}) if t.objective == "moco" else t for t in recipe.terms]
+    return replace(recipe, terms=tuple(terms))
 
 
 @pytest.fixture(scope="session")

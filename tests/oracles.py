@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -64,3 +66,258 @@ def representation_translation_loop(head, source, source_lengths, target_ids, ta
             count += 1
     layers.set_attn_implementation(attention)
     return total / count
+
+
+def momentum_contrast_loop(query, key, queue, *, temperature: float = 0.05, literal: bool = False) -> Tensor:
+    """Equation 3 of PPA with MoCo's denominator, the positive and the queue; ``literal`` sums over the queue alone."""
+    total = 0.0
+    for i in range(len(query)):
+        positive = (query[i] * key[i]).sum() / temperature
+        negatives = [(query[i] * negative).sum() / temperature for negative in queue]
+        total = total + logsumexp(negatives if literal else [positive, *negatives]) - positive
+    return total / len(query)
+
+
+def sentence_alignment_loop(source: list[Tensor], target: list[Tensor], *, both: bool = False) -> Tensor:
+    """Equations 2 and 3 of AMBER: each row is one sentence's token states, unpadded."""
+    source_means = [sum(states) / len(states) for states in source]
+    target_means = [sum(states) / len(states) for states in target]
+    total = 0.0
+    for i in range(len(source)):
+        products = [(source_means[i] * mean).sum() for mean in target_means]
+        others = [(source_means[i] * source_means[j]).sum() for j in range(len(source)) if both and j != i]
+        total = total + logsumexp(products + others) - products[i]
+    return total / len(source)
+
+
+def word_alignment_loop(target_to_source: list[Tensor], source_to_target: list[Tensor]) -> Tensor:
+    """Equation 8 of AMBER: for each pair one matrix ``(heads, |y|, |x|)`` and one ``(heads, |x|, |y|)``."""
+    total = 0.0
+    for backward, forward in zip(target_to_source, source_to_target, strict=True):
+        heads, t, s = backward.shape
+        trace = sum(backward[h, i, j] * forward[h, j, i] for h in range(heads) for i in range(t) for j in range(s))
+        total = total + 1 - trace / heads / min(s, t)
+    return total / len(target_to_source)
+
+
+def prefix_mask_loop(source_length: int, target_length: int, *, reader: str, strict: bool) -> list[list[bool]]:
+    """Equations 4 and 5 of AMBER, or 10 and 11: which position of ``x`` and then ``y`` sees which."""
+    length = source_length + target_length
+    in_source = [at < source_length for at in range(length)]
+    seen = [[False] * length for _ in range(length)]
+    for i in range(length):
+        for j in range(length):
+            reads = in_source[i] == (reader == "source")
+            if in_source[j] != in_source[i]:
+                seen[i][j] = reads
+            else:
+                seen[i][j] = (j < i or (j == i and not strict)) if reads else True
+    return seen
+
+
+def soft_cross_entropy_loop(hidden: Tensor, weight: Tensor, targets, bias: Tensor | None = None) -> Tensor:
+    """Minus the weighted log-probabilities of ``targets``, a dictionary of weights by piece for each position."""
+    total = hidden.sum() * 0.0
+    for n, shares in enumerate(targets):
+        logits = [(hidden[n] * weight[v]).sum() + (0.0 if bias is None else bias[v]) for v in range(len(weight))]
+        for piece, share in shares.items():
+            total = total + share * (logsumexp(logits) - logits[piece])
+    return total
+
+
+def koleo_loop(embeddings: Tensor) -> Tensor:
+    """KoLeo as DINOv2 has it: the log of the distance to the nearest other embedding, all of length 1."""
+    total = 0.0
+    for i in range(len(embeddings)):
+        distances = []
+        for j in range(len(embeddings)):
+            if j != i:
+                x, y = (row / (row * row).sum().sqrt() for row in (embeddings[i], embeddings[j]))
+                distances.append(((x - y) * (x - y)).sum().sqrt())
+        nearest = min(distances, key=lambda distance: float(distance.detach()))
+        total = total - (nearest + 1e-8).log()
+    return total / len(embeddings)
+
+
+def transformer_loop(layers, states: Tensor) -> Tensor:
+    """Post-norm transformer layers over one sentence without padding, head by head and place by place."""
+    for layer in layers:
+        attend, width = layer.attention.self, layer.attention.self.attention_head_size
+        query, key, value = (projection(states) for projection in (attend.query, attend.key, attend.value))
+        rows = []
+        for i in range(len(states)):
+            parts = []
+            for e in range(attend.num_attention_heads):
+                at = slice(e * width, (e + 1) * width)
+                scores = [(query[i, at] * key[j, at]).sum() / width**0.5 for j in range(len(states))]
+                shares = [(score - logsumexp(scores)).exp() for score in scores]
+                parts.append(sum(share * value[j, at] for j, share in enumerate(shares)))
+            rows.append(torch.cat(parts))
+        mixed = layer.attention.output
+        states = mixed.LayerNorm(mixed.dense(torch.stack(rows)) + states)
+        inner = layer.intermediate.intermediate_act_fn(layer.intermediate.dense(states))
+        states = layer.output.LayerNorm(layer.output.dense(inner) + states)
+    return states
+
+
+def mexma_loop(head, clean, masked, table, *, weights=(1.0, 1.0, 0.01)) -> Tensor:
+    """MEXMA's loss, sentence by sentence.
+
+    ``clean`` holds the sentence embeddings of the two sides, ``masked`` for each side the states, lengths and labels (-100
+    where nothing is masked) of the masked sentences.
+    """
+    distance = sum(
+        (clean[0][i, h] - clean[1][i, h]) ** 2 for i in range(len(clean[0])) for h in range(clean[0].shape[1])
+    )
+    unmasking = 0.0
+    for (tokens, lengths, labels), other in zip(masked, reversed(clean), strict=True):
+        total, count = 0.0, 0
+        for i in range(len(tokens)):
+            states = [other[i]] + [tokens[i, k] for k in range(1, int(lengths[i]))]
+            hidden = transformer_loop(head.layers.layer, torch.stack(states))
+            for k in range(int(lengths[i])):
+                if labels[i, k] != -100:
+                    total = total + cross_entropy_loop(
+                        hidden[k : k + 1], table, labels[i, k : k + 1], head.vocabulary.bias_v
+                    )
+                    count += 1
+        unmasking = unmasking + (total / count if count else 0.0) / 2
+    spread = (koleo_loop(clean[0]) + koleo_loop(clean[1])) / 2 if weights[2] else 0.0
+    return weights[0] * distance / clean[0].numel() + weights[1] * unmasking + weights[2] * spread
+
+
+def sentence_to_tokens_loop(head, sentences, languages, texts, table) -> Tensor:
+    """KL divergence between a sentence's piece frequencies and what the head predicts, averaged over the sentences."""
+    total = 0.0
+    for sentence, language, pieces in zip(sentences, languages, texts, strict=True):
+        state = sentence
+        if head.languages is not None:
+            row = head.languages.codes.tolist().index(int(language))
+            state = torch.cat([head.languages.table.weight[row], sentence])
+        state = head.mlp[0](state)
+        state = state / (1 + (-state).exp())
+        centred = state - state.mean()
+        norm = head.mlp[2]
+        state = centred / ((centred * centred).mean() + 1e-12).sqrt() * norm.weight + norm.bias
+        logits = [(state * table[v]).sum() + head.vocabulary.bias_v[v] for v in range(len(table))]
+        for piece in set(pieces):
+            p = pieces.count(piece) / len(pieces)
+            total = total + p * (math.log(p) - (logits[piece] - logsumexp(logits)))
+    return total / len(sentences)
+
+
+def aligned_word_prediction_loop(
+    head, states: list[Tensor], words: list[list], table, *, summed: bool = False
+) -> Tensor:
+    """Equations 4 and 5 of WACSE, over the sentences of both sides.
+
+    ``states[i]`` are those of sentence ``i`` with its linked words masked; ``words[i]`` holds for each of them the places
+    of its pieces and the pieces of its translation, of which the longer sequence is clipped.
+    """
+    total, count = 0.0, 0
+    for sentence, masked in zip(states, words, strict=True):
+        for places, pieces in masked:
+            for n in range(min(len(places), len(pieces))):
+                state = sentence[places[n]]
+                state = head.transform["norm"](head.activation(head.transform["dense"](state)))
+                total = total + cross_entropy_loop(state[None], table, torch.tensor([pieces[n]]), head.bias_v)
+                count += 1
+    return total / (len(states) if summed else count)
+
+
+def word_similarity_loop(word: list[Tensor], other: list[Tensor], kind: str) -> Tensor:
+    """φ of WACSE between two words, each the states of its pieces."""
+    if kind == "pooled":
+        return cosine(sum(word) / len(word), sum(other) / len(other))
+    cosines = [cosine(u, v) for u in word for v in other]
+    return max(cosines) if kind == "max" else sum(cosines) / len(cosines)
+
+
+def word_translation_ranking_loop(
+    sources, targets, links, *, temperature=0.05, kind="pairwise", mask_positives=False, summed=False
+) -> Tensor:
+    """Equations 6 to 8 of WACSE: ``sources[i]`` and ``targets[i]`` are the words of pair ``i``, ``links[i]`` its links."""
+    total, count = 0.0, 0
+    for source, target, pairs in zip(sources, targets, links, strict=True):
+        for words, others, ranked in ((source, target, pairs), (target, source, [(y, x) for x, y in pairs])):
+            for j, k in ranked:
+                logits = [word_similarity_loop(words[j], other, kind) / temperature for other in others]
+                kept = [n for n in range(len(others)) if n == k or not (mask_positives and (j, n) in ranked)]
+                total = total + logsumexp([logits[n] for n in kept]) - logits[k]
+                count += 1
+    return total / (2 * len(sources) if summed else count)
+
+
+def contrast(anchor: Tensor, positive: Tensor, negatives: list[Tensor], temperature: float) -> Tensor:
+    """Equation 1 of MGC over normalised vectors."""
+    right = cosine(anchor, positive) / temperature
+    return logsumexp([right, *(cosine(anchor, negative) / temperature for negative in negatives)]) - right
+
+
+def hard_word_contrast_loop(sources, targets, links, *, temperature=0.1, summed=False) -> Tensor:
+    """Equations 2 to 4 of MGC, both ways round: ``sources[i]`` and ``targets[i]`` hold a vector for each word."""
+    total, anchors = 0.0, 0
+    for xs, ys, pairs in zip(sources, targets, links, strict=True):
+        for j, k in pairs:
+            total = total + contrast(xs[j], ys[k], [y for n, y in enumerate(ys) if n != k], temperature)
+            total = total + contrast(ys[k], xs[j], [x for n, x in enumerate(xs) if n != j], temperature)
+            anchors += 2
+    return total / (len(sources) if summed else anchors)
+
+
+def multi_head_attention_loop(attention, query: Tensor, states: list[Tensor]) -> Tensor:
+    """What one query takes from some states, head by head (Vaswani et al. 2017, section 3.2)."""
+    hidden, size = len(query), len(query) // attention.num_heads
+    weights, biases = attention.in_proj_weight, attention.in_proj_bias
+    project = [
+        lambda h, n=n: weights[n * hidden : (n + 1) * hidden] @ h + biases[n * hidden : (n + 1) * hidden]
+        for n in range(3)
+    ]
+    heads = []
+    for head in range(attention.num_heads):
+        part = slice(head * size, (head + 1) * size)
+        scores = [(project[0](query)[part] * project[1](state)[part]).sum() / math.sqrt(size) for state in states]
+        normaliser = logsumexp(scores)
+        heads.append(
+            sum((s - normaliser).exp() * project[2](state)[part] for s, state in zip(scores, states, strict=True))
+        )
+    return attention.out_proj.weight @ torch.cat(heads) + attention.out_proj.bias
+
+
+def soft_word_contrast_loop(attention, sources, targets, *, temperature=0.1, summed=False) -> Tensor:
+    """Equation 5 of MGC, both ways round: ``sources[i]`` holds the vectors of the words and of the pieces of a side."""
+    total, anchors = 0.0, 0
+    for one, other in zip(sources, targets, strict=True):
+        for (words, _), (_, pieces) in ((one, other), (other, one)):
+            found = [multi_head_attention_loop(attention, word, pieces) for word in words]
+            for n, word in enumerate(words):
+                total = total + contrast(word, found[n], found[:n] + found[n + 1 :], temperature)
+                anchors += 1
+    return total / (len(sources) if summed else anchors)
+
+
+def span_contrast_loop(sources, targets, phrases, *, temperature=0.1, summed=False) -> Tensor:
+    """Equation 6 of MGC: ``sources[i]`` holds a vector for each piece, ``phrases[i]`` pairs of sets of their places."""
+    total, anchors = 0.0, 0
+
+    def mean(states, places):
+        return sum(states[place] for place in places) / len(places)
+
+    for source, target, pairs in zip(sources, targets, phrases, strict=True):
+        for (xs, ys), spans in (((source, target), pairs), ((target, source), [(y, x) for x, y in pairs])):
+            wrong = {frozenset(other) for _, other in spans}
+            for span, other in spans:
+                negatives = [mean(ys, places) for places in wrong if not places & set(other)]
+                total = total + contrast(mean(xs, span), mean(ys, other), negatives, temperature)
+                anchors += 1
+    return total / (len(sources) if summed else anchors)
+
+
+def sentence_contrast_loop(sources: list[Tensor], targets: list[Tensor], *, temperature=0.1) -> Tensor:
+    """Equation 8 of MGC, the mean of both directions: ``sources[i]`` are the states of a sentence's tokens."""
+    xs, ys = ([sum(states) / len(states) for states in side] for side in (sources, targets))
+    total = 0.0
+    for i in range(len(xs)):
+        total = total + contrast(xs[i], ys[i], ys[:i] + ys[i + 1 :], temperature) / 2
+        total = total + contrast(ys[i], xs[i], xs[:i] + xs[i + 1 :], temperature) / 2
+    return total / len(xs)

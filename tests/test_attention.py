@@ -56,6 +56,15 @@ def test_seeing_all_is_plain_encoding(tiny_encoder, tokenizer, bitext):
     assert (encodings["before"].sentence_bh - encodings["plain"].sentence_bh).abs().max() > 1e-3
 
 
+def test_a_position_may_be_hidden_from_itself(tiny_encoder, tokenizer, bitext):
+    views = prefix_views(tokenizer, bitext[:2])
+    length = views["all"]["visible"].shape[1]
+    views["others"] = {**views["all"], "visible": views["all"]["visible"] & ~torch.eye(length, dtype=torch.bool)}
+    attention = encode_views(tiny_encoder.double().eval(), views)["others"].attention_bell
+    real = views["all"]["attention_mask"].bool()[:, None].expand(-1, attention.shape[1], -1)
+    assert (attention.diagonal(dim1=-2, dim2=-1)[real] == 0).all()
+
+
 def test_packing_changes_nothing_and_comes_back(tiny_encoder, tokenizer, bitext):
     model = tiny_encoder.double().eval()
     views = prefix_views(tokenizer, bitext[:5])

@@ -1,4 +1,5 @@
 import re
+from collections import Counter
 
 import pytest
 import torch
@@ -7,34 +8,52 @@ from metaphrase.collator import ParallelCollator
 from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
 from metaphrase.recipe import Recipe, list_recipes
+from tests.conftest import small
 
 
 def recipe(*terms):
     return Recipe.from_dict({"name": "some", "terms": list(terms)})
 
 
+#: What is trained, and how often the encoder is called in a step: source and target share a call.
+CALLS = {
+    "tr rtl": 1,
+    "tr rtl wtr": 1,
+    "tr rtl wtr tlm": 2,
+    "wacse": 1,
+    "wacse-8": 1,
+    "amber": 3,
+    "ppa": 2,
+    "mexma": 1,
+    "mgc-hard": 2,
+    "mgc-soft": 2,
+    "metaphrase": 1,
+}
+
+
 @pytest.mark.parametrize("packing", [False, True])
-def test_views_are_encoded_once(tiny_encoder, tokenizer, bitext, packing):
-    for terms, forwards in ((["tr", "rtl"], 1), (["tr", "rtl", "tlm"], 2)):
-        loss = AlignmentLoss(tiny_encoder, recipe(*({"objective": name} for name in terms)), max_length=24)
-        calls = []
-        hook = tiny_encoder[0].auto_model.encoder.register_forward_hook(lambda *args, calls=calls: calls.append(1))
-        with packed(tiny_encoder, enabled=packing):
-            loss(ParallelCollator(tokenizer, loss.views)(bitext[:5]))
-        hook.remove()
-        assert len(calls) == forwards
+@pytest.mark.parametrize(("trained", "calls"), CALLS.items())
+def test_views_are_encoded_once(tiny_encoder, tokenizer, full_bitext, trained, calls, packing):
+    known = {recipe.name for recipe in list_recipes()}
+    chosen = Recipe.load(trained) if trained in known else recipe(*({"objective": n} for n in trained.split()))
+    loss = AlignmentLoss(tiny_encoder, small(chosen), max_length=24)
+    counts = Counter()
+    tiny_encoder[0].auto_model.encoder.register_forward_hook(lambda *args: counts.update(["encoder"]))
+    if "moco" in loss.heads.heads:
+        momentum = loss.heads.heads["moco"].momentum_encoder
+        momentum.register_forward_hook(lambda *args: counts.update(["momentum"]))
+    with packed(tiny_encoder, enabled=packing):
+        loss(ParallelCollator(tokenizer, loss.views)(full_bitext[:5]))
+    assert counts == Counter(encoder=calls, momentum=1 if trained == "ppa" else 0)
 
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
 @pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
-def test_packed_and_padded_are_equal(request, tokenizer, bitext, name, encoder):
+def test_packed_and_padded_are_equal(request, tokenizer, full_bitext, name, encoder):
     model = request.getfixturevalue(encoder).double()
-    loss = (
-        AlignmentLoss(model, Recipe.load(name), max_length=24, english_ids=torch.arange(len(tokenizer)))
-        .double()
-        .eval()
-    )
-    batch = ParallelCollator(tokenizer, loss.views)(bitext[:9])
+    settings = {"english_ids": torch.arange(len(tokenizer)), "languages": ["de", "en"]}
+    loss = AlignmentLoss(model, small(Recipe.load(name)), max_length=24, **settings).double().eval()
+    batch = ParallelCollator(tokenizer, loss.views)(full_bitext[:9])
     results = []
     for enabled in (False, True):
         loss.zero_grad()
@@ -76,7 +95,8 @@ def test_only_scored_positions_are_projected(tiny_encoder, tokenizer, bitext):
 
 
 def test_views_of_one_name_must_be_equal(tiny_encoder, monkeypatch):
-    from metaphrase.objectives import OBJECTIVES, TranslationRanking
+    from metaphrase.objectives import OBJECTIVES
+    from metaphrase.objectives.translation_ranking import TranslationRanking
     from metaphrase.views import source_view
 
     class Longer(TranslationRanking):

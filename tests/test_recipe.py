@@ -9,9 +9,8 @@ from metaphrase.recipe import Recipe, Term, list_recipes
 def test_packaged_recipes_can_be_built(recipe):
     for term in recipe.terms:
         OBJECTIVES[term.objective](max_length=recipe.max_length, **term.args)
-    assert recipe.paper
     assert recipe.training
-    assert recipe.paper_training
+    assert bool(recipe.paper) == bool(recipe.paper_training) == (recipe.name != "metaphrase")  # our own
     assert Recipe.from_dict(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
 
 
@@ -56,7 +55,7 @@ def test_what_is_wrong_with_a_recipe_is_said(tmp_path, content, message):
 
 
 def test_an_unknown_recipe_lists_the_known_ones():
-    with pytest.raises(FileNotFoundError, match=r"known recipes are dap, .*did you mean 'dap'"):
+    with pytest.raises(FileNotFoundError, match=r"known recipes are amber, .*did you mean 'dap'"):
         Recipe.load("dapp")
     with pytest.raises(FileNotFoundError, match="does not exist"):
         Recipe.load("nowhere.yaml")

@@ -12,8 +12,9 @@ from datasets import Dataset
 from metaphrase.collator import ParallelCollator
 from metaphrase.encoders import load_encoder
 from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
+from metaphrase.recipe import Recipe, list_recipes
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from tests.conftest import small, with_every_column
 
 SYMMETRIC = {"name": "t", "terms": [{"objective": "tr", "args": {"direction": "symmetric", "mask_duplicates": True}}]}
 
@@ -27,15 +28,8 @@ def gradient(model, rows, *, gather):
     return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
 
 
-def main(encoder: str, bitext: str, output: str) -> None:
-    torch.manual_seed(5)
-    with Path(bitext).open(encoding="utf-8") as lines:
-        rows = [
-            {k: row[k] for k in ("source", "target", "source_lang", "target_lang")}
-            for row in csv.DictReader(lines, delimiter="\t")
-        ]
-    model = load_encoder(encoder, device="cpu")
-    args = AlignmentTrainingArguments(
+def arguments(output: str) -> AlignmentTrainingArguments:
+    return AlignmentTrainingArguments(
         output_dir=output,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
@@ -49,21 +43,39 @@ def main(encoder: str, bitext: str, output: str) -> None:
         dataloader_drop_last=True,
         disable_tqdm=True,
     )
+
+
+def main(encoder: str, bitext: str, output: str) -> None:
+    torch.manual_seed(5)
+    arguments(output)  # starts the process group
+    with Path(bitext).open(encoding="utf-8") as lines:
+        rows = with_every_column(list(csv.DictReader(lines, delimiter="\t")))
     rank, world = dist.get_rank(), dist.get_world_size()
+    model = load_encoder(encoder, device="cpu")
     whole = gradient(model, rows[:8], gather=False)
     shared = gradient(model, rows[4 * rank : 4 * rank + 4], gather=True)
     for value in shared.values():
         dist.all_reduce(value)
         value /= world
-    loss = AlignmentLoss(model, Recipe.load("dap"), max_length=24)
-    before = {name: value.clone() for name, value in loss.state_dict().items()}
-    trainer = AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(rows), loss=loss)
-    trainer.train()
-    after = {name.replace("model.module.", "model."): value.clone() for name, value in loss.state_dict().items()}
-    facts = {"before": before, "after": after, "whole": whole, "gathered": shared}
+    facts = {"before": {}, "after": {}, "whole": whole, "gathered": shared}
+    for recipe in list_recipes():
+        before, after = train(load_encoder(encoder, device="cpu"), small(recipe), rows, f"{output}/{recipe.name}")
+        facts["before"] |= {f"{recipe.name}:{name}": value for name, value in before.items()}
+        facts["after"] |= {f"{recipe.name}:{name}": value for name, value in after.items()}
     torch.save(facts, Path(output) / f"rank-{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+
+
+def train(model, recipe, rows, output):
+    """Weights of encoder and heads before and after three steps of two micro-batches on each rank."""
+    english_ids = torch.arange(len(model.tokenizer))
+    loss = AlignmentLoss(model, recipe, max_length=24, english_ids=english_ids, languages=["de", "en"])
+    before = {name: value.clone() for name, value in loss.state_dict().items()}
+    trainer = AlignmentTrainer(model=model, args=arguments(output), train_dataset=Dataset.from_list(rows), loss=loss)
+    trainer.train()
+    after = {name.replace("model.module.", "model."): value.clone() for name, value in loss.state_dict().items()}
+    return before, after
 
 
 if __name__ == "__main__":

@@ -119,8 +119,10 @@ def _encode(model: Any, encoder: PreTrainedModel, inputs: dict[str, Any]) -> tup
     """One call of the model, and what its top layer attended to where ``visible`` is among the inputs."""
     if "visible" not in inputs:
         return model(inputs), None
-    itself_ll = torch.eye(inputs["visible"].shape[1], dtype=torch.bool, device=inputs["visible"].device)
-    inputs["visible"] = inputs["visible"].bool() | itself_ll  # padding must see something
+    visible_bll = inputs["visible"].bool()
+    itself_ll = torch.eye(visible_bll.shape[1], dtype=torch.bool, device=visible_bll.device)
+    blind_bl1 = ~visible_bll.any(dim=-1, keepdim=True)
+    inputs["visible"] = visible_bll | (itself_ll & blind_bl1)  # padding must see something
     with observed(encoder) as observer:
         output = model({**inputs, "observer": observer})
         return output, observer.probabilities()

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from metaphrase.languages import LanguageEmbedding
+from metaphrase.languages import LanguageEmbedding, check_language_embedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
 
 
@@ -81,13 +81,15 @@ class AlignmentHeads(PreTrainedModel):
             language_embedding: Add a vector for each language to the encoder's input.
 
         Raises:
-            ValueError: A language embedding is wanted and no language is known.
+            ValueError: A language embedding is wanted and no language is known, or the encoder cannot carry one.
         """
         if language_embedding and not sources.languages:
             raise ValueError(
                 "An input language embedding needs the languages of the corpus, but none is known. Pass `languages` to "
                 "AlignmentLoss, or set language_embedding to false."
             )
+        if language_embedding:
+            check_language_embedding(sources.encoder)
         config = AlignmentHeadsConfig(
             encoder=sources.encoder.config.to_dict(),
             objectives={
@@ -111,7 +113,8 @@ class AlignmentHeads(PreTrainedModel):
         """Fresh modules keep torch's initialisation but for linear layers, which get the encoder's."""
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from metaphrase.encoders import origin_of, pooling_of
 from metaphrase.encoding import encode_views, unwrap
 from metaphrase.heads import AlignmentHeads
-from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
+from metaphrase.objectives import OBJECTIVES, HeadSources
 from metaphrase.recipe import Recipe
 from metaphrase.views import View
 
@@ -50,10 +50,8 @@ class AlignmentLoss(nn.Module):
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
         self.weights = {term.objective: term.weight for term in recipe.terms}
-        made: dict[str, tuple[Objective, dict[str, Any]]] = {}
-        for term in recipe.terms:
-            args = {"max_length": self.max_length, **term.args}
-            made[term.objective] = (OBJECTIVES[term.objective](**args), args)
+        arguments = {term.objective: {"max_length": self.max_length, **term.args} for term in recipe.terms}
+        made = {name: (made, arguments[name]) for name, made in recipe.objectives(self.max_length).items()}
         transformer: Any = model[0]
         sources = HeadSources(
             encoder=transformer.auto_model,
@@ -80,11 +78,6 @@ class AlignmentLoss(nn.Module):
         """
         encodings = encode_views(self.model, features, self.heads.language_embedding)
         return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
-
-    @property
-    def columns(self) -> frozenset[str]:
-        """Columns that the corpus needs beside ``source`` and ``target``."""
-        return frozenset(column for view in self.views for column in view.columns)
 
     def after_step(self) -> None:
         """Let the objectives follow the encoder; to be called after every optimiser step."""

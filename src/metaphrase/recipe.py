@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from metaphrase.objectives import Objective
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,24 @@ class Recipe:
         return {"name": plain.pop("name"), "terms": terms} | {
             k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()
         }
+
+
+    def objectives(self, max_length: int | None = None) -> dict[str, Objective]:
+        """The objectives of the terms by name, without heads.
+
+        Args:
+            max_length: Pieces kept of a sentence; None takes the recipe's.
+        """
+        from metaphrase.objectives import OBJECTIVES
+
+        length = max_length or self.max_length
+        return {t.objective: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
+
+    @property
+    def columns(self) -> frozenset[str]:
+        """Columns that a corpus needs beside ``source`` and ``target``."""
+        views = (view for objective in self.objectives().values() for view in objective.views())
+        return frozenset(column for view in views for column in view.columns)
 
 
 def list_recipes() -> list[Recipe]:

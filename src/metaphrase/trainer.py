@@ -134,7 +134,10 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         return [parameter for parameter in self._alignment_loss.heads.parameters() if parameter.requires_grad]
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, without padding unless told otherwise."""
+        """Train, without padding unless told otherwise; every process starts from the first one's heads."""
+        if self.args.world_size > 1:
+            for value in self._alignment_loss.heads.state_dict().values():
+                dist.broadcast(value, src=0)
         with packed(self.model, enabled=self.args.packing):
             return super().train(*args, **kwargs)
 
@@ -161,13 +164,13 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        if self.head_parameters():
+        if self._alignment_loss.heads.state_dict():
             self._alignment_loss.heads.save_pretrained(Path(output_dir or self.args.output_dir) / HEADS)
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
         self.model.load_state_dict(encoder.state_dict())
-        if self.head_parameters():
+        if self._alignment_loss.heads.state_dict():
             heads = AlignmentHeads.from_pretrained(Path(checkpoint_path) / HEADS)
             self._alignment_loss.heads.load_state_dict(heads.state_dict())
 

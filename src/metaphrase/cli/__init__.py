@@ -15,6 +15,7 @@ import yaml
 COMMANDS = {
     "demo": "Train DAP on the bundled bitext, measure before and after, write a report",
     "recipes": "List the recipes, or print one",
+    "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure an encoder, alone or against a baseline",
     "push": "Push a released encoder to the Hub",

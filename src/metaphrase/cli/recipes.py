@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.table import Table
 
 from metaphrase.cli import parse
-from metaphrase.objectives import OBJECTIVES
 from metaphrase.recipe import Recipe, list_recipes
 
 
@@ -35,7 +34,7 @@ def run(argv: Sequence[str]) -> int:
     for column in ("recipe", "weight × objective", "granularity", "views", "paper"):
         table.add_column(column, overflow="fold")
     for recipe in list_recipes():
-        objectives = [OBJECTIVES[t.objective](max_length=recipe.max_length, **t.args) for t in recipe.terms]
+        objectives = recipe.objectives().values()
         views = dict.fromkeys(view.name for objective in objectives for view in objective.views())
         table.add_row(
             f"[bold]{recipe.name}[/bold]\n{recipe.description}",

@@ -9,7 +9,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
+import xxhash
+from datasets import Dataset, IterableDataset, concatenate_datasets
 from rich.console import Console
 from rich.syntax import Syntax
 from sentence_transformers import SentenceTransformer
@@ -30,6 +31,7 @@ from metaphrase.cli import parse
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import (
+    Encoders,
     ParallelSet,
     RetrievalEvaluator,
     compare_retrieval,
@@ -37,10 +39,11 @@ from metaphrase.evaluation.retrieval import (
     load_parallel_folder,
     resolve_prompt,
 )
-from metaphrase.hub import release
+from metaphrase.hub import release, release_languages
+from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.loss import AlignmentLoss
+from metaphrase.monolingual import check_monolingual, load_monolingual, with_monolingual
 from metaphrase.objectives import OBJECTIVES
-from metaphrase.packing import packed
 from metaphrase.recipe import Recipe
 from metaphrase.report import render_table, usage_lines, write_json, write_report
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
@@ -55,7 +58,7 @@ TRANSFORMS = {
 }
 
 #: What ``--clean`` can be.
-CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap()}
+CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 
 #: Packages whose versions belong to a result.
 PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "accelerate", "tokenizers")
@@ -103,9 +106,18 @@ class CorpusOptions:
         default=None, metadata={"help": "Mix languages in proportion to size^temperature; 1 as they are, 0 evenly."}
     )
     clean: str = field(
-        default="basic", metadata={"help": "'basic' drops empty, absurd and repeated pairs; 'dap' adds DAP's filters."}
+        default="basic",
+        metadata={"help": "'basic' drops empty and repeated pairs; 'dap' and 'ppa' add the filters of those papers."},
     )
     limit: int | None = field(default=None, metadata={"help": "Read this many pairs of each language at most."})
+    monolingual: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Monolingual text for recipes that read some: files of one sentence a line, or hf:org/name with a "
+            "column 'text'."
+        },
+    )
+    monolingual_ratio: float = field(default=1.0, metadata={"help": "Monolingual texts for each pair of the bitext."})
 
 
 @dataclass
@@ -170,6 +182,7 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     """
     model_options, corpus_options, recipe_options, arguments = options
     check(corpus_options, arguments)
+    check_text(Recipe.load(recipe_options.recipe), corpus_options)
     prepare_process()
     resumed = checkpoint_to_resume(arguments)
     output = Path(arguments.output_dir)
@@ -186,24 +199,30 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     tests = read_tests(corpus_options) if main_process else {}
     before = measure_before(model, tests, output, name=model_options.model, resuming=resumed is not None)
     arguments.resume_from_checkpoint = resumed
-    facts = train(model, recipe, model_options, corpus_options, recipe_options, arguments, command=command)
+    tested = {language for sets in tests.values() for language in sets}
+    facts, embedding = train(
+        model, recipe, model_options, corpus_options, recipe_options, arguments, command=command, tested=tested
+    )
     if not main_process:
         return 0
     card = model.model_card_data
     assert isinstance(card, AlignmentModelCardData)
     describe(card, facts)
-    release(model, output, recipe=recipe.to_dict(), card=card)
+    write_release(model, output, embedding, recipe, card)
     write_json(output / "run.json", facts)
     console = Console()
     if tests:
-        after = measure(load_encoder(output, device=str(model.device)), tests, name=str(output))
+        trained = (
+            load_encoder(output, device=str(model.device)) if embedding is None else fold_languages(model, embedding)
+        )
+        after = measure(trained, tests, name=str(output))
         comparisons = {name: compare_retrieval(before[name], after[name]) for name in tests}
         for name, comparison in comparisons.items():
             card.add_comparison(name, comparison)
             console.print(f"\n[bold]{name}[/bold]: {model_options.model} before, {output} after")
             console.print(render_table(after[name], before[name], comparison))
-        release(model, output, recipe=recipe.to_dict(), card=card)
-        usage = usage_lines(output)
+        write_release(model, output, embedding, recipe, card)
+        usage = usage_lines(output) if embedding is None else usage_by_language(output, embedding.languages)
         report = write_report(
             output,
             title=title or f"{model_options.model} trained with {recipe.name}",
@@ -216,6 +235,32 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
         console.print(f"\nReport: [bold]{report}[/bold] and {report.with_suffix('.json').name}\n\nUse it:\n")
         console.print(Syntax(usage, "python", background_color="default"))
     return 0
+
+
+def write_release(
+    model: SentenceTransformer,
+    output: Path,
+    embedding: LanguageEmbedding | None,
+    recipe: Recipe,
+    card: AlignmentModelCardData,
+) -> None:
+    """Release to ``output``; with a language embedding to a folder for each language in it."""
+    if embedding is None:
+        release(model, output, recipe=recipe.to_dict(), card=card)
+    else:
+        release_languages(model, output, embedding, recipe=recipe.to_dict(), card=card)
+
+
+def usage_by_language(output: Path, languages: Sequence[str]) -> str:
+    """Python that loads the release of a language and the English one."""
+    language = next((language for language in languages if language != "en"), "en")
+    return f"""\
+from sentence_transformers import SentenceTransformer
+
+folder = {str(output)!r}  # a model for each language
+source = SentenceTransformer(f"{{folder}}/{language}")
+english = SentenceTransformer(f"{{folder}}/en")
+print(english.encode(["It is raining today."]) @ source.encode(["..."]).T)  # a sentence in {language!r}"""
 
 
 def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) -> None:
@@ -236,6 +281,26 @@ def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) 
     find_files(corpus_options.corpus, languages=corpus_options.languages or None)
 
 
+def check_text(recipe: Recipe, options: CorpusOptions) -> None:
+    """Refuse a recipe without the monolingual text that it reads, or text that no objective reads.
+
+    Raises:
+        ValueError: The recipe and ``--monolingual`` do not go together, or the ratio is not positive.
+        FileNotFoundError: There is no such text.
+    """
+    reads = "monolingual" in recipe.columns
+    if reads and not options.monolingual:
+        raise ValueError(
+            f"Recipe {recipe.name!r} reads monolingual text: give --monolingual (files of one sentence a line, or "
+            "hf:org/name), or a YAML of your own whose objectives do without."
+        )
+    if options.monolingual and not reads:
+        raise ValueError(f"Recipe {recipe.name!r} reads no monolingual text; leave out --monolingual.")
+    if options.monolingual_ratio <= 0:
+        raise ValueError(f"--monolingual_ratio should be positive, but is {options.monolingual_ratio:g}.")
+    check_monolingual(options.monolingual)
+
+
 def train(
     model: SentenceTransformer,
     recipe: Recipe,
@@ -245,7 +310,8 @@ def train(
     arguments: AlignmentTrainingArguments,
     *,
     command: Sequence[str],
-) -> dict[str, Any]:
+    tested: Collection[str] = (),
+) -> tuple[dict[str, Any], LanguageEmbedding | None]:
     """Train a model in place.
 
     Args:
@@ -256,21 +322,40 @@ def train(
         recipe_options: Lengths.
         arguments: Training arguments.
         command: How this run was called.
+        tested: Languages that will be measured.
 
     Returns:
-        The facts of the run, for card and report.
+        The facts of the run, for card and report, and the input language embedding that was trained with the model.
 
     Raises:
-        ValueError: The corpus is smaller than a batch, or options do not fit each other.
+        ValueError: The corpus is smaller than a batch, or lacks a language that a language embedding needs, or options do
+            not fit each other.
     """
     started = time.time()
     if model_options.freeze_word_embeddings:
         freeze_word_embeddings(model)
     corpus = read_corpus(corpus_options, model, arguments)
+    if "alignment" in recipe.columns:
+        corpus = replace(corpus, dataset=with_links(corpus.dataset, arguments))
+    if corpus_options.monolingual:
+        texts = load_monolingual(corpus_options.monolingual)
+        logger.info("Monolingual text: %d texts, %g for each pair.", len(texts), corpus_options.monolingual_ratio)
+        ratio, seed = corpus_options.monolingual_ratio, arguments.seed
+        corpus = replace(corpus, dataset=with_monolingual(corpus.dataset, texts, ratio=ratio, seed=seed))
     evaluators = read_dev(corpus_options, corpus)
     loss = make_loss(model, recipe, corpus, max_length=recipe_options.max_length)
     for name, transform in loss.transforms().items():
         logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
+    embedding = loss.heads.language_embedding
+    if embedding is not None:
+        for evaluator in evaluators:
+            evaluator.language_embedding = embedding
+        asked = {*tested, *(language for evaluator in evaluators for language in evaluator.sets)}
+        if missing := sorted(asked - set(embedding.languages)):
+            raise ValueError(
+                f"The corpus has no {', '.join(missing)}, so that the model learns no vector for it and cannot be measured "
+                "on it. Choose what is measured with --languages."
+            )
     dataset: Any = corpus.dataset
     if isinstance(dataset, IterableDataset):
         dataset = dataset.shuffle(seed=arguments.seed, buffer_size=10_000)
@@ -288,7 +373,7 @@ def train(
         model=model, args=arguments, train_dataset=dataset, loss=loss, evaluator=evaluators or None
     )
     result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
-    return {
+    facts = {
         "command": shlex.join(command),
         "recipe": recipe.to_dict(),
         "model": model_options.model,
@@ -306,6 +391,7 @@ def train(
         "versions": {name: version(name) for name in PACKAGES},
         "log_history": trainer.state.log_history,
     }
+    return facts, embedding
 
 
 def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
@@ -321,13 +407,12 @@ def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
     return tests
 
 
-def measure(model: SentenceTransformer, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
+def measure(model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
     """Retrieval accuracy on every test set, without padding."""
-    with packed(model):
-        return {
-            test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=True)
-            for test, sets in tests.items()
-        }
+    return {
+        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=True)
+        for test, sets in tests.items()
+    }
 
 
 def measure_before(
@@ -389,6 +474,50 @@ def read_corpus(options: CorpusOptions, model: SentenceTransformer, arguments: A
         limit=options.limit,
         seed=arguments.seed,
     )
+
+
+def with_links(dataset: Any, arguments: Any) -> Any:
+    """The corpus with word links: where it has none it is aligned, once for an output folder.
+
+    Raises:
+        ValueError: The corpus is a stream, which a statistical aligner cannot learn from.
+    """
+    there = "alignment" in (dataset.column_names or ())
+    if there and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):
+        return dataset
+    if isinstance(dataset, IterableDataset):
+        raise ValueError(
+            "This recipe needs word links and the corpus has none; a stream cannot be aligned while it is read. Align the "
+            "corpus first: metaphrase align CORPUS -o ALIGNED.parquet."
+        )
+    from metaphrase.aligners.corpus import add_alignment
+
+    digest = xxhash.xxh64()
+    for row in dataset:
+        digest.update("\t".join((row["source"], row["target"], row.get("alignment") or "")).encode())
+    kept = Path(arguments.output_dir) / f"alignment-{digest.hexdigest()}.parquet"
+    with arguments.main_process_first(local=False, desc="word alignment"):
+        if not kept.is_file():
+            logger.info(
+                "The recipe needs word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
+                "directions, and keeping the links that both find. Other links come from `metaphrase align`.",
+                len(dataset),
+            )
+            aligned, report = add_alignment(dataset, "fast_align", heuristic="intersection")
+            facts = report.total.facts()
+            logger.info(
+                "Aligned %.0f pairs a second; %.0f %% of the sources' words and %.0f %% of the targets' are linked.",
+                report.pairs_per_second,
+                100 * facts["share_source_linked"],
+                100 * facts["share_target_linked"],
+            )
+            names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
+            partial = kept.with_suffix(".partial")
+            aligned.select_columns(names).to_parquet(partial)
+            partial.rename(kept)
+    links = Dataset.from_parquet(str(kept))
+    others = dataset.remove_columns([name for name in links.column_names if name in dataset.column_names])
+    return concatenate_datasets([others, links], axis=1)
 
 
 def read_dev(options: CorpusOptions, corpus: Corpus) -> list[RetrievalEvaluator]:

@@ -1,25 +1,33 @@
-"""The objectives. To add one: write its file, import its class here and put it in the table."""
+"""The objectives. To add one: write its file and put a line in the table."""
+
+from importlib import import_module
 
 from metaphrase.objectives.base import HeadSources, Objective
-from metaphrase.objectives.representation_translation import RepresentationTranslation
-from metaphrase.objectives.translation_language_modeling import TranslationLanguageModeling
-from metaphrase.objectives.translation_ranking import TranslationRanking
+
+_CLASSES = (
+    "aligned_word_prediction.AlignedWordPrediction",
+    "masked_language_modeling.MaskedLanguageModeling",
+    "mexma.CrossUnmasking",
+    "momentum_contrast.MomentumContrast",
+    "representation_translation.RepresentationTranslation",
+    "sentence_alignment.SentenceAlignment",
+    "sentence_contrast.SentenceContrast",
+    "sentence_to_tokens.SentenceToTokens",
+    "span_contrast.SpanContrast",
+    "translation_language_modeling.TranslationLanguageModeling",
+    "translation_ranking.TranslationRanking",
+    "word_alignment.WordAlignment",
+    "word_contrast.WordContrast",
+    "word_translation_ranking.WordTranslationRanking",
+)
+
+
+def _load(place: str) -> type[Objective]:
+    module, _, name = place.partition(".")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
 
 #: Every objective by the name that recipes call it.
-OBJECTIVES: dict[str, type[Objective]] = {
-    cls.name: cls
-    for cls in (
-        TranslationRanking,
-        RepresentationTranslation,
-        TranslationLanguageModeling,
-    )
-}
+OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in map(_load, _CLASSES)}
 
-__all__ = [
-    "OBJECTIVES",
-    "HeadSources",
-    "Objective",
-    "RepresentationTranslation",
-    "TranslationLanguageModeling",
-    "TranslationRanking",
-]
+__all__ = ["OBJECTIVES", "HeadSources", "Objective"]

@@ -1,0 +1,64 @@
+"""Following CONTRIBUTING.md to the letter adds an objective: one new file, one line in the table, nothing else."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import metaphrase
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(metaphrase.__file__).parent
+
+CHECK = """
+import sys, torch
+from datasets import Dataset
+from metaphrase.encoders import load_encoder
+from metaphrase.loss import AlignmentLoss
+from metaphrase.recipe import Recipe
+from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+import metaphrase
+assert metaphrase.__file__.startswith(sys.argv[1]), metaphrase.__file__
+model = load_encoder(sys.argv[3], device="cpu")
+loss = AlignmentLoss(model, Recipe.load(sys.argv[2]), max_length=24)
+rows = [{"source": f"der Hund {i}", "target": f"the dog {i}", "source_lang": "de", "target_lang": "en"} for i in range(8)]
+args = AlignmentTrainingArguments(output_dir=sys.argv[4], max_steps=2, per_device_train_batch_size=4, report_to="none",
+    use_cpu=True, logging_steps=1, disable_tqdm=True, save_strategy="no")
+trainer = AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(rows), loss=loss)
+trainer.train()
+assert any(log.get("mse", 0) > 0 for log in trainer.state.log_history), trainer.state.log_history
+"""
+
+
+def test_the_guide_adds_an_objective(tmp_path, tiny_encoder_dir):
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    name = re.search(r"^1\. `src/metaphrase/(objectives/\w+\.py)`", guide, re.MULTILINE)[1]
+    line = re.search(r"^2\. One line in the table of `src/metaphrase/(\S+)`: `(.+)`", guide, re.MULTILINE)
+    blocks = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", guide, re.DOTALL | re.MULTILINE)
+    code = textwrap.dedent(next(text for _, language, text in blocks if language == "python"))
+    recipe = textwrap.dedent(next(text for _, language, text in blocks if language == "yaml"))
+
+    package = tmp_path / "src" / "metaphrase"
+    shutil.copytree(SOURCE, package, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    (package / name).write_text(code, encoding="utf-8")
+    table = package / line[1]
+    before = table.read_text(encoding="utf-8")
+    after = re.sub(r"(?m)^( +)(\"translation_ranking\.)", rf"\1{line[2]}\n\1\2", before)
+    table.write_text(after, encoding="utf-8")
+    (tmp_path / "mine.yaml").write_text(recipe, encoding="utf-8")
+
+    changed = [row for row in difflib.ndiff(before.splitlines(), after.splitlines()) if row[0] in "+-"]
+    assert len(changed) == 1
+    assert changed[0].startswith("+")
+    command = [sys.executable, "-c", CHECK, str(package), str(tmp_path / "mine.yaml"), str(tiny_encoder_dir), "out"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "src"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
