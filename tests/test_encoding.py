@@ -1,9 +1,12 @@
 import pytest
 import torch
 
+from metaphrase import encoding
 from metaphrase.collator import ParallelCollator
 from metaphrase.encoding import encode_views
+from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
+from metaphrase.recipe import Recipe
 from metaphrase.views import Concatenated, source_view, target_view
 
 
@@ -51,3 +54,60 @@ def test_views_that_are_not_encoded_keep_their_features(tiny_encoder, batch):
     encodings = encode_views(tiny_encoder, {**batch, "links": {"links": extra}})
     assert encodings["links"].features["links"] is extra
     assert encodings["links"].tokens_blh is None
+
+
+def joint_gradient(loss, batch, micro_batch_size, seed=3):
+    loss.micro_batch_size = micro_batch_size
+    loss.zero_grad()
+    torch.manual_seed(seed)
+    sum(loss(batch).values()).backward()
+    return {name: p.grad.clone() for name, p in loss.named_parameters() if p.grad is not None}
+
+
+class TestMicroBatches:
+    @pytest.mark.parametrize("packing", [False, True])
+    @pytest.mark.parametrize("name", ["metaphrase", "amber", "wacse-language", "tr-tlm"])
+    def test_the_gradient_is_that_of_the_whole_batch(self, tiny_encoder, tokenizer, full_bitext, name, packing):
+        loss = AlignmentLoss(tiny_encoder.double(), Recipe.load(name), max_length=24, languages=["de", "en"])
+        loss = loss.double().eval()
+        batch = ParallelCollator(tokenizer, loss.views)(full_bitext[:7])
+        with packed(tiny_encoder, enabled=packing):
+            whole = joint_gradient(loss, batch, None)
+            parts = joint_gradient(loss, batch, 3)
+        assert whole.keys() == parts.keys()
+        assert max(grad.abs().max() for grad in whole.values()) > 1e-4
+        for key, value in whole.items():
+            torch.testing.assert_close(parts[key], value, rtol=1e-10, atol=1e-10, msg=key)
+
+    @pytest.mark.parametrize("packing", [False, True])
+    def test_dropout_is_replayed(self, tiny_encoder, tokenizer, full_bitext, packing, monkeypatch):
+        loss = AlignmentLoss(tiny_encoder.double(), Recipe.load("dap"), max_length=24).double().train()
+        batch = ParallelCollator(tokenizer, loss.views)(full_bitext[:7])
+        with packed(tiny_encoder, enabled=packing):
+            again = joint_gradient(loss, batch, 3)
+            monkeypatch.setattr(encoding, "checkpoint", lambda call, part, **kwargs: call(part))
+            kept = joint_gradient(loss, batch, 3)
+            other = joint_gradient(loss, batch, 3, seed=4)
+        for key, value in kept.items():
+            torch.testing.assert_close(again[key], value, rtol=1e-12, atol=1e-12, msg=key)
+        assert any((other[key] - value).abs().max() > 1e-3 for key, value in kept.items())
+
+    def test_activations_of_one_micro_batch_are_held(self, tiny_encoder, tokenizer, full_bitext):
+        loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24).train()
+        batch = ParallelCollator(tokenizer, loss.views)(full_bitext[:12])
+        held = {}
+        for size in (None, 2):
+            saved: dict[int, int] = {}
+            parameters = {p.data_ptr() for p in loss.parameters()}
+
+            def keep(tensor, saved=saved, parameters=parameters):
+                if tensor.data_ptr() not in parameters:
+                    saved[tensor.data_ptr()] = tensor.numel()
+                return tensor
+
+            loss.micro_batch_size = size
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                values = loss(batch)
+            held[size] = sum(saved.values())
+            sum(values.values()).backward()
+        assert held[2] < held[None] / 4

@@ -298,3 +298,51 @@ def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path):
     for name, value in ranks[0]["gathered"].items():  # gradient over two ranks = gradient of the whole batch
         torch.testing.assert_close(value, ranks[0]["whole"][name], rtol=1e-9, atol=1e-12, msg=name)
     assert max(value.abs().max() for value in ranks[0]["whole"].values()) > 0
+
+
+@pytest.mark.parametrize("recipe", ["dap", "ppa"])
+def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trainer, recipe, caplog):
+    options = {"max_steps": 4, "save_steps": 4}
+    plain = make_trainer(recipe, folder="plain", micro_batch_size=4, **options)
+    plain.train()
+    tight = make_trainer(recipe, folder="tight", **options)
+
+    def allocate(module, args):
+        if len(args[0]) > 7:
+            raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    tight.args.packing = False
+    tight.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
+    with caplog.at_level("WARNING", logger="metaphrase"):
+        tight.train()
+    said = [record.args[0] for record in caplog.records if "Memory ran out" in record.msg]
+    assert said == [8, 4]  # of 16 rows: two sides, or queries beside concatenations
+    if recipe == "ppa":  # a batch joined the queue once, however often its step was made
+        queues = [trainer._alignment_loss.heads.heads["moco"].pointer for trainer in (plain, tight)]
+        assert queues[0] == queues[1] == 32 % 20
+
+
+def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer):
+    trainer = make_trainer(gradient_accumulation_steps=2, packing=False)
+    calls = []
+
+    def allocate(module, args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
+    with pytest.raises(ValueError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
+        trainer.train()
+
+
+def test_other_errors_are_not_taken_for_memory(make_trainer):
+    trainer = make_trainer(packing=False)
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(lambda *args: (_ for _ in ()).throw(RuntimeError("boom")))
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.train()
+
+
+def test_a_micro_batch_of_nothing_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="micro_batch_size is a number of rows from 1"):
+        make_trainer(micro_batch_size=0)

@@ -10,6 +10,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from metaphrase.attention import observed
@@ -59,6 +60,8 @@ def encode_views(
     model: Callable[[dict[str, Any]], dict[str, Any]],
     views: Mapping[str, Mapping[str, Tensor]],
     language_embedding: LanguageEmbedding | None = None,
+    *,
+    micro_batch_size: int | None = None,
 ) -> dict[str, Encoding]:
     """Encode every view once; views with the same kinds of inputs (source and target) share one call.
 
@@ -66,12 +69,17 @@ def encode_views(
         model: A SentenceTransformer, wrapped for distributed training or not.
         views: ``{view: {feature: tensor}}``, as the collator builds them. Views without ``input_ids`` are not encoded.
         language_embedding: Vectors that are added to the encoder's input by each text's language.
+        micro_batch_size: Rows that are encoded at a time. The encoder's activations are not kept but made again, with the
+            same dropout, one micro-batch after the other, when the gradient flows back: the same gradient for the memory
+            of one micro-batch and one more forward pass (GradCache). None encodes all rows at once.
 
     Returns:
         ``{view: Encoding}``.
 
     Raises:
         ValueError: There is a language embedding, and a view that does not tell its texts' language.
+
+    Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
     """
     transformer: Any = unwrap(model)[0]
     encoder = transformer.auto_model
@@ -84,22 +92,25 @@ def encode_views(
             groups.setdefault(tuple(given), []).append(name)
     for keys, names in groups.items():
         joined = {key: _stack([inputs[name][key] for name in names]) for key in keys}
+        rows = len(joined["input_ids"])
+        size = rows if micro_batch_size is None or not torch.is_grad_enabled() else micro_batch_size
+        if language_embedding is not None or size < rows:  # one gradient of the table, not one for each micro-batch
+            joined["inputs_embeds"] = F.embedding(joined.pop("input_ids"), table_vh)
         if language_embedding is not None:
             language_b = torch.cat([_languages(name, views[name]) for name in names])
-            words_blh = F.embedding(joined.pop("input_ids"), table_vh)
-            joined["inputs_embeds"] = words_blh + language_embedding(language_b)[:, None]
-        output, attention = _encode(model, encoder, joined)
+            joined["inputs_embeds"] = joined["inputs_embeds"] + language_embedding(language_b)[:, None]
+        sentence_bh, tokens_blh, attention_bell = _encode(model, encoder, joined, size)
         start = 0
         for name in names:
             batch, length = views[name]["input_ids"].shape
-            rows = slice(start, start + batch)
+            own = slice(start, start + batch)
             encodings[name] = Encoding(
                 views[name],
                 table_vh,
-                output["sentence_embedding"][rows],
-                output["token_embeddings"][rows, :length],
+                sentence_bh[own],
+                tokens_blh[own, :length],
                 views[name]["attention_mask"].bool(),
-                None if attention is None else attention[rows, :, :length, :length],
+                None if attention_bell is None else attention_bell[own, :, :length, :length],
             )
             start += batch
     return encodings
@@ -115,17 +126,46 @@ def _inputs(features: Mapping[str, Tensor], encoder: PreTrainedModel) -> dict[st
     return inputs
 
 
-def _encode(model: Any, encoder: PreTrainedModel, inputs: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
-    """One call of the model, and what its top layer attended to where ``visible`` is among the inputs."""
+Output = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _encode(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor], size: int) -> Output:
+    """Sentence embeddings, token states and, where ``visible`` is among the inputs, what the top layer attended to."""
+    rows = len(inputs["attention_mask"])
+    if size >= rows:
+        return _call(model, encoder, inputs)
+    outputs = []
+    for start in range(0, rows, size):
+        part = {key: value[start : start + size] for key, value in inputs.items()}
+        again = _Again(model, encoder)
+        outputs.append(checkpoint(again, part, use_reentrant=False, early_stop=False))
+    sentences, tokens, attentions = zip(*outputs, strict=True)
+    return torch.cat(sentences), torch.cat(tokens), None if attentions[0] is None else torch.cat(attentions)
+
+
+class _Again:
+    """A micro-batch's call; the second, in the backward pass, goes past the wrapper of distributed training."""
+
+    def __init__(self, model: Any, encoder: PreTrainedModel) -> None:
+        self.model, self.encoder = model, encoder
+
+    def __call__(self, inputs: dict[str, Tensor]) -> Output:
+        output = _call(self.model, self.encoder, inputs)
+        self.model = unwrap(self.model)
+        return output
+
+
+def _call(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor]) -> Output:
     if "visible" not in inputs:
-        return model(inputs), None
+        output = model(dict(inputs))
+        return output["sentence_embedding"], output["token_embeddings"], None
     visible_bll = inputs["visible"].bool()
     itself_ll = torch.eye(visible_bll.shape[1], dtype=torch.bool, device=visible_bll.device)
     blind_bl1 = ~visible_bll.any(dim=-1, keepdim=True)
-    inputs["visible"] = visible_bll | (itself_ll & blind_bl1)  # padding must see something
+    visible_bll = visible_bll | (itself_ll & blind_bl1)  # padding must see something
     with observed(encoder) as observer:
-        output = model({**inputs, "observer": observer})
-        return output, observer.probabilities()
+        output = model({**inputs, "visible": visible_bll, "observer": observer})
+        return output["sentence_embedding"], output["token_embeddings"], observer.probabilities()
 
 
 def _languages(name: str, features: Mapping[str, Tensor]) -> Tensor:

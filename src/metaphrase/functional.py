@@ -236,17 +236,17 @@ def pooled_spans(tokens_blh: Tensor, spans_bw2: Tensor) -> Tensor:
 
 
 def mean_pooled(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
-    """Mean state of each sequence's real pieces, special tokens included.
+    """Mean state of each sequence's tokens that count, in float32 or wider.
 
     Args:
         tokens_blh: Shape ``(batch, length, hidden)``.
-        mask_bl: True at real pieces, shape ``(batch, length)``.
+        mask_bl: True at the tokens that count, shape ``(batch, length)``.
 
     Returns:
-        Shape ``(batch, hidden)``.
+        Shape ``(batch, hidden)``; zero where no token counts.
     """
-    weight_bl = mask_bl.to(tokens_blh.dtype)
-    return torch.einsum("bl,blh->bh", weight_bl, tokens_blh) / weight_bl.sum(dim=1, keepdim=True).clamp(min=1)
+    kept_blh = _at_least_float32(tokens_blh).masked_fill(~mask_bl[..., None], 0.0)
+    return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:

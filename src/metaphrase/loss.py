@@ -31,6 +31,7 @@ class AlignmentLoss(nn.Module):
         heads: The parameters that the objectives add.
         objectives: The objectives by name.
         views: The views that the objectives ask for, each once.
+        micro_batch_size: Rows that the encoder encodes at a time (see :func:`metaphrase.encoding.encode_views`).
 
     Raises:
         ValueError: Two objectives ask for different views of one name, or an objective cannot stand on this encoder.
@@ -64,6 +65,7 @@ class AlignmentLoss(nn.Module):
         _check_tokenizer(sources)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
+        self.micro_batch_size: int | None = None
         self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
 
     def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
@@ -76,7 +78,9 @@ class AlignmentLoss(nn.Module):
         Returns:
             ``{objective: scalar}``; the trainer optimises the sum and logs each.
         """
-        encodings = encode_views(self.model, features, self.heads.language_embedding)
+        encodings = encode_views(
+            self.model, features, self.heads.language_embedding, micro_batch_size=self.micro_batch_size
+        )
         return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
 
     def after_step(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from metaphrase.heads import AlignmentHeads
 from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
 
+logger = logging.getLogger(__name__)
+
 #: Folder of the heads inside a checkpoint.
 HEADS = "heads"
 
@@ -36,6 +39,9 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     Attributes:
         head_learning_rate: Learning rate of the objectives' heads; None takes ``learning_rate``.
         packing: Run the encoder without padding, where it can.
+        micro_batch_size: Rows (sentences, of either side) that the encoder encodes at a time; None encodes all views of a
+            batch at once. ``per_device_train_batch_size`` stays the batch that is ranked: the gradient is the same, for
+            less memory and one more forward pass. Where memory runs out it is set, or halved, and the step made again.
         logging_nan_inf_filter: Off, so that a loss that is not finite shows.
         dataloader_pin_memory: On only where there is a CUDA device to pin for.
     """
@@ -44,6 +50,10 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
     )
     packing: bool = field(default=True, metadata={"help": "Run the encoder without padding: the same result, faster."})
+    micro_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Rows encoded at a time, with the gradient of the whole batch; found where memory runs out."},
+    )
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Hide losses that are not finite from the log."}
     )
@@ -53,6 +63,8 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise ValueError(f"micro_batch_size is a number of rows from 1, or none, but got {self.micro_batch_size}.")
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors that are no batch (links, queues).
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
@@ -96,6 +108,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if not isinstance(loss, AlignmentLoss):
             raise ValueError(f"AlignmentTrainer needs an AlignmentLoss, but got {type(loss).__name__}.")
         self._alignment_loss = loss
+        self._gradients_pending = False
         self._sampler: Any = None
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
@@ -108,6 +121,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             raise ValueError("Alignment trains without prompts; leave `prompts` out of the training arguments.")
         if self.args.head_learning_rate is not None and self.head_parameters():
             self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
+        loss.micro_batch_size = self.args.micro_batch_size
         self.add_callback(_Pace(self))
 
     def get_data_collator(
@@ -144,7 +158,8 @@ class AlignmentTrainer(SentenceTransformerTrainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; before an update the heads' gradients are averaged over processes, as DDP does the model's."""
         self.loss.train()
-        loss = super().training_step(model, inputs, num_items_in_batch)
+        loss = self._step_within_memory(model, inputs, num_items_in_batch)
+        self._gradients_pending = not self.accelerator.sync_gradients
         if self.args.world_size > 1 and self.accelerator.sync_gradients:
             for parameter in self.head_parameters():
                 if parameter.grad is None:
@@ -152,6 +167,42 @@ class AlignmentTrainer(SentenceTransformerTrainer):
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= self.args.world_size
         return loss
+
+    def _step_within_memory(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any) -> Tensor:
+        """The parent's step, made again with smaller micro-batches where memory runs out."""
+        heads = self._alignment_loss.heads
+        while True:
+            randomness, buffers = torch.get_rng_state(), dict(heads.named_buffers())
+            try:
+                return super().training_step(model, inputs, num_items_in_batch)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                smaller = self._smaller_micro_batch(inputs, error)
+            # Outside of the handler, whose traceback would keep the failed step's tensors.
+            model.zero_grad()
+            heads.zero_grad()
+            for name, value in buffers.items():  # a queue that was filled
+                parent, _, last = name.rpartition(".")
+                setattr(heads.get_submodule(parent), last, value)
+            torch.set_rng_state(randomness)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            logger.warning("Memory ran out; encoding %d rows at a time from here on (micro_batch_size).", smaller)
+            self._alignment_loss.micro_batch_size = smaller
+
+    def _smaller_micro_batch(self, inputs: dict[str, Any], error: Exception) -> int:
+        """Half of the present micro-batch, or the error where that would not help."""
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise error
+        rows = sum(len(view["input_ids"]) for view in inputs.values() if isinstance(view, dict) and "input_ids" in view)
+        present = min(self._alignment_loss.micro_batch_size or rows, rows)
+        if self._gradients_pending:
+            raise ValueError(
+                f"Memory ran out at {present} rows, behind micro-batches whose gradients cannot be told from this one's. "
+                f"Resume with --micro_batch_size {max(present // 2, 1)}."
+            ) from error
+        if present <= 1 or self.args.world_size > 1:
+            raise error
+        return present // 2
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
         """One batch of an evaluation loss."""

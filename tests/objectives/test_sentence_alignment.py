@@ -3,9 +3,9 @@ import logging
 import pytest
 import torch
 
-from metaphrase.functional import gather_with_gradient
+from metaphrase.functional import gather_with_gradient, mean_pooled
 from metaphrase.objectives import sentence_alignment as module
-from metaphrase.objectives.sentence_alignment import mean_states, sentence_alignment
+from metaphrase.objectives.sentence_alignment import sentence_alignment
 from tests.oracles import sentence_alignment_loop
 
 
@@ -53,12 +53,12 @@ def test_large_products_stay_finite_in_half_precision():
 
 def test_the_mean_is_taken_in_float32():
     states = torch.full((1, 300, 2), 1.0, dtype=torch.bfloat16)
-    assert torch.equal(mean_states(states, torch.ones(1, 300, dtype=torch.bool)), torch.ones(1, 2))
+    assert torch.equal(mean_pooled(states, torch.ones(1, 300, dtype=torch.bool)), torch.ones(1, 2))
 
 
 def test_a_sentence_without_tokens_is_a_zero_with_a_graph():
     states = torch.randn(1, 3, 2, requires_grad=True)
-    mean = mean_states(states, torch.zeros(1, 3, dtype=torch.bool))
+    mean = mean_pooled(states, torch.zeros(1, 3, dtype=torch.bool))
     assert torch.equal(mean, torch.zeros(1, 2))
     mean.sum().backward()
     assert torch.equal(states.grad, torch.zeros(1, 3, 2))
@@ -102,7 +102,7 @@ def test_ranks_together_see_the_whole_batch(make_loss, encodings_of, bitext, can
     whole = loss.objectives["sa"](encodings_of(loss, bitext[:8]))
     halves = [encodings_of(loss, bitext[:4]), encodings_of(loss, bitext[4:8])]
     means = {
-        side: torch.cat([mean_states(half[side].tokens_blh, half[side].mask_bl) for half in halves])
+        side: torch.cat([mean_pooled(half[side].tokens_blh, half[side].mask_bl) for half in halves])
         for side in ("source", "target")
     }
     values = []

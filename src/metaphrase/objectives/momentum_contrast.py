@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoding import Encoding
-from metaphrase.functional import gather_with_gradient
+from metaphrase.functional import gather_with_gradient, mean_pooled
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.packing import ATTENTION, Packing, can_pack, first_position
 from metaphrase.views import Example, View, pad_rows, swapped
@@ -204,8 +204,7 @@ class MomentumHead(nn.Module):
         if self.pooling == "cls":
             pooled_bh = tokens_blh[:, 0]
         else:
-            real_bl1 = mask_bl[..., None].to(tokens_blh.dtype)
-            pooled_bh = (tokens_blh * real_bl1).sum(dim=1) / real_bl1.sum(dim=1)
+            pooled_bh = mean_pooled(tokens_blh, mask_bl)
         if self.normalize != "z":
             pooled_bh = F.normalize(pooled_bh, dim=-1)
         embedding_bh = projection(pooled_bh)

@@ -12,27 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from metaphrase.encoding import Encoding
-from metaphrase.functional import gather_with_gradient, translation_ranking
+from metaphrase.functional import gather_with_gradient, mean_pooled, translation_ranking
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.views import View, source_view, target_view
 
 logger = logging.getLogger(__name__)
 
 Candidates = Literal["targets", "both"]
-
-
-def mean_states(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
-    """The mean state of each sentence, in float32 or wider.
-
-    Args:
-        tokens_blh: Shape ``(batch, length, hidden)``.
-        mask_bl: True at the tokens that count, shape ``(batch, length)``.
-
-    Returns:
-        Shape ``(batch, hidden)``; zero where no token counts.
-    """
-    kept_blh = tokens_blh.to(torch.promote_types(tokens_blh.dtype, torch.float32)).masked_fill(~mask_bl[..., None], 0)
-    return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def sentence_alignment(
@@ -142,4 +128,4 @@ class SentenceAlignment(Objective):
         mask_bl = sentence.mask_bl
         if self.exclude_specials:  # a sentence begins and ends with a special token
             mask_bl = F.pad(mask_bl[:, 2:], (1, 1))
-        return mean_states(sentence.tokens_blh, mask_bl)
+        return mean_pooled(sentence.tokens_blh, mask_bl)
