@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from metaphrase import functional
-from metaphrase.functional import translation_ranking, vocabulary_cross_entropy
+from metaphrase.functional import accumulated_in_place, translation_ranking, vocabulary_cross_entropy
 from tests.oracles import cross_entropy_loop, soft_cross_entropy_loop, translation_ranking_loop
 
 COSINES = torch.tensor([[0.9, 0.7, 0.1], [0.6, 0.8, 0.2], [0.3, 0.5, 0.4]], dtype=torch.float64)
@@ -304,3 +304,88 @@ def test_soft_labels_under_autocast_sum_in_float32(small_blocks):
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, wanted)
     torch.testing.assert_close(gradients(loss, hidden)[0], gradients(wanted, hidden)[0])
+
+
+class TestGradientInPlace:
+    """The table's gradient is added to ``.grad`` block by block, or returned: the same, and never twice."""
+
+    @pytest.fixture
+    def parts(self, monkeypatch):
+        monkeypatch.setattr(functional, "VOCABULARY_BLOCK", 5)
+        hidden = torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
+        table = torch.randn(13, 4, dtype=torch.float64, requires_grad=True)
+        return hidden, table, torch.randint(13, (7,))
+
+    def grads(self, hidden, table, labels, *, in_place, times=1):
+        hidden.grad = table.grad = None
+        with accumulated_in_place(enabled=in_place):
+            used = F.embedding(labels, table).sum()  # a tied table gets a gradient from elsewhere too
+            loss = vocabulary_cross_entropy(hidden * 2, table, labels) + used
+            for _ in range(times):
+                loss.backward(retain_graph=True)
+        return hidden.grad.clone(), table.grad.clone()
+
+    @pytest.mark.parametrize("times", [1, 3])
+    def test_equals_what_is_returned(self, parts, times):
+        returned = self.grads(*parts, in_place=False, times=times)
+        added = self.grads(*parts, in_place=True, times=times)
+        assert returned[1].abs().sum() > 0
+        for one, other in zip(returned, added, strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
+
+    def test_adds_to_what_is_there(self, parts):
+        hidden, table, labels = parts
+        once = self.grads(hidden, table, labels, in_place=True)[1]
+        with accumulated_in_place():
+            (vocabulary_cross_entropy(hidden * 2, table, labels) + F.embedding(labels, table).sum()).backward()
+        torch.testing.assert_close(table.grad, 2 * once, rtol=1e-12, atol=1e-14)
+
+    def test_hooks_see_the_whole_gradient(self, parts):
+        hidden, table, labels = parts
+        expected = self.grads(hidden, table, labels, in_place=False)[1]
+        seen = []
+        handle = table.register_hook(seen.append)
+        self.grads(hidden, table, labels, in_place=True)
+        handle.remove()
+        torch.testing.assert_close(seen[0], expected, rtol=1e-12, atol=1e-14)
+        after = []
+        handle = table.register_post_accumulate_grad_hook(lambda p: after.append(p.grad.clone()))
+        self.grads(hidden, table, labels, in_place=True)
+        handle.remove()
+        torch.testing.assert_close(after[-1], expected, rtol=1e-12, atol=1e-14)
+
+    def test_a_table_that_is_no_leaf_passes_its_gradient_on(self, parts):
+        hidden, base, labels = parts
+        with accumulated_in_place():
+            vocabulary_cross_entropy(hidden, base * 3, labels).backward()
+        inside = base.grad.clone()
+        base.grad = None
+        vocabulary_cross_entropy(hidden, base * 3, labels).backward()
+        torch.testing.assert_close(inside, base.grad)
+
+    def test_a_frozen_table_gets_none(self, parts):
+        hidden, table, labels = parts
+        table.requires_grad_(False)
+        with accumulated_in_place():
+            vocabulary_cross_entropy(hidden, table, labels).backward()
+        assert table.grad is None
+        assert hidden.grad.abs().sum() > 0
+
+
+def test_narrow_products_are_summed_in_float32(monkeypatch):
+    hidden = torch.randn(6, 16, requires_grad=True)
+    table = (0.1 * torch.randn(50, 16)).requires_grad_()
+    labels = torch.randint(50, (6,))
+    exact = vocabulary_cross_entropy(hidden, table, labels)
+    exact.backward()
+    wide = hidden.grad, table.grad
+    hidden.grad = table.grad = None
+    monkeypatch.setattr(functional, "_product_dtype", lambda weight: torch.bfloat16)
+    loss = vocabulary_cross_entropy(hidden, table, labels)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert loss != exact
+    torch.testing.assert_close(loss, exact, rtol=5e-3, atol=5e-3)
+    for grad, expected in zip((hidden.grad, table.grad), wide, strict=True):
+        assert grad.dtype == torch.float32
+        torch.testing.assert_close(grad, expected, rtol=0.05, atol=2e-3)

@@ -7,6 +7,8 @@ boolean, true where a value counts.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -100,8 +102,9 @@ def vocabulary_cross_entropy(
 
     Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_k)``. The vocabulary is walked in blocks of
     ``VOCABULARY_BLOCK`` rows: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
-    arguments' gradients it needs a block of logits, not ``n × v`` of them. It is computed in the table's type, which autocast
-    leaves alone: float32 in mixed-precision training.
+    arguments' gradients it needs a block of logits, not ``n × v`` of them; inside :func:`accumulated_in_place` the table's
+    gradient needs no memory either. Products are computed in the table's type, on a GPU in autocast's where that
+    is on; the log-sum-exp and all sums in float32 or wider.
 
     A position may have several labels, each with a weight, as where a whole distribution is to be predicted:
     ``-Σ_k weights_k log softmax(F.linear(hidden_nh[rows_k], weight_vh, bias_v))[labels_k]``. Positions are projected once,
@@ -125,10 +128,43 @@ def vocabulary_cross_entropy(
     """
     if not len(labels_k):
         return hidden_nh.sum() * 0.0
+    hidden_nh = hidden_nh.to(_product_dtype(weight_vh))
     with torch.autocast(hidden_nh.device.type, enabled=False):
-        return _VocabularyCrossEntropy.apply(
-            hidden_nh.to(weight_vh.dtype), weight_vh, labels_k, bias_v, rows_k, weights_k
-        )
+        return _VocabularyCrossEntropy.apply(hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k)
+
+
+def _product_dtype(weight_vh: Tensor) -> torch.dtype:
+    """Autocast's type on a GPU; most CPUs multiply it more slowly than the table's own."""
+    mixed = weight_vh.is_cuda and torch.is_autocast_enabled("cuda")
+    return torch.get_autocast_dtype("cuda") if mixed else weight_vh.dtype
+
+
+_accumulate_in_place = False
+
+
+@contextmanager
+def accumulated_in_place(*, enabled: bool = True) -> Iterator[None]:
+    """Let backward passes inside this block add the vocabulary table's gradient to its ``.grad`` block by block.
+
+    Otherwise :func:`vocabulary_cross_entropy` returns a gradient as large as the table (768 MB for XLM-R base), which autograd
+    then adds to the one of the embedding layer. It is for ``backward()`` alone: ``torch.autograd.grad`` would not see what was
+    added, and neither would distributed training, whose hooks fire on returned gradients. A table with hooks of its own, or
+    one that is no leaf, is returned as ever.
+
+    Args:
+        enabled: False makes this a no-op.
+    """
+    global _accumulate_in_place
+    before, _accumulate_in_place = _accumulate_in_place, enabled
+    try:
+        yield
+    finally:
+        _accumulate_in_place = before
+
+
+def _takes_gradient_in_place(weight_vh: Tensor) -> bool:
+    hooks = weight_vh._backward_hooks or weight_vh._post_accumulate_grad_hooks
+    return _accumulate_in_place and weight_vh.is_leaf and not hooks
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
@@ -161,8 +197,11 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n = ctx.saved_tensors
         wants_hidden, wants_weight, _, wants_bias, _, _ = ctx.needs_input_grad
-        hidden_grad = torch.zeros_like(hidden_nh) if wants_hidden else None
-        weight_grad = torch.empty_like(weight_vh) if wants_weight else None
+        hidden_grad = torch.zeros_like(hidden_nh, dtype=_wide(hidden_nh)) if wants_hidden else None
+        in_place = wants_weight and _takes_gradient_in_place(weight_vh)
+        if in_place and weight_vh.grad is None:
+            weight_vh.grad = torch.zeros_like(weight_vh)
+        weight_grad = weight_vh.grad if in_place else torch.empty_like(weight_vh) if wants_weight else None
         bias_grad = torch.empty_like(bias_v) if wants_bias and bias_v is not None else None
         unit = grads[0] / len(labels_k) if weights_k is None else grads[0]
         rows_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
@@ -178,16 +217,27 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             probability_nv.index_put_(places, -share_k[inside_k], accumulate=True)
             logit_grad_nv = (probability_nv * scale_n1).to(hidden_nh.dtype)
             if hidden_grad is not None:
-                hidden_grad.addmm_(logit_grad_nv, weight_vh[block])
+                _add_product(hidden_grad, logit_grad_nv, weight_vh[block].to(hidden_nh.dtype))
             if weight_grad is not None:
-                torch.mm(logit_grad_nv.T, hidden_nh, out=weight_grad[block])
+                _add_product(weight_grad[block], logit_grad_nv.T, hidden_nh, keep=in_place)
             if bias_grad is not None:
                 bias_grad[block] = logit_grad_nv.sum(dim=0)
-        return hidden_grad, weight_grad, None, bias_grad, None, None
+        hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden_nh.dtype)
+        return hidden_grad, None if in_place else weight_grad, None, bias_grad, None, None
+
+
+def _add_product(into: Tensor, left: Tensor, right: Tensor, *, keep: bool = True) -> None:
+    """``into += left @ right``, or ``into = left @ right``, whatever their types."""
+    if into.dtype == left.dtype:
+        into.addmm_(left, right, beta=1 if keep else 0)
+    elif keep:
+        into.add_(left @ right)
+    else:
+        into.copy_(left @ right)
 
 
 def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice) -> Tensor:
-    logits_nv = (hidden_nh @ weight_vh[block].T).to(_wide(hidden_nh))
+    logits_nv = (hidden_nh @ weight_vh[block].to(hidden_nh.dtype).T).to(_wide(hidden_nh))
     return logits_nv if bias_v is None else logits_nv + bias_v[block]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import DistributedType
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.collator import ParallelCollator
 from metaphrase.encoders import load_encoder
+from metaphrase.functional import accumulated_in_place
 from metaphrase.heads import AlignmentHeads
 from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
@@ -171,10 +173,12 @@ class AlignmentTrainer(SentenceTransformerTrainer):
     def _step_within_memory(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any) -> Tensor:
         """The parent's step, made again with smaller micro-batches where memory runs out."""
         heads = self._alignment_loss.heads
+        alone = self.args.world_size == 1 and self.accelerator.distributed_type == DistributedType.NO
         while True:
             randomness, buffers = torch.get_rng_state(), dict(heads.named_buffers())
             try:
-                return super().training_step(model, inputs, num_items_in_batch)
+                with accumulated_in_place(enabled=alone):
+                    return super().training_step(model, inputs, num_items_in_batch)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 smaller = self._smaller_micro_batch(inputs, error)
             # Outside of the handler, whose traceback would keep the failed step's tensors.

@@ -201,10 +201,7 @@ class MomentumHead(nn.Module):
         return self._embed(tokens_blh, mask_bl, self.momentum_projection)
 
     def _embed(self, tokens_blh: Tensor, mask_bl: Tensor, projection: nn.Module) -> Tensor:
-        if self.pooling == "cls":
-            pooled_bh = tokens_blh[:, 0]
-        else:
-            pooled_bh = mean_pooled(tokens_blh, mask_bl)
+        pooled_bh = tokens_blh[:, 0] if self.pooling == "cls" else mean_pooled(tokens_blh, mask_bl)
         if self.normalize != "z":
             pooled_bh = F.normalize(pooled_bh, dim=-1)
         embedding_bh = projection(pooled_bh)
