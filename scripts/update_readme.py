@@ -9,6 +9,7 @@ them from what is kept. Those of docs/word_alignment.md come from what scripts/w
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ class Options:
 
     demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
     swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
+    alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
 
 
 def keep(report: Path, path: Path) -> None:
@@ -73,6 +75,28 @@ def table(content: dict[str, Any]) -> str:
             )
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def alignment_table(content: dict[str, Any]) -> str:
+    """How fast a corpus was aligned, and how many of its words have a link."""
+    cells = (
+        content["files"][0]["file"],
+        content["aligner"],
+        f"{content['pairs']:,}",
+        f"{content['training_seconds']:.0f} s + {content['seconds']:.0f} s",
+        f"{content['pairs_per_second']:,.0f}",
+        f"{content['share_source_linked']:.1%}",
+        f"{content['share_target_linked']:.1%}",
+    )
+    return "\n".join(
+        [
+            "| corpus | aligner | pairs | training + aligning | pairs/s | source words linked | target words linked |",
+            "|---|---|--:|--:|--:|--:|--:|",
+            f"| {' | '.join(cells)} |",
+            "",
+            f"`scripts/wacse.sh`, one run on {content['cpus']} cores.",
+        ]
+    )
 
 
 def scores(row: dict[str, Any]) -> str:
@@ -152,6 +176,12 @@ def main(argv: list[str]) -> None:
             keep(Path(report), RESULTS / f"{name}.json")
         if (RESULTS / f"{name}.json").exists():
             tables[name] = table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+    kept = RESULTS / "alignment.json"
+    if options.alignment:
+        measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
+        kept.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
+    if kept.exists():
+        tables["alignment"] = alignment_table(json.loads(kept.read_text(encoding="utf-8")))
     fill(ROOT / "README.md", tables)
     aligned = RESULTS / "word_alignment.json"
     if aligned.exists():

@@ -20,6 +20,7 @@ from sentence_transformers import SentenceTransformerTrainer, SentenceTransforme
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
 from metaphrase.corpus import (
+    COLUMNS,
     Cleaning,
     CorpusReport,
     find_files,
@@ -239,6 +240,144 @@ def test_alignment_follows_words_that_cleaning_empties(tmp_path):
         "alignment": "0-1 1-2",
     }  # fmt: skip
     assert list(corpus.dataset)[1]["alignment"] == "0-0"
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+def test_scores_and_back_translations_go_along_and_turn_round(tmp_path, streaming):
+    columns = [
+        "source",
+        "target",
+        "source_lang",
+        "target_lang",
+        "alignment",
+        "alignment_scores",
+        "source_bt",
+        "target_bt",
+    ]
+    rows = [
+        ("maji moto", "hot water", "sw", "en", "0-1 1-0", "0.9 0.5", "maji ya moto ||| maji", "warm water"),
+        ("the cat", "paka huyo", "en", "sw", "1-0 0-1", "1e-3 1", "a cat", "paka"),
+    ]
+    path = tsv(tmp_path / "all.tsv", rows, "\t".join(columns))
+    first, second = load_corpus(path, streaming=streaming).dataset
+    assert first == dict(zip(columns, rows[0], strict=True))
+    assert second == {
+        "source": "paka huyo",
+        "target": "the cat",
+        "source_lang": "sw",
+        "target_lang": "en",
+        "alignment": "0-1 1-0",
+        "alignment_scores": "1e-3 1",
+        "source_bt": "paka",
+        "target_bt": "a cat",
+    }
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+@pytest.mark.parametrize("kind", ["tsv", "jsonl", "parquet", "hub"])
+def test_every_format_carries_the_optional_columns(tmp_path, kind, streaming, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"source": "我喜欢猫", "target": "I like cats", "alignment": "1-1", "alignment_scores": "0.5"},
+        {"source": "猫", "target": "cat", "alignment": "0-0", "alignment_scores": "1"},
+    ]
+    rows = [row | {"segmenter": "icu", "target_bt": "cat ||| cats"} for row in rows]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if kind == "tsv":
+        name = tsv(folder / "zh-en.tsv", [row.values() for row in rows], "\t".join(rows[0]))
+    elif kind == "parquet":
+        name = folder / "zh-en.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), name)
+    else:
+        write(folder / "zh-en.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        name = folder / "zh-en.jsonl" if kind == "jsonl" else f"hf:{folder}"
+    corpus = load_corpus(name, streaming=streaming, source_lang="zh")
+    languages = {"source_lang": "zh", "target_lang": "en"}
+    assert [dict(row) for row in corpus.dataset] == [row | languages for row in rows]
+    assert "source_bt" not in corpus.dataset.column_names
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+def test_rows_without_an_optional_column_beside_rows_with_it(tmp_path, streaming):
+    first = tsv(tmp_path / "sw-en.tsv")
+    second = write(
+        tmp_path / "te-en.jsonl",
+        '{"source": "pilli", "target": "cat"}\n'
+        '{"source": "neeru", "target": "water", "alignment": "0-0", "source_bt": "nillu"}\n',
+    )
+    corpus = load_corpus([first, second], streaming=streaming)
+    assert set(corpus.dataset.column_names) == {*COLUMNS, "alignment", "source_bt"}
+    rows = {row["source"]: row for row in corpus.dataset}
+    assert rows["neeru"]["source_bt"] == "nillu"
+    assert rows["pilli"]["source_bt"] == rows["Asante sana"]["source_bt"] == ""
+    assert rows["pilli"]["alignment"] is rows["Asante sana"]["alignment"] is None
+
+
+def test_scores_follow_links_that_cleaning_drops(tmp_path):
+    rows = [
+        ('paka " maji', 'the cat " water', "0-1 1-2 2-3", "0.1 0.2 0.3", '"nyau" ||| " ||| paka'),
+        ("maji", "water", "0-0", "", ""),
+    ]
+    header = "source\ttarget\talignment\talignment_scores\tsource_bt"
+    corpus = load_corpus(tsv(tmp_path / "sw-en.tsv", rows, header), cleaning=Cleaning(control_characters=True))
+    first, second = corpus.dataset
+    assert (first["source"], first["target"]) == ("paka  maji", "the cat  water")
+    assert (first["alignment"], first["alignment_scores"]) == ("0-1 1-2", "0.1 0.3")
+    assert first["source_bt"] == "nyau ||| paka"
+    assert (second["alignment_scores"], second["source_bt"]) == (None, "")
+
+
+def test_words_found_by_icu_are_followed_through_cleaning(tmp_path):
+    rows = [('我"喜欢"猫', "I like cats", "0-0 1-1 2-1 3-1 4-2", "icu")]
+    corpus = load_corpus(
+        tsv(tmp_path / "zh-en.tsv", rows, "source\ttarget\talignment\tsegmenter"),
+        cleaning=Cleaning(control_characters=True),
+    )
+    (row,) = corpus.dataset
+    assert (row["source"], row["alignment"], row["segmenter"]) == ("我喜欢猫", "0-0 1-1 2-2", "icu")
+
+
+@pytest.mark.parametrize(
+    ("alignment", "scores", "segmenter", "detail"),
+    [
+        ("0-0 2-2", "1 1", "", "a link points outside of 1 and 3 words"),
+        ("0-0", "1 1", "icu", "2 scores for 1 links"),
+        ("0-0", "high", "icu", "could not convert string to float"),
+        ("0-0", "1", "spacy", "A segmenter is 'whitespace' or 'icu', not 'spacy'"),
+        ("4-0", "1", "icu", "a link points outside of 3 and 3 words"),
+        ("0:0", "1", "icu", "An alignment has the form '0-0 1-2', not '0:0'"),
+    ],
+)
+def test_links_that_do_not_fit_are_counted_with_their_reason(tmp_path, alignment, scores, segmenter, detail):
+    rows = [("我喜欢猫", "I like cats", alignment, scores, segmenter), ("猫", "cat", "0-0", "1", "icu")]
+    path = tsv(tmp_path / "zh-en.tsv", rows, "source\ttarget\talignment\talignment_scores\tsegmenter")
+    corpus = load_corpus(path)
+    assert dropped(corpus) == {"bad alignment": 1}
+    (counts,) = corpus.report.counts.values()
+    assert detail in counts.examples["bad alignment"][0]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"source_bt": ["paka"]}, "not text"),
+        ({"target_bt": "\ud800"}, "not text"),
+        ({"alignment": "0-0", "alignment_scores": [1.0]}, "bad alignment"),
+        ({"alignment": ["0-0"]}, "bad alignment"),
+        ({"alignment": "0-0", "segmenter": 1}, "bad alignment"),
+    ],
+)
+def test_optional_columns_that_hold_no_text(tmp_path, record, reason):
+    rows = [{"source": "paka", "target": "cat"} | record, {"source": "mbwa", "target": "dog"}]
+    corpus = load_corpus(write(tmp_path / "sw-en.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    assert dropped(corpus) == {reason: 1}
+
+
+def test_scores_and_segmenters_without_links_are_left_out(tmp_path):
+    rows = [{"source": "paka", "target": "cat", "alignment_scores": [1], "segmenter": 3}]
+    corpus = load_corpus(write(tmp_path / "sw-en.jsonl", json.dumps(rows[0]) + "\n"))
+    assert corpus.dataset.column_names == list(COLUMNS)
 
 
 def test_tmx_takes_the_languages_it_is_asked_for(tmp_path):

@@ -196,7 +196,8 @@ def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
         **({} if options.load else settings),
     )
     _keep(work / "models", options.save)
-    facts: dict[str, Any] = {"output": output.name, "inputs": inputs, **report.to_dict()}
+    files = [{"file": facts["file"], "sha256": facts["sha256"]} for facts in corpus.files]
+    facts: dict[str, Any] = {"output": output.name, "files": files, **report.to_dict()}
     if options.phrase_table:
         table = PhraseTable.of_corpus(dataset)
         facts["phrases"] = len(table)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Word links for a Swahili corpus, and WACSE on them.
+#   scripts/wacse.sh LAFAND [OUTPUT]
+# LAFAND holds sw-en.train.tsv.gz (LAFAND-MT). Keeps the aligner's speed and coverage for the README.
+set -euo pipefail
+bin=${BIN-.venv/bin/}  # BIN= takes them from the PATH
+lafand=$1 output=${2:-out/wacse}
+mkdir -p "$output"
+"$bin"metaphrase align "$lafand/sw-en.train.tsv.gz" --languages sw --aligner fast_align \
+    --output "$output/sw-en.aligned.tsv.gz" --json "$output/alignment.json"
+"$bin"metaphrase train --recipe wacse --model starter --corpus "$output/sw-en.aligned.tsv.gz" --languages sw \
+    --freeze_word_embeddings --max_steps 30 --save_steps 30 --output_dir "$output/model"
+"$bin"python "$(dirname "$0")/update_readme.py" --alignment "$output/alignment.json"

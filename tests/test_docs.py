@@ -1,0 +1,67 @@
+"""What the documentation points at exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import metaphrase
+from metaphrase.recipe import list_recipes
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path(metaphrase.__file__).parent
+PAPERS = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8")
+ROWS = [
+    [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+    for line in PAPERS.splitlines()
+    if line.startswith("| ") and not line.startswith("| paper")
+]
+
+
+def cells(column: int) -> list[str]:
+    return [token for row in ROWS for token in re.findall(r"`([^`]+)`", row[column])]
+
+
+def test_every_row_is_whole():
+    assert len(ROWS) > 50
+    assert all(len(row) == 7 for row in ROWS)
+
+
+def test_files_and_functions_exist():
+    path, missing = None, []
+    for token in cells(3):
+        name = re.fullmatch(r"(?P<file>(?:scripts|trainers)?/?[\w./-]*\.(?:py|yaml))?(?::(?P<name>\w+))?(?:\.\w+)?", token)
+        if name is None or not (name["file"] or name["name"]):
+            continue
+        if name["file"]:
+            path = next((p for p in (SOURCE / name["file"], ROOT / name["file"]) if p.exists()), None)
+        defined = rf"^ *(def |class )?{name['name']}\b( = |[:(])"
+        if path is None or (name["name"] and not re.search(defined, path.read_text(), re.MULTILINE)):
+            missing.append(token)
+    assert not missing
+
+
+def test_tests_exist():
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    missing = []
+    for token in cells(6):
+        file, _, name = token.rpartition("::")
+        file, name = (name, "") if name.endswith(".py") else (file, name)
+        if file and not list((ROOT / "tests").rglob(Path(file).name)):
+            missing.append(token)
+        if name and not re.search(rf"\b(def|class) {re.escape(name)}\b", written):
+            missing.append(token)
+    assert not missing
+
+
+def test_every_packaged_recipe_has_a_row():
+    named = set(re.findall(r"[\w-]+", " ".join(row[4] for row in ROWS)))
+    assert not {recipe.name for recipe in list_recipes() if recipe.paper} - named
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"], ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
+    assert not [link for link in links if not (page.parent / link).exists()]
