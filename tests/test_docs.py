@@ -32,7 +32,9 @@ def test_every_row_is_whole():
 def test_files_and_functions_exist():
     path, missing = None, []
     for token in cells(3):
-        name = re.fullmatch(r"(?P<file>(?:scripts|trainers)?/?[\w./-]*\.(?:py|yaml))?(?::(?P<name>\w+))?(?:\.\w+)?", token)
+        name = re.fullmatch(
+            r"(?P<file>(?:scripts|trainers)?/?[\w./-]*\.(?:py|yaml))?(?::(?P<name>\w+))?(?:\.\w+)?", token
+        )
         if name is None or not (name["file"] or name["name"]):
             continue
         if name["file"]:
@@ -61,7 +63,10 @@ def test_every_packaged_recipe_has_a_row():
     assert not {recipe.name for recipe in list_recipes() if recipe.paper} - named
 
 
-@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")) + [ROOT / "README.md"], ids=lambda page: page.name)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_between_pages_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if not (page.parent / link).exists()]

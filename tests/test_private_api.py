@@ -3,12 +3,14 @@
 import inspect
 
 import pytest
+import torch.utils.checkpoint
 from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.modules import Transformer
-from transformers import AttentionInterface, AttentionMaskInterface, BertModel, Trainer, XLMRobertaModel
+from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertModel, Trainer, XLMRobertaModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.models.bert.modeling_bert import BertEncoder
 from transformers.utils import cached_file
 
 SEAMS = {
@@ -54,6 +56,17 @@ def test_encoders_go_through_the_attention_interface(model):
     assert "position_ids" in parameters
     assert parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
     assert hasattr(model, "set_attn_implementation")
+
+
+def test_berts_layers_alone_go_through_it_too():
+    config = BertConfig(num_hidden_layers=1, attn_implementation="eager")
+    assert config._attn_implementation == "eager"
+    parameters = inspect.signature(BertEncoder.forward).parameters
+    assert parameters["kwargs"].kind is inspect.Parameter.VAR_KEYWORD
+
+
+def test_a_checkpoint_is_made_again_to_its_end():
+    assert "early_stop" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
 
 
 def test_attention_can_be_registered():

@@ -146,10 +146,10 @@ _accumulate_in_place = False
 def accumulated_in_place(*, enabled: bool = True) -> Iterator[None]:
     """Let backward passes inside this block add the vocabulary table's gradient to its ``.grad`` block by block.
 
-    Otherwise :func:`vocabulary_cross_entropy` returns a gradient as large as the table (768 MB for XLM-R base), which autograd
-    then adds to the one of the embedding layer. It is for ``backward()`` alone: ``torch.autograd.grad`` would not see what was
-    added, and neither would distributed training, whose hooks fire on returned gradients. A table with hooks of its own, or
-    one that is no leaf, is returned as ever.
+    Otherwise :func:`vocabulary_cross_entropy` returns a gradient as large as the table (768 MB for XLM-R base), which
+    autograd then adds to the one of the embedding layer. It is for ``backward()`` alone: ``torch.autograd.grad`` would not
+    see what was added, and neither would distributed training, whose hooks fire on returned gradients. A table with hooks
+    of its own, or one that is no leaf, is returned as ever.
 
     Args:
         enabled: False makes this a no-op.

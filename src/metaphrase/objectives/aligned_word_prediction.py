@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from metaphrase.encoding import Encoding
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.base import Granularity
+from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 from metaphrase.views import (
     UNSCORED,
@@ -116,16 +116,14 @@ def aligned_word_prediction(
 
     Reference: Miao et al. 2024 (WACSE), section 3.1, equations 4 and 5.
     """
-    scored = [labels != UNSCORED for labels in (source_labels_bs, target_labels_bt)]
-    hidden_nh = torch.cat([source_bsh[scored[0]], target_bth[scored[1]]])
-    labels_n = torch.cat([source_labels_bs[scored[0]], target_labels_bt[scored[1]]])
-    loss = head(hidden_nh, labels_n, table_vh)
+    labels = [source_labels_bs, target_labels_bt]
+    loss = masked_language_modeling(head, [source_bsh, target_bth], labels, table_vh)
     if reduction == "sum":
-        loss = loss * len(labels_n) / (2 * len(source_bsh))
+        loss = loss * sum((side != UNSCORED).sum() for side in labels) / (2 * len(source_bsh))
     return loss
 
 
-class AlignedWordPrediction(Objective):
+class AlignedWordPrediction(MaskedPrediction):
     """Mask the words that are linked and predict their translations in their places.
 
     All linked words of a sentence are masked at once, one pass for each side; the printed sum takes a pass for each word.
@@ -165,9 +163,7 @@ class AlignedWordPrediction(Objective):
         vocabulary: Vocabulary = "tied",
         transform: Transform = "auto",
     ) -> None:
-        super().__init__(max_length=max_length)
-        if vocabulary == "english":
-            raise ValueError("AWP predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'.")
+        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
         if reduction not in ("token_mean", "sum"):
             raise ValueError(f"AWP's reduction is 'token_mean' or 'sum', not {reduction!r}.")
         if not 0 < max_mask_ratio <= 1:
@@ -177,24 +173,10 @@ class AlignedWordPrediction(Objective):
             MaskedWords(f"masked-words-{side}-{max_mask_ratio:g}", side, max_length, max_mask_ratio)
             for side in ("source", "target")
         )
-        self.vocabulary: Vocabulary = vocabulary
-        self.transform: Transform = transform
 
     def views(self) -> tuple[View, ...]:
         """Either side with its linked words masked."""
         return self.sides
-
-    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Shape of the vocabulary head."""
-        return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
-
-    def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """Transform and vocabulary projection."""
-        return VocabularyHead(config, **settings["vocabulary"])
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the checkpoint's masked language modelling head, where it has one."""
-        self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Scalar loss over the labelled pieces."""

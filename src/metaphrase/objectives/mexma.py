@@ -110,8 +110,8 @@ def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tens
 def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     """Kozachenko-Leonenko regulariser: keep every embedding away from its nearest neighbour in the batch.
 
-    ``-mean_i log(min_{j≠i} ‖x_i - x_j‖ + ε)`` of the normalised embeddings, as in DINOv2, which leaves out the batch size in
-    front of the distance; that would be a constant. Computed in float32 or wider.
+    ``-mean_i log(min_{j≠i} ‖x_i - x_j‖ + ε)`` of the normalised embeddings, as in DINOv2: without the constants of the
+    entropy estimate, such as the batch size in front of the distance. Computed in float32 or wider.
 
     Args:
         embeddings_bh: Shape ``(batch, hidden)``.
@@ -120,7 +120,7 @@ def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     Returns:
         Scalar; for a batch of one a zero with a graph.
 
-    Reference: Sablayrolles et al. 2019, section 3; Oquab et al. 2024 (DINOv2), section 4.
+    Reference: Sablayrolles et al. 2019 (Spreading vectors for similarity search); Oquab et al. 2024 (DINOv2), section 4.
 
     >>> round(koleo(torch.eye(3)).item(), 4)  # -log √2
     -0.3466
