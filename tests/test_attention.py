@@ -94,6 +94,15 @@ def test_probabilities_are_before_dropout(tiny_encoder, tokenizer, bitext):
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
+def test_checkpointed_layers_are_refused(tiny_encoder, tokenizer, bitext):
+    encoder = tiny_encoder[0].auto_model
+    encoder.activation_checkpointing_enable()
+    views = prefix_views(tokenizer, bitext[:3])
+    with pytest.raises(ValueError, match="cannot be trained with gradient checkpointing.*--micro_batch_size"):
+        encode_views(tiny_encoder.train(), views)
+    assert encode_views(tiny_encoder.eval(), views)["before"].attention_bell is not None
+
+
 def test_the_implementation_is_restored_after_an_error(tiny_encoder):
     encoder = tiny_encoder[0].auto_model
     before = encoder.config._attn_implementation

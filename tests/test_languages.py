@@ -164,7 +164,14 @@ class TestRelease:
             release(tiny_encoder, tmp_path / "out", recipe=None, language="de")
         with pytest.raises(ValueError, match="none for 'sw'"):
             release(tiny_encoder, tmp_path / "out", recipe=None, language="sw", language_embedding=embedding)
+        for facts in (Recipe.load("wacse-language").to_dict(), {"language_embedding": True}):
+            with pytest.raises(ValueError, match=r"one language at a time.*`release_languages`"):
+                release(tiny_encoder, tmp_path / "out", recipe=facts)
         assert list(tmp_path.iterdir()) == []
+
+    def test_a_text_without_a_language_is_told_of(self, embedding):
+        with pytest.raises(ValueError, match="some rows have none.*'source_lang'"):
+            embedding(torch.tensor([language_code("de"), 0]))
 
 
 class TestEvaluation:

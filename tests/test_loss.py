@@ -110,6 +110,11 @@ def test_views_of_one_name_must_be_equal(tiny_encoder, monkeypatch):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}, {"objective": "longer"}))
 
 
+def test_sentences_longer_than_the_positions_are_refused(tiny_encoder):
+    with pytest.raises(ValueError, match="'some' makes sequences of up to 81 positions, but the encoder has 80"):
+        AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}), max_length=81)
+
+
 def test_a_tokenizer_without_a_mask_token_is_refused(tiny_encoder):
     tiny_encoder.tokenizer.mask_token = None
     with pytest.raises(ValueError, match="no mask token"):

@@ -143,6 +143,17 @@ class TestConcatenated:
         assert len(names) == 9
 
 
+def test_what_two_views_mask_are_independent_draws(tokenizer):
+    words = " ".join(["der"] * 28)
+    rows = [row(words, words, monolingual=[words]) for _ in range(60)]
+    views = [masked_sentence("source", 32, 0.4), masked_sentence("target", 32, 0.4)]
+    views += [concatenated(32, 0.4, monolingual=True)]
+    masked = torch.stack([(build(v, rows, tokenizer)["labels"][:, 1:29] != UNSCORED).flatten() for v in views])
+    correlation = torch.corrcoef(masked.double())
+    assert masked.double().mean(1).sub(0.4).abs().max() < 0.05
+    assert correlation.fill_diagonal_(0).abs().max() < 0.1
+
+
 def test_masked_sentence(tokenizer, bitext):
     plain = build(source_view(32), bitext, tokenizer)
     masked = build(masked_sentence("source", 32, 0.5), bitext, tokenizer)

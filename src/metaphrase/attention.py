@@ -75,7 +75,15 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
 
     Yields:
         Where the top layer's queries and keys are found after a pass.
+
+    Raises:
+        ValueError: The encoder checkpoints its layers: they would be made again outside of this block, without the masks.
     """
+    if encoder.is_activation_checkpointing and encoder.training:
+        raise ValueError(
+            "An objective that reads attention cannot be trained with gradient checkpointing. Leave --gradient_checkpointing "
+            "out; --micro_batch_size saves more memory, with the same gradient."
+        )
     before = encoder.config._attn_implementation
     encoder.set_attn_implementation(ATTENTION)
     try:

@@ -90,17 +90,19 @@ def release(
 
     Raises:
         ValueError: A module of the model is not one of sentence-transformers' own, or its embeddings are not finite; or
-            only one of `language` and `language_embedding` is given.
+            the model was trained with a language embedding, and not both of `language` and `language_embedding` are
+            given.
         RuntimeError: The written folder does not give the model's embeddings.
     """
     _check_modules(model)
     folder = Path(output_dir)
-    if (language is None) != (language_embedding is None):
+    card = card or AlignmentModelCardData.adopt(model)
+    embedded = any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
+    if (language is None) != (language_embedding is None) or (embedded and language is None):
         raise ValueError(
             "A model that was trained with a language embedding is released for one language at a time: give both "
             "`language` and `language_embedding`, or release all of its languages by `release_languages`."
         )
-    card = card or AlignmentModelCardData.adopt(model)
     if language is not None and language_embedding is not None:
         model, card = fold_language(model, language_embedding, language), copy.copy(card)
         card.language = [language]

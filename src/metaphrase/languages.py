@@ -50,6 +50,11 @@ class LanguageEmbedding(nn.Module):
         """
         row = torch.searchsorted(self.codes, code).clamp(max=len(self.codes) - 1)
         if not torch.equal(self.codes[row], code):
+            if (code == 0).any():
+                raise ValueError(
+                    "A language embedding needs the language of every text, but some rows have none. Fill the columns "
+                    "'source_lang' and 'target_lang' (on the command line: --languages, or files named like sw-en.tsv)."
+                )
             unknown = {int(c).to_bytes(7).lstrip(b"\0").decode() for c in code[self.codes[row] != code].unique()}
             raise ValueError(
                 f"There is a language embedding for {', '.join(self.languages)}, but none for "

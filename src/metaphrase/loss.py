@@ -12,6 +12,7 @@ from metaphrase.encoders import origin_of, pooling_of
 from metaphrase.encoding import encode_views, unwrap
 from metaphrase.heads import AlignmentHeads
 from metaphrase.objectives import OBJECTIVES, HeadSources
+from metaphrase.objectives.base import check_positions
 from metaphrase.recipe import Recipe
 from metaphrase.views import View
 
@@ -63,6 +64,7 @@ class AlignmentLoss(nn.Module):
             pooling=pooling_of(model),
         )
         _check_tokenizer(sources)
+        check_positions(sources, self.max_length, recipe.name)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
         self.micro_batch_size: int | None = None

@@ -88,6 +88,10 @@ class _Pace(TrainerCallback):
         self.trainer._alignment_loss.after_step()
 
 
+def _rng_states() -> tuple[Tensor, list[Tensor]]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
 class AlignmentTrainer(SentenceTransformerTrainer):
     """Trains a SentenceTransformer with an :class:`AlignmentLoss`.
 
@@ -175,7 +179,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         heads = self._alignment_loss.heads
         alone = self.args.world_size == 1 and self.accelerator.distributed_type == DistributedType.NO
         while True:
-            randomness, buffers = torch.get_rng_state(), dict(heads.named_buffers())
+            randomness, buffers = _rng_states(), dict(heads.named_buffers())
             try:
                 with accumulated_in_place(enabled=alone):
                     return super().training_step(model, inputs, num_items_in_batch)
@@ -187,8 +191,9 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             for name, value in buffers.items():  # a queue that was filled
                 parent, _, last = name.rpartition(".")
                 setattr(heads.get_submodule(parent), last, value)
-            torch.set_rng_state(randomness)
+            torch.set_rng_state(randomness[0])
             if torch.cuda.is_available():
+                torch.cuda.set_rng_state_all(randomness[1])
                 torch.cuda.empty_cache()
             logger.warning("Memory ran out; encoding %d rows at a time from here on (micro_batch_size).", smaller)
             self._alignment_loss.micro_batch_size = smaller

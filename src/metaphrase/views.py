@@ -121,7 +121,8 @@ class MaskedSentence(View):
         texts = [example[self.side] for example in examples]
         encoded = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
         masked = [
-            mask_pieces(np.array(ids), self.mask_rate, tokenizer, rng) for ids, rng in zip(encoded, rngs, strict=True)
+            mask_pieces(np.array(ids), self.mask_rate, tokenizer, own_stream(rng, self.name))
+            for ids, rng in zip(encoded, rngs, strict=True)
         ]
         rows = {"input_ids": [ids for ids, _ in masked], "labels": [labels for _, labels in masked]}
         return {**pad_rows(tokenizer, **rows), "language": languages_of(examples, self.side)}
@@ -174,7 +175,7 @@ class Concatenated(View):
             two = two if len(text) > 1 else []
             if two and self.layout == "pair":
                 two = paired(two, tokenizer)
-            ids, labels = mask_pieces(np.array(one + two), self.mask_rate, tokenizer, rng)
+            ids, labels = mask_pieces(np.array(one + two), self.mask_rate, tokenizer, own_stream(rng, self.name))
             start = 0 if self.positions == "reset" else len(one)
             rows["input_ids"].append(ids)
             rows["labels"].append(labels)
@@ -219,6 +220,16 @@ def swapped(rng: np.random.Generator) -> bool:
     Reference: Pan et al. 2021 (PPA), section 2.2, random input shuffling.
     """
     return bool(rng.random() < 0.5)
+
+
+def own_stream(rng: np.random.Generator, name: str) -> np.random.Generator:
+    """A generator for one view alone: what two views mask of an example are independent draws.
+
+    Args:
+        rng: The example's generator, which every view sees alike.
+        name: Of the view.
+    """
+    return np.random.default_rng((int(rng.integers(1 << 63)), fingerprint(name)))
 
 
 def paired(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -44,9 +44,9 @@ DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV
 
 #: Which options go to which kind of aligner.
 SETTINGS = {
-    "statistical": ("heuristic", "iterations"),
-    "embedding": ("model", "layer", "method", "threshold", "batch_size"),
-    "span": ("model", "threshold", "batch_size"),
+    "statistical": ("heuristic", "iterations", "lowercase", "strip_punctuation"),
+    "embedding": ("model", "layer", "method", "level", "threshold", "batch_size"),
+    "span": ("model", "threshold", "batch_size", "force_bidirectional", "align_to_words"),
 }
 #: Lines that a filter takes together where it need not see them all.
 _LINES = 256
@@ -85,7 +85,24 @@ class AlignOptions:
     )
     layer: int | None = field(default=None, metadata={"help": "Hidden layer of the embedding aligner."})
     method: str | None = field(default=None, metadata={"help": "Of the embedding aligner: argmax, itermax, softmax."})
-    threshold: float | None = field(default=None, metadata={"help": "Least score of a link, for neural aligners."})
+    level: str | None = field(
+        default=None, metadata={"help": "What the embedding aligner compares: piece (the default) or word."}
+    )
+    threshold: float | None = field(
+        default=None, metadata={"help": "Least score of a link: of the span aligner, or of --method softmax."}
+    )
+    lowercase: bool | None = field(
+        default=None, metadata={"help": "Statistical aligners count words in lower case (default: true)."}
+    )
+    strip_punctuation: bool | None = field(
+        default=None, metadata={"help": "Statistical aligners count words without outer punctuation (default: true)."}
+    )
+    force_bidirectional: bool | None = field(
+        default=None, metadata={"help": "The span aligner keeps links of both directions alone."}
+    )
+    align_to_words: bool | None = field(
+        default=None, metadata={"help": "The span aligner's answers end where words do (default: true)."}
+    )
     batch_size: int | None = field(default=None, metadata={"help": "Texts in a forward pass of a neural aligner."})
     segmenter: str = field(
         default="auto",
@@ -149,12 +166,17 @@ def check(options: AlignOptions) -> dict[str, Any]:
     settings = {name: value for name in sorted(everything) if (value := getattr(options, name)) is not None}
     if others := settings.keys() - set(SETTINGS[kind]):
         raise ValueError(f"--{min(others)} is no option of the aligner {options.aligner!r}.")
+    if kind == "embedding" and options.threshold is not None and options.method != "softmax":
+        raise ValueError("--threshold is for --method softmax; the other methods of the embedding aligner have none.")
     if kind == "span" and options.model is None:
         raise ValueError("The span aligner needs --model, a checkpoint for question answering such as WSPAlign's.")
     if kind != "statistical" and (options.save or options.load):
         raise ValueError("--save and --load are for statistical aligners; others have nothing to keep.")
-    if options.load and (options.save or options.iterations):
-        raise ValueError("--load takes an aligner as it was trained: leave out --save and --iterations.")
+    trained = {"iterations", "lowercase", "strip_punctuation"} & settings.keys()
+    if options.load and (options.save or trained):
+        raise ValueError(
+            f"--load takes an aligner as it was trained: leave out --{min(trained) if trained else 'save'}."
+        )
     filtering = options.files in ([], ["-"])
     if not filtering and "-" in options.files:
         raise ValueError("stdin ('-') cannot be mixed with files.")

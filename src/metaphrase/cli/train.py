@@ -336,7 +336,7 @@ def train(
         freeze_word_embeddings(model)
     corpus = read_corpus(corpus_options, model, arguments)
     if "alignment" in recipe.columns:
-        corpus = replace(corpus, dataset=with_links(corpus.dataset, arguments))
+        corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, arguments))
     if corpus_options.monolingual:
         texts = load_monolingual(corpus_options.monolingual)
         logger.info("Monolingual text: %d texts, %g for each pair.", len(texts), corpus_options.monolingual_ratio)
@@ -476,8 +476,10 @@ def read_corpus(options: CorpusOptions, model: SentenceTransformer, arguments: A
     )
 
 
-def with_links(dataset: Any, arguments: Any) -> Any:
+def with_links(dataset: Any, recipe: Recipe, arguments: Any) -> Any:
     """The corpus with word links: where it has none it is aligned, once for an output folder.
+
+    Words are best ranked by the links that both directions find, phrases best taken from grow-diag-final-and.
 
     Raises:
         ValueError: The corpus is a stream, which a statistical aligner cannot learn from.
@@ -492,18 +494,21 @@ def with_links(dataset: Any, arguments: Any) -> Any:
         )
     from metaphrase.aligners.corpus import add_alignment
 
-    digest = xxhash.xxh64()
+    heuristic = "grow-diag-final-and" if "span-contrast" in recipe.objectives() else "intersection"
+    digest = xxhash.xxh64(heuristic)
+    read = ("source", "target", "source_lang", "target_lang", "alignment", "segmenter")
     for row in dataset:
-        digest.update("\t".join((row["source"], row["target"], row.get("alignment") or "")).encode())
+        digest.update("\t".join(row.get(name) or "" for name in read).encode())
     kept = Path(arguments.output_dir) / f"alignment-{digest.hexdigest()}.parquet"
     with arguments.main_process_first(local=False, desc="word alignment"):
         if not kept.is_file():
             logger.info(
                 "The recipe needs word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
-                "directions, and keeping the links that both find. Other links come from `metaphrase align`.",
+                "directions, put together by %s. Other links come from `metaphrase align`.",
                 len(dataset),
+                heuristic,
             )
-            aligned, report = add_alignment(dataset, "fast_align", heuristic="intersection")
+            aligned, report = add_alignment(dataset, "fast_align", heuristic=heuristic)
             facts = report.total.facts()
             logger.info(
                 "Aligned %.0f pairs a second; %.0f %% of the sources' words and %.0f %% of the targets' are linked.",

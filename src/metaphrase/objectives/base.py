@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoding import Encoding
+from metaphrase.packing import first_position
 from metaphrase.views import View
 
 Granularity = Literal["sentence", "word", "span", "token"]
@@ -96,3 +97,29 @@ class HeadSources:
         from metaphrase.encoders import pretrained_mlm_head
 
         return pretrained_mlm_head(self.name) if self.name else None
+
+
+def check_positions(sources: HeadSources, positions: int, name: str) -> None:
+    """Refuse sequences that the encoder has no positions for.
+
+    Args:
+        sources: The encoder.
+        positions: How many positions the longest sequence takes.
+        name: Objective or recipe that makes it, for the message.
+
+    Raises:
+        ValueError: They are more than the encoder has.
+    """
+    encoder = sources.encoder
+    held = getattr(encoder.config, "max_position_embeddings", None)
+    if held is not None and positions > held - first_position(encoder):
+        raise ValueError(
+            f"{name!r} makes sequences of up to {positions} positions, but the encoder has "
+            f"{held - first_position(encoder)}. Keep fewer pieces of a sentence: lower max_length."
+        )
+
+
+def pair_length(sources: HeadSources, max_length: int) -> int:
+    """Length of the longest pair in the encoder's own form, each sentence kept to ``max_length`` with its specials."""
+    alone, both = (sources.tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
+    return 2 * (max_length - alone) + both

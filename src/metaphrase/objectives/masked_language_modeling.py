@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from metaphrase.encoding import Encoding
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
-from metaphrase.packing import first_position
 from metaphrase.views import UNSCORED, View, concatenated, masked_sentence
 
 
@@ -37,32 +36,6 @@ def masked_language_modeling(
     states_nh = torch.cat([tokens_blh[scored_bl] for tokens_blh, scored_bl in zip(tokens, scored, strict=True)])
     labels_n = torch.cat([labels_bl[scored_bl] for labels_bl, scored_bl in zip(labels, scored, strict=True)])
     return head(states_nh, labels_n, table_vh)
-
-
-def check_positions(sources: HeadSources, positions: int, name: str) -> None:
-    """Refuse sequences that the encoder has no positions for.
-
-    Args:
-        sources: The encoder.
-        positions: How many positions the longest sequence takes.
-        name: The objective that makes it, for the message.
-
-    Raises:
-        ValueError: They are more than the encoder has.
-    """
-    encoder = sources.encoder
-    held = getattr(encoder.config, "max_position_embeddings", None)
-    if held is not None and positions > held - first_position(encoder):
-        raise ValueError(
-            f"{name!r} makes sequences of up to {positions} positions, but the encoder has "
-            f"{held - first_position(encoder)}. Keep fewer pieces of a sentence: lower max_length."
-        )
-
-
-def pair_length(sources: HeadSources, max_length: int) -> int:
-    """Length of the longest pair in the encoder's own form, each sentence kept to ``max_length`` with its specials."""
-    alone, both = (sources.tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
-    return 2 * (max_length - alone) + both
 
 
 class MaskedPrediction(Objective):

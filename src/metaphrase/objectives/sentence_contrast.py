@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
 from metaphrase.views import Example, View, pad_rows, source_view, target_view
 
-BackTranslation = Literal["sample", "all", "none"]
+BackTranslation = Literal["auto", "sample", "all", "none"]
 
 #: What stands between the back-translations of one sentence.
 SEPARATOR = " ||| "
@@ -53,7 +53,7 @@ class BackTranslations(View):
         for i, side in enumerate(("source", "target")):
             for example, draw_22 in zip(examples, draws, strict=True):
                 chance, choice = draw_22[i]
-                alternatives = [text for text in (example[f"{side}_bt"] or "").split(SEPARATOR) if text.strip()]
+                alternatives = [text for text in (example.get(f"{side}_bt") or "").split(SEPARATOR) if text.strip()]
                 drawn = bool(alternatives) and chance < self.share
                 rows[side].append(len(texts) if drawn else -1)
                 if drawn:
@@ -62,10 +62,17 @@ class BackTranslations(View):
         ids = tokenizer(texts or [""], truncation=True, max_length=self.max_length)["input_ids"]
         return {
             **pad_rows(tokenizer, input_ids=ids),
-            "language": torch.tensor(codes or [language_code("")]),
+            "language": torch.tensor(codes or [language_code(examples[0].get("source_lang") or "")]),
             "source_row": torch.tensor(rows["source"]),
             "target_row": torch.tensor(rows["target"]),
         }
+
+
+@dataclass(frozen=True)
+class OptionalBackTranslations(BackTranslations):
+    """The same for a corpus that may have no back-translations at all."""
+
+    columns: ClassVar[tuple[str, ...]] = ()
 
 
 class SentenceContrast(Objective):
@@ -76,11 +83,11 @@ class SentenceContrast(Objective):
         temperature: Softmax temperature τ.
         back_translation: ``"sample"`` contrasts one pair (x′, y′) for each example, drawn from
             {x, x̂} × {y, ŷ}; ``"all"`` sums the losses of the four combinations; ``"none"`` contrasts the originals (the
-            ablation BIPAIR) and needs no back-translations.
+            ablation BIPAIR); ``"auto"`` samples where the corpus has back-translations.
         gather: Contrast with the sentences of all processes, with gradient. The paper's negatives are those of the batch
             that one process encodes at a time: accumulating gradients adds none.
 
-    Inputs: the columns ``source`` and ``target``; unless ``back_translation`` is ``"none"`` also ``source_bt``,
+    Inputs: the columns ``source`` and ``target``; for ``"sample"`` and ``"all"`` also ``source_bt``,
     translations of the target, and ``target_bt``, translations of the source (``scripts/back_translate.py`` fills them),
     several separated by ``" ||| "``. A sentence without any stands for itself.
 
@@ -103,13 +110,14 @@ class SentenceContrast(Objective):
         gather: bool = True,
     ) -> None:
         super().__init__(max_length=max_length)
-        if back_translation not in ("sample", "all", "none"):
-            raise ValueError(f"Back-translation is 'sample', 'all' or 'none', not {back_translation!r}.")
+        if back_translation not in get_args(BackTranslation):
+            raise ValueError(f"Back-translation is 'auto', 'sample', 'all' or 'none', not {back_translation!r}.")
         self.temperature = temperature
         self.back_translation: BackTranslation = back_translation
         self.gather = gather
-        share = 0.5 if back_translation == "sample" else 1.0
-        self.noisy = BackTranslations(f"back-translations-{back_translation}", max_length, share)
+        share = 1.0 if back_translation == "all" else 0.5
+        view = OptionalBackTranslations if back_translation == "auto" else BackTranslations
+        self.noisy = view(f"back-translations-{back_translation}", max_length, share)
 
     def views(self) -> tuple[View, ...]:
         """Both sides, and the back-translations that take their places."""
@@ -127,7 +135,7 @@ class SentenceContrast(Objective):
             for side, embeddings in sides.items():
                 row_b = noisy.features[f"{side}_row"]
                 embeddings.append(torch.where((row_b >= 0)[:, None], noisy_nh[row_b.clamp(min=0)], embeddings[0]))
-        if self.back_translation == "sample":
+        if self.back_translation in ("auto", "sample"):
             sides = {side: embeddings[1:] for side, embeddings in sides.items()}
         losses = [self._contrast(*pair) for pair in product(sides["source"], sides["target"])]
         return torch.stack(losses).sum()

@@ -13,8 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from metaphrase.attention import can_observe
 from metaphrase.encoding import Encoding
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.objectives.masked_language_modeling import check_positions, pair_length
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 from metaphrase.views import Example, Side, View, pad_rows, paired
 
 
