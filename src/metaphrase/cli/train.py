@@ -495,7 +495,7 @@ def with_links(dataset: Any, recipe: Recipe, arguments: Any) -> Any:
     from metaphrase.aligners.corpus import add_alignment
 
     heuristic = "grow-diag-final-and" if "span-contrast" in recipe.objectives() else "intersection"
-    digest = xxhash.xxh64(heuristic)
+    digest = xxhash.xxh64(heuristic.encode())
     read = ("source", "target", "source_lang", "target_lang", "alignment", "segmenter")
     for row in dataset:
         digest.update("\t".join(row.get(name) or "" for name in read).encode())
