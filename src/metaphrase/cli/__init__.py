@@ -18,6 +18,8 @@ COMMANDS = {
     "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure an encoder, alone or against a baseline",
+    "mine": "Find the translations in two monolingual texts",
+    "filter": "Score the pairs of a bitext, and keep the good ones",
     "push": "Push a released encoder to the Hub",
 }
 

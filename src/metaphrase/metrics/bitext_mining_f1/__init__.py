@@ -1,0 +1,1 @@
+"""Precision, recall and F1 of bitext mining as an `evaluate` module."""

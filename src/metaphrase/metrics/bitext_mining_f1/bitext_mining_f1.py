@@ -1,0 +1,68 @@
+"""Precision, recall and F1 of mined sentence pairs, as an `evaluate` module."""
+
+from typing import Any
+
+import datasets
+import evaluate
+
+from metaphrase.mining import best_threshold, f1_scores
+
+_CITATION = """\
+@inproceedings{zweigenbaum-etal-2017-overview,
+    title = "Overview of the Second {BUCC} Shared Task: Spotting Parallel Sentences in Comparable Corpora",
+    author = "Zweigenbaum, Pierre and Sharoff, Serge and Rapp, Reinhard",
+    booktitle = "Proceedings of the 10th Workshop on Building and Using Comparable Corpora",
+    year = "2017",
+    pages = "60--67"
+}
+"""
+
+_DESCRIPTION = """\
+Precision, recall and F1 of mined sentence pairs against gold pairs: of those above a threshold, or at the threshold that
+is best for this gold (an oracle).
+"""
+
+_INPUTS = """\
+Args:
+    predictions: Mined pairs, "source-id<TAB>target-id<TAB>score".
+    references: Gold pairs, "source-id<TAB>target-id"; there may be more or fewer than mined pairs, so give both as one
+        list in a list: `compute(predictions=[mined], references=[gold])`.
+    threshold: Least score of a pair that counts; None takes the threshold with the best F1.
+
+Returns:
+    precision, recall and f1, fractions, and the threshold.
+"""
+
+
+class BitextMiningF1(evaluate.Metric):
+    """F1 of mining; ``evaluate.load(metaphrase.metrics.path("bitext_mining_f1"))``."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        strings = datasets.Sequence(datasets.Value("string"))
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation=_CITATION,
+            inputs_description=_INPUTS,
+            features=datasets.Features({"predictions": strings, "references": strings}),
+        )
+
+    def _compute(
+        self, predictions: list[list[str]], references: list[list[str]], threshold: float | None = None
+    ) -> dict[str, Any]:
+        gold = {(at, _columns(line, 2)) for at, lines in enumerate(references) for line in lines}
+        mined = [(at, _columns(line, 3)) for at, lines in enumerate(predictions) for line in lines]
+        scores = [float(columns[2]) for _, columns in mined]
+        correct = [(at, columns[:2]) in gold for at, columns in mined]
+        if threshold is None:
+            best = best_threshold(scores, correct, len(gold))
+            return {"precision": best.precision, "recall": best.recall, "f1": best.f1, "threshold": best.threshold}
+        kept = [right for score, right in zip(scores, correct, strict=True) if score >= threshold]
+        shares = f1_scores(sum(kept), len(kept), len(gold))
+        return dict(zip(("precision", "recall", "f1"), shares, strict=True)) | {"threshold": threshold}
+
+
+def _columns(line: str, n: int) -> tuple[str, ...]:
+    columns = tuple(line.split("\t"))
+    if len(columns) != n:
+        raise ValueError(f"A line has {n} columns with tabs between them, {line!r:.80} has {len(columns)}.")
+    return columns

@@ -1,0 +1,1 @@
+"""The accuracy of translation retrieval as an `evaluate` module."""
