@@ -338,7 +338,9 @@ def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer
 
 def test_other_errors_are_not_taken_for_memory(make_trainer):
     trainer = make_trainer(packing=False)
-    trainer.model[0].auto_model.encoder.register_forward_pre_hook(lambda *args: (_ for _ in ()).throw(RuntimeError("boom")))
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(
+        lambda *args: (_ for _ in ()).throw(RuntimeError("boom"))
+    )
     with pytest.raises(RuntimeError, match="boom"):
         trainer.train()
 
