@@ -16,7 +16,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -74,13 +74,16 @@ def bitext_path() -> Path:
     return BITEXT
 
 
-def train_wordpiece(texts: list[str]) -> PreTrainedTokenizerFast:
-    """A BERT tokenizer of about 120 pieces: most words are one piece, some are several."""
-    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+def wordpiece() -> PreTrainedTokenizerFast:
+    """A BERT tokenizer of 120 pieces of the bitext: most words are one piece, some are several.
+
+    The pieces are written down: training them breaks ties in another way in every process.
+    """
+    pieces = (BITEXT.parent / "wordpiece.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    vocabulary = {piece: at for at, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(strip_accents=False, lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=120, special_tokens=specials))
     cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", sep), ("[CLS]", cls))
     return PreTrainedTokenizerFast(
@@ -114,8 +117,8 @@ def as_sentence_transformer(folder: Path, pooling: str = "cls") -> SentenceTrans
 
 
 @pytest.fixture(scope="session")
-def tokenizer(bitext) -> PreTrainedTokenizerFast:
-    return train_wordpiece([row[side] for row in bitext for side in ("source", "target")])
+def tokenizer() -> PreTrainedTokenizerFast:
+    return wordpiece()
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def test_errors_are_one_line_and_status_two(capsys):
         "metaphrase trian: There is no command 'trian' (did you mean 'train'?). See `metaphrase --help`.\n"
     )
     assert main(["train", "--recipe", "nope", "--output_dir", "x"]) == 2
-    assert "known recipes are dap" in capsys.readouterr().err
+    assert "known recipes are amber" in capsys.readouterr().err
     assert main(["train", "--output_dir", "x"]) == 2
     assert "give --corpus" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from metaphrase.encoding import Encoding
-from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 from metaphrase.views import UNSCORED, View, concatenated, masked_sentence
 
