@@ -170,7 +170,7 @@ class TestRelease:
         assert list(tmp_path.iterdir()) == []
 
     def test_a_text_without_a_language_is_told_of(self, embedding):
-        with pytest.raises(ValueError, match="some rows have none.*'source_lang'"):
+        with pytest.raises(ValueError, match=r"some rows have none.*'source_lang'"):
             embedding(torch.tensor([language_code("de"), 0]))
 
 

@@ -107,7 +107,6 @@ class Recipe:
             k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()
         }
 
-
     def objectives(self, max_length: int | None = None) -> dict[str, Objective]:
         """The objectives of the terms by name, without heads.
 

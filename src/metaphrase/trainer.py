@@ -54,7 +54,9 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     packing: bool = field(default=True, metadata={"help": "Run the encoder without padding: the same result, faster."})
     micro_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Rows encoded at a time, with the gradient of the whole batch; found where memory runs out."},
+        metadata={
+            "help": "Rows encoded at a time, with the gradient of the whole batch; found where memory runs out."
+        },
     )
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Hide losses that are not finite from the log."}
@@ -202,7 +204,9 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         """Half of the present micro-batch, or the error where that would not help."""
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise error
-        rows = sum(len(view["input_ids"]) for view in inputs.values() if isinstance(view, dict) and "input_ids" in view)
+        rows = sum(
+            len(view["input_ids"]) for view in inputs.values() if isinstance(view, dict) and "input_ids" in view
+        )
         present = min(self._alignment_loss.micro_batch_size or rows, rows)
         if self._gradients_pending:
             raise ValueError(
