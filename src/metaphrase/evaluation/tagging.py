@@ -1,0 +1,115 @@
+"""Tagging: F1 over chunks of equal tags, and accuracy over words.
+
+XTREME scores part-of-speech tags with seqeval, a scorer of named entities (``B-PER I-PER O``), by passing it bare tags
+(``NOUN VERB``). It then reads the first letter of a tag as the entity's ``B I E S O`` and the rest as its type, so that
+
+- a run of equal tags is one chunk, and one wrong word in it costs the whole chunk;
+- ``SCONJ`` and ``SYM`` (S: an entity of one word) are never joined to a run;
+- ``SCONJ`` and ``CCONJ`` are chunks of one type, ``CONJ``, which mistakes of one for the other go unpunished;
+- ``X`` has the type of nothing: at the end of a sentence nothing ends its chunk, and at the start of one it begins where the
+  chunk before it began.
+
+Such scores cannot be compared with accuracies; both are given here.
+
+References: Hu et al. 2020 (XTREME), section 3.2; seqeval 1.2 in its default mode, which follows conlleval
+(Tjong Kim Sang and Buchholz 2000).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Tags = Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class TagScores:
+    """Scores of the tags of some sentences, in percent.
+
+    Attributes:
+        f1: Over the chunks.
+        precision: Share of the predicted chunks that are right.
+        recall: Share of the gold chunks that were found.
+        accuracy: Share of the words whose tag is right.
+        chunks: For each sentence the right, predicted and gold chunks.
+        words: For each sentence the right tags and the words.
+    """
+
+    f1: float
+    precision: float
+    recall: float
+    accuracy: float
+    chunks: tuple[tuple[int, int, int], ...]
+    words: tuple[tuple[int, int], ...]
+
+
+def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, int, int]]:
+    """The chunks of tagged sentences as seqeval sees them.
+
+    Args:
+        sentences: Tags of each sentence. In the numbering of words a gap of one follows each sentence.
+        whole_types: Take the whole bare tag for the chunk's type, as seqeval did before version 1.0; that tells ``SCONJ``
+            from ``CCONJ``.
+
+    Returns:
+        Type, first and last word of each chunk.
+
+    >>> sorted(tag_chunks([["DET", "NOUN", "NOUN", "SYM", "SYM"]]))
+    [('ET', 0, 0), ('OUN', 1, 2), ('YM', 3, 3), ('YM', 4, 4)]
+    """
+    chunks = set()
+    begin, letter, kind = 0, "O", ""
+    for at, tag in enumerate([*(tag for sentence in sentences for tag in (*sentence, "O")), "O"]):
+        next_letter, next_kind = tag[0], tag.split("-")[-1] if whole_types else tag[1:].split("-", 1)[-1] or "_"
+        changed = kind != next_kind
+        if letter in "ES" or (letter in "BI" and next_letter in "BSO") or (letter not in "O." and changed):
+            chunks.add((kind, begin, at - 1))
+        if next_letter in "BS" or (letter in "ESO" and next_letter in "EI") or (next_letter not in "O." and changed):
+            begin = at
+        letter, kind = next_letter, next_kind
+    return chunks
+
+
+def tag_scores(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> TagScores:
+    """Score predicted tags.
+
+    A chunk is right where one of the same type has the same first and last word; the mean is over chunks ("micro"). A share
+    of no chunks is 0.
+
+    Args:
+        gold: Tags of each sentence.
+        predicted: As many for each sentence.
+        whole_types: See :func:`tag_chunks`.
+
+    Raises:
+        ValueError: A sentence has more or fewer predicted than gold tags, or there is no word at all.
+
+    >>> scores = tag_scores([["DET", "NOUN", "NOUN"]], [["DET", "NOUN", "VERB"]])
+    >>> round(scores.f1, 1), round(scores.accuracy, 1)
+    (40.0, 66.7)
+    """
+    words = []
+    for number, (tags, guesses) in enumerate(zip(gold, predicted, strict=True)):
+        if len(tags) != len(guesses):
+            raise ValueError(f"Sentence {number} has {len(tags)} words, but {len(guesses)} predicted tags.")
+        words.append((sum(tag == guess for tag, guess in zip(tags, guesses, strict=True)), len(tags)))
+    if not sum(count for _, count in words):
+        raise ValueError("There are no words to score.")
+    wanted, found = (tag_chunks(tags, whole_types=whole_types) for tags in (gold, predicted))
+    sentence_of = [number for number, (_, count) in enumerate(words) for _ in range(count + 1)]
+    counts = [Counter(sentence_of[last] for _, _, last in chunks) for chunks in (wanted & found, found, wanted)]
+    right, guessed, true = len(wanted & found), len(found), len(wanted)
+    return TagScores(
+        f1=_percent(2 * right, guessed + true),
+        precision=_percent(right, guessed),
+        recall=_percent(right, true),
+        accuracy=_percent(sum(good for good, _ in words), sum(count for _, count in words)),
+        chunks=tuple((counts[0][i], counts[1][i], counts[2][i]) for i in range(len(words))),
+        words=tuple(words),
+    )
+
+
+def _percent(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0

@@ -1,0 +1,48 @@
+"""Fine-tune an encoder on natural language inference or paraphrases; measure its accuracy in each language.
+
+    python trainers/finetune_nli.py --config configs/finetune/small-xnli.yaml \
+        --model out/sw --halves xnli@dev --output_dir out/xnli
+    torchrun --nproc_per_node 8 trainers/finetune_nli.py --config configs/finetune/xtreme-xnli.yaml \
+        --model out/dap --train hf:facebook/xnli:{language}@train --dev hf:facebook/xnli:{language}@validation \
+        --test hf:facebook/xnli:{language}@test --output_dir out/xnli
+
+``metaphrase.finetuning.running`` tells of modes and of the choice of checkpoints, ``metaphrase.finetuning.data`` of data;
+the papers' hyper-parameters are in ``configs/finetune``. Called again, an interrupted program goes on where it was, and a
+finished one prints its table.
+"""
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from metaphrase.cli import parse
+from metaphrase.cli.train import prepare_process
+from metaphrase.finetuning import (
+    ClassificationOptions,
+    FineTuningArguments,
+    finetune_classification,
+    results_table,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train, measure, print the table; ``results.json`` holds the rest."""
+    options, arguments = parse(
+        "trainers/finetune_nli.py",
+        [ClassificationOptions, FineTuningArguments],
+        argv,
+        description=(__doc__ or "").splitlines()[0],
+    )
+    prepare_process()
+    results = finetune_classification(options, arguments)
+    if results:
+        Console().print(results_table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, OSError) as error:
+        sys.exit(f"trainers/finetune_nli.py: {error}")
