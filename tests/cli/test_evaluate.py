@@ -3,8 +3,13 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import evaluate, main
+from metaphrase.evaluation.identity import model_hash
+from metaphrase.evaluation.retrieval import evaluate_retrieval, load_parallel_folder
+from metaphrase.evaluation.suites import NoData
 
 
 class EchoModel:
@@ -132,7 +137,9 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}", "--languages", "fr"], "no pairs for fr. It has: sw, te, vi"),
         (["strong", "--data", "{data}/nowhere"], "is no folder"),
         (["strong", "--data", "{data}", "--split", "test"], "Its splits are: dev, none"),
-        (["strong", "--data", "{data}", "--suite", "mining"], "retrieval"),
+        (["strong", "--data", "{data}", "--suite", "minig"], "retrieval"),
+        (["strong", "--data", "{data}", "--suite", "mining"], "mining needs a folder of BUCC's files"),
+        (["strong", "--suite", "mteb"], "--data"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
         (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "no result of"),
@@ -175,3 +182,150 @@ def test_help_reads_well(capsys):
         "--max_length",
     ):
         assert option in text
+
+
+def test_retrieval_by_margin(data, loaded, tmp_path):
+    output = tmp_path / "result.json"
+    assert main(["evaluate", "strong", "--data", str(data), "--margin_k", "4", "--output", str(output)]) == 0
+    result = json.loads(output.read_text())
+    assert result["settings"]["margin_k"] == 4
+    assert result["average"]["mean"]["accuracy"] > 50
+
+
+# --- Suites ---
+
+
+@pytest.fixture
+def sets(bitext, tmp_path):
+    """A folder of data sets: retrieval and STS."""
+    root = tmp_path / "sets"
+    for folder, language, rows in (
+        ("tatoeba", "de", bitext[:12]),
+        ("tatoeba", "sw", bitext[12:]),
+        ("udhr", "de", bitext),
+    ):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        with gzip.open(root / folder / f"{language}-en.tsv.gz", "wt") as file:
+            file.write("source\ttarget\n" + "".join(f"{row['source']}\t{row['target']}\n" for row in rows))
+    (root / "stsb").mkdir()
+    (root / "stsb" / "stsb-de-test.csv").write_text(
+        "".join(f"{bitext[i]['source']},{bitext[i + 1]['source']},{i % 5}\n" for i in range(20))
+    )
+    return root
+
+
+@pytest.fixture
+def other_dir(tiny_encoder, tmp_path):
+    """Another checkpoint of the tiny encoder."""
+    with torch.no_grad():
+        for layer in tiny_encoder[0].auto_model.encoder.layer:
+            layer.output.dense.weight.normal_(std=0.3)
+    tiny_encoder.save_pretrained(str(tmp_path / "other"))
+    return tmp_path / "other"
+
+
+def command(model, sets, tmp_path, *options):
+    output = ["--output_dir", str(tmp_path / "kept"), "--resamples", "50"]
+    return main(["evaluate", str(model), "--data", str(sets), *output, *options])
+
+
+def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tmp_path, capsys):
+    assert command(tiny_encoder_dir, sets, tmp_path) == 0
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert list(results["parts"]) == ["tatoeba", "udhr"]
+    encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
+    assert results["model_hash"] == model_hash(encoder)
+    expected = evaluate_retrieval(encoder, load_parallel_folder(sets / "tatoeba"), resamples=50)
+    found = results["scores"]["tatoeba both directions"]
+    assert found["average"]["score"] == pytest.approx(expected["average"]["mean"]["accuracy"])
+    assert results["parts"]["tatoeba"]["data"]["sha256"] != results["parts"]["udhr"]["data"]["sha256"]
+    assert results["settings"]["resamples"] == 50
+    folder = tmp_path / "kept" / results["model_hash"][:12]
+    assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["tatoeba", "udhr"]
+    printed = capsys.readouterr().out
+    estimate, rest = printed.split("[1/2]")
+    assert "Estimate for" in estimate
+    assert "top-1 by cosine" in estimate
+    assert rest.index("tatoeba both directions") < rest.index("Wrote")
+    assert "xsim error ↓" in rest
+
+
+def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+    measured = []
+    run_part = evaluate.run_part
+
+    def interrupted(part, subject):
+        if part.name == "udhr" and len(measured) == 1:
+            raise KeyboardInterrupt
+        measured.append(part.name)
+        return run_part(part, subject)
+
+    monkeypatch.setattr(evaluate, "run_part", interrupted)
+    assert command(tiny_encoder_dir, sets, tmp_path) == 130
+    assert not (tmp_path / "kept" / "results.json").exists()
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").rglob("tatoeba-*.json")}
+    assert len(kept) == 1
+    capsys.readouterr()
+    measured.append("again")
+    assert command(tiny_encoder_dir, sets, tmp_path) == 0
+    printed = capsys.readouterr().out
+    assert "done" in printed.split("[1/2]")[0]
+    assert "kept from before" in printed
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert list(json.loads((tmp_path / "kept" / "results.json").read_text())["parts"]) == ["tatoeba", "udhr"]
+
+
+def test_a_baseline_gives_verdicts(tiny_encoder_dir, other_dir, sets, tmp_path, capsys):
+    assert command(other_dir, sets, tmp_path, "--baseline", str(tiny_encoder_dir), "--suite", "sts") == 0
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    compared = results["comparisons"]["stsb"]
+    assert compared["languages"]["de"]["verdict"] in ("better", "tie", "worse")
+    assert compared["languages"]["de"]["after"] == results["scores"]["stsb"]["languages"]["de"]["score"]
+    assert compared["languages"]["de"]["before"] == results["baseline"]["scores"]["stsb"]["average"]["score"]
+    assert results["baseline"]["model_hash"] != results["model_hash"]
+    printed = capsys.readouterr().out
+    assert "higher is better" in printed
+    assert f"1 {compared['languages']['de']['verdict']}" in printed
+
+
+def test_a_baseline_from_earlier_results(tiny_encoder_dir, other_dir, sets, tmp_path):
+    before = tmp_path / "before.json"
+    assert command(tiny_encoder_dir, sets, tmp_path, "--output", str(before)) == 0
+    assert command(other_dir, sets, tmp_path, "--baseline", str(before)) == 0
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert results["baseline"] == json.loads(before.read_text())
+    assert set(results["comparisons"]) == {
+        f"{name} {label}" for name in ("tatoeba", "udhr") for label in ("both directions", "xsim")
+    }
+
+
+def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all") == 0
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert list(results["parts"]) == ["tatoeba", "udhr", "stsb", "mteb tatoeba", "mteb udhr"]
+    assert set(results["skipped"]) == {"sts22", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos"}
+    assert results["failed"] == {}
+    assert len(list((tmp_path / "kept" / "mteb").rglob("*-bitext.json"))) == 2
+    printed = capsys.readouterr().out
+    assert "Left out: nli, which needs xnli/dev-xx.tsv.gz" in printed
+    assert "Left out: sts22" in printed
+
+
+def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+    (sets / "stsb" / "stsb-de-test.csv").write_text("broken\n")
+
+    def nothing(part, subject):
+        if part.name == "sts22":
+            raise NoData("no Hub")
+        return run_part(part, subject)
+
+    run_part = evaluate.run_part
+    monkeypatch.setattr(evaluate, "run_part", nothing)
+    assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "sts") == 2
+    assert "Nothing could be measured: sts22: no Hub; stsb:" in capsys.readouterr().err
+    assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--tasks", "udhr") == 2
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert "row 1 should be two sentences" in results["failed"]["stsb"]
+    assert list(results["parts"]) == ["tatoeba", "udhr", "mteb udhr"]
+    assert "Failed: stsb" in capsys.readouterr().out

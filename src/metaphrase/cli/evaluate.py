@@ -1,17 +1,25 @@
-"""``metaphrase evaluate MODEL --data DIR``: measure an encoder, alone or against a baseline."""
+"""``metaphrase evaluate MODEL --data DIR``: measure an encoder, alone or against a baseline.
+
+A folder of test sets (``xx-en.tsv.gz``) is measured at once. A folder of such folders, or any other suite, is measured part
+by part: each finished part is kept, and an interrupted command goes on behind it.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from rich import box
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from metaphrase.cli import parse
 from metaphrase.encoders import load_encoder
@@ -21,13 +29,29 @@ from metaphrase.evaluation.retrieval import (
     evaluate_retrieval,
     load_parallel_folder,
     prepare,
+    versions,
 )
 from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.evaluation.suites import (
+    RESULTS,
+    SUITES,
+    NoData,
+    Part,
+    Settings,
+    Subject,
+    compare,
+    find_parts,
+    kept,
+    run_part,
+    speed,
+)
 from metaphrase.report import render_table, write_json
 
 SUMMARY = "Measure an encoder, alone or against a baseline"
 
 logger = logging.getLogger(__name__)
+
+_STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 
 @dataclass
@@ -35,15 +59,45 @@ class EvaluateOptions:
     """What is measured, on what, and how."""
 
     model: str = field(metadata={"help": "Encoder to measure: a folder, a Hub id, or 'starter'. May stand first."})
-    data: str = field(metadata={"help": "Folder of test sets xx-en.tsv.gz (header: source, target)."})
-    suite: Literal["retrieval"] = field(
-        default="retrieval", metadata={"help": "retrieval: does a sentence find its own translation, both directions."}
+    data: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
+            "stsb, xnli, pawsx, xquad, ud, BUCC's, …; what is not there is left out."
+        },
+    )
+    suite: Literal["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb", "all"] = (
+        field(
+            default="retrieval",
+            metadata={
+                "help": "retrieval: does a sentence find its own translation, both directions; sts: similarity in and across "
+                "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
+                "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all of it."
+            },
+        )
     )
     languages: list[str] | None = field(
         default=None, metadata={"help": "Languages, separated by spaces or commas. Default: all in the folder."}
     )
-    split: str | None = field(default=None, metadata={"help": "Which of xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …"})
+    split: str | None = field(
+        default=None, metadata={"help": "Which of xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …; for a folder of test sets."}
+    )
+    tasks: list[str] | None = field(
+        default=None,
+        metadata={"help": "Tasks of the suite mteb: folders of the data (udhr), or MTEB's own (Tatoeba, STS22)."},
+    )
+    protocols: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Protocols of BUCC: train_oracle, train_to_test, sample_to_train, sample_oracle. Default: all whose "
+            "splits are there."
+        },
+    )
     output: str | None = field(default=None, metadata={"help": "JSON file to write."})
+    output_dir: str = field(
+        default="runs/evaluation",
+        metadata={"help": "Where suites keep their parts, under a digest of the model, and results.json."},
+    )
     baseline: str | None = field(
         default=None,
         metadata={
@@ -71,6 +125,13 @@ class EvaluateOptions:
     text_equality: bool = field(
         default=False, metadata={"help": "Count another copy of the translation's text as a hit."}
     )
+    margin_k: int | None = field(
+        default=None,
+        metadata={
+            "help": "For a folder of test sets: retrieve by the ratio margin over so many neighbours in place of the "
+            "cosine; 100 less the accuracy is then the xsim error (xsim: 4)."
+        },
+    )
 
 
 def run(argv: Sequence[str]) -> int:
@@ -79,16 +140,29 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY)
     torch.set_flush_denormal(True)
     console = Console()
-    languages = [code for item in options.languages or () for code in item.replace(",", " ").split()]
-    sets = load_parallel_folder(options.data, languages or None, options.split)
+    if options.data is None and not (options.suite == "mteb" and options.tasks):
+        raise ValueError("Evaluation needs data: give --data FOLDER. See `metaphrase evaluate --help`.")
+    if options.suite == "retrieval" and not _holds_folders(Path(options.data)):
+        return _retrieval(options, console)
+    return _suites(options, console)
 
+
+def _holds_folders(data: Path) -> bool:
+    """Whether test sets lie in folders of a folder, not in itself."""
+    return data.is_dir() and not any(data.glob("*-en.*")) and any(data.glob("*/*-en.*"))
+
+
+def _listed(items: Sequence[str] | None) -> list[str]:
+    return [one for item in items or () for one in item.replace(",", " ").split()]
+
+
+def _retrieval(options: EvaluateOptions, console: Console) -> int:
+    """A folder of test sets, at once."""
+    sets = load_parallel_folder(str(options.data), _listed(options.languages) or None, options.split)
     before = comparison = None
     if options.baseline is not None:
         before = _baseline(options, sets, console)
-    model = prepare(
-        load_encoder(options.model), pooling=options.pooling, layer=options.layer, max_length=options.max_length
-    )
-    results = _measure(model, options.model, options.prompt, options, sets, console)
+    results = _measure(_model(options), options.model, options.prompt, options, sets, console)
     if before is not None:
         comparison = compare_retrieval(before, results, resamples=options.resamples, seed=options.seed)
         results |= {"baseline": before, "comparison": comparison}
@@ -98,18 +172,28 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def _model(options: EvaluateOptions) -> Any:
+    return prepare(
+        load_encoder(options.model), pooling=options.pooling, layer=options.layer, max_length=options.max_length
+    )
+
+
 def _baseline(options: EvaluateOptions, sets: dict[str, ParallelSet], console: Console) -> dict[str, Any]:
     """Measure the baseline at its best, or read what an earlier evaluation found."""
     name = str(options.baseline)
     if not name.endswith(".json"):
         model = prepare(load_encoder(name), max_length=options.max_length)
         return _measure(model, name, "auto", options, sets, console)
+    return _read(name, options.suite, "languages")
+
+
+def _read(name: str, suite: str, key: str) -> dict[str, Any]:
     try:
         results = json.loads(Path(name).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise ValueError(f"{name} is not JSON: {error}") from error
-    if not isinstance(results, dict) or results.get("suite") != options.suite:
-        raise ValueError(f"{name} is no result of `metaphrase evaluate --suite {options.suite}`.")
+    if not isinstance(results, dict) or key not in results or (key == "languages" and results.get("suite") != suite):
+        raise ValueError(f"{name} is no result of `metaphrase evaluate --suite {suite}`.")
     return results
 
 
@@ -129,7 +213,207 @@ def _measure(
         prompt=None if prompt == "none" else prompt,
         batch_size=options.batch_size,
         text_equality=options.text_equality,
+        margin_k=options.margin_k,
         resamples=options.resamples,
         seed=options.seed,
         show_progress=sys.stderr.isatty(),
     )
+
+
+# Suites
+
+
+def _suites(options: EvaluateOptions, console: Console) -> int:
+    """Part by part, each kept when it is done."""
+    start = time.perf_counter()
+    settings = Settings(
+        prompt=None if options.prompt == "none" else options.prompt,
+        languages=tuple(_listed(options.languages)) or None,
+        text_equality=options.text_equality,
+        protocols=tuple(_listed(options.protocols)) or None,
+        tasks=tuple(_listed(options.tasks)) or None,
+        resamples=options.resamples,
+        seed=options.seed,
+    )
+    suites = list(SUITES) if options.suite == "all" else [options.suite]
+    parts, missing = find_parts(options.data, suites, settings)
+    if not parts:
+        needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
+        raise ValueError(f"{options.data} has nothing that --suite {options.suite} could measure: {needs}.")
+
+    def subject(name: str, model: Any, settings: Settings) -> Subject:
+        return Subject.of(
+            name,
+            model,
+            options.output_dir,
+            settings,
+            batch_size=options.batch_size,
+            show_progress=sys.stderr.isatty(),
+        )
+
+    subjects = [subject(options.model, _model(options), settings)]
+    earlier = None
+    if options.baseline is not None and options.baseline.endswith(".json"):
+        earlier = _read(options.baseline, options.suite, "scores")
+    elif options.baseline is not None:
+        model = prepare(load_encoder(options.baseline), max_length=options.max_length)
+        subjects.insert(0, subject(options.baseline, model, Settings(**{**vars(settings), "prompt": "auto"})))
+    _estimate(parts, missing, subjects, console)
+    measured = [_run(parts, one, missing, console) for one in subjects]
+    results = measured[-1]
+    before = earlier or (measured[0] if len(measured) > 1 else None)
+    if not results["scores"]:
+        raise ValueError(f"Nothing could be measured: {'; '.join(_reasons(results))}.")
+    if before is not None:
+        results["comparisons"] = compare(before["scores"], results["scores"], settings)
+        results["baseline"] = before
+    results |= {
+        "suite": options.suite,
+        "settings": asdict(settings),
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
+    if before is not None:
+        for name, comparison in results["comparisons"].items():
+            console.print(_comparison_table(name, results["scores"][name], comparison))
+    console.print(_summary_table(results))
+    for path in filter(None, (str(Path(options.output_dir) / RESULTS), options.output)):
+        console.print(f"Wrote {write_json(path, results)}")
+    return 2 if results["failed"] else 0
+
+
+def _reasons(results: Mapping[str, Any]) -> list[str]:
+    """Why parts were left out, a line each."""
+    return [f"{name}: {reason}" for key in ("skipped", "failed") for name, reason in results[key].items()]
+
+
+def _estimate(
+    parts: Sequence[Part], missing: Mapping[str, str], subjects: Sequence[Subject], console: Console
+) -> None:
+    """Say what will be done and how long it will take, from the speed of this machine."""
+    table = Table(box=box.SIMPLE_HEAD, title="Parts", title_justify="left", pad_edge=False)
+    for heading in ("part", "suite", "protocol", "minutes"):
+        table.add_column(heading, justify="right" if heading == "minutes" else "left")
+    seconds = [speed(one.model, batch_size=one.batch_size) for one in subjects]
+    total = 0.0
+    for part in parts:
+        todo = [rate for one, rate in zip(subjects, seconds, strict=True) if not kept(part, one).is_file()]
+        minutes = part.work * sum(todo) / 60
+        total += minutes
+        known = f"{minutes:.1f}" if part.files else "?"
+        table.add_row(part.name, part.suite, part.protocol, known if todo else "done")
+    console.print(table)
+    for suite, reason in missing.items():
+        console.print(f"Left out: {suite}, which {reason}.")
+    models = " and ".join(one.name for one in subjects)
+    console.print(f"Estimate for {models}: {_duration(60 * total)}.")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
+def _run(parts: Sequence[Part], subject: Subject, missing: Mapping[str, str], console: Console) -> dict[str, Any]:
+    """Measure all parts; one that fails does not keep the others from being measured."""
+    scores: dict[str, Any] = {}
+    done: dict[str, Any] = {}
+    skipped, failed = dict(missing), {}
+    for number, part in enumerate(parts, 1):
+        console.print(f"[{number}/{len(parts)}] {subject.name}: {part.name} …", markup=False, highlight=False)
+        was_kept = kept(part, subject).is_file()
+        try:
+            result = run_part(part, subject)
+        except NoData as reason:
+            skipped[part.name] = str(reason)
+            console.print(f"Left out: {part.name}, {reason}.", markup=False)
+            continue
+        except (ValueError, OSError) as error:
+            failed[part.name] = str(error)
+            console.print(Text(f"Failed: {part.name}: {error}", style="bold red"))
+            continue
+        scores |= result["scores"]
+        done[part.name] = {key: value for key, value in result.items() if key != "scores"}
+        averages = "; ".join(
+            f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in result["scores"].items()
+        )
+        when = "kept from before" if was_kept else _duration(result["seconds"])
+        console.print(f"  {averages} ({when})", markup=False, highlight=False)
+    return {
+        "model": subject.name,
+        "model_hash": subject.sha,
+        "scores": scores,
+        "parts": done,
+        "skipped": skipped,
+        "failed": failed,
+    }
+
+
+def _comparison_table(name: str, scores: Mapping[str, Any], comparison: Mapping[str, Any]) -> Table:
+    """Before → after, a row for each language."""
+    table = Table(title=Text(name, style="bold"), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
+    direction = "lower is better" if scores["lower_is_better"] else "higher is better"
+    table.caption = f"{scores['measure']} ({direction}); {scores['protocol']}. Verdicts are Holm-corrected."
+    for heading in ("", "n", "before", "after", "difference", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    rows = comparison["languages"].items()
+    for label, row in [*rows, ("average", comparison["pooled"])] if len(rows) > 1 else rows:
+        if label == "average":
+            table.add_section()
+        low, high = row["interval"]
+        table.add_row(
+            label,
+            str(row.get("n", row.get("languages"))),
+            f"{row['before']:.1f}",
+            f"{row['after']:.1f}",
+            f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]",
+            Text(row["verdict"], style=_STYLES[row["verdict"]]),
+        )
+    return table
+
+
+def _summary_table(results: Mapping[str, Any]) -> Table:
+    """A row for each average."""
+    table = Table(
+        title=Text(str(results["model"]), style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
+    comparisons = results.get("comparisons", {})
+    before = results.get("baseline", {}).get("scores", {})
+    for heading in ("", "measure", "n", *(("before",) if before else ()), "score"):
+        table.add_column(heading, justify="left" if heading in ("", "measure") else "right", overflow="fold")
+    if before:
+        table.add_column("difference", justify="right", overflow="fold")
+        table.add_column("verdicts", overflow="fold")
+    for name, scores in results["scores"].items():
+        arrow = " ↓" if scores["lower_is_better"] else ""
+        rows = {f"{name}, {group}": (group, row) for group, row in scores["groups"].items()} | {
+            name: (None, scores["average"])
+        }
+        for label, (group, row) in rows.items():
+            cells = [label, scores["measure"] + arrow, str(row["n"])]
+            old = before.get(name, {})
+            if before:
+                there = old.get("groups", {}).get(group) if group else old.get("average")
+                cells.append(f"{there['score']:.1f}" if there else "–")
+            interval = "{:.1f}–{:.1f}".format(*row["interval"]) if "interval" in row else ""
+            cells.append(f"{row['score']:.1f} [{interval}]".replace(" []", ""))
+            if before:
+                cells += _verdicts(comparisons.get(name) if group is None else None)
+            table.add_row(*cells)
+    return table
+
+
+def _verdicts(comparison: Mapping[str, Any] | None) -> list[str]:
+    """The pooled difference, and how many languages are better, tied or worse."""
+    if comparison is None:
+        return ["", ""]
+    low, high = comparison["pooled"]["interval"]
+    words = [row["verdict"] for row in comparison["languages"].values()]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in ("better", "tie", "worse") if word in words)
+    return [f"{comparison['pooled']['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", counts]

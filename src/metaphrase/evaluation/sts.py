@@ -1,0 +1,365 @@
+"""Semantic textual similarity: do cosines rank pairs of sentences as people do? STS-B in and across languages, STS22.
+
+The measure is Spearman's correlation of the cosine with the gold score, times 100, for each language or pair of languages
+by itself; averages are unweighted means of these.
+
+References: Cer et al. 2017, "SemEval-2017 Task 1"; Chen et al. 2022, "SemEval-2022 Task 8: Multilingual news article
+similarity"; the averages of STS22 are WACSE's.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import spearmanr
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.evaluation.comparison import compare_resamples, percentile_interval
+from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt, versions
+from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.mining import unit_rows
+from metaphrase.packing import packed
+
+#: Resamples of a correlation: each one ranks all the pairs anew.
+STS_RESAMPLES = 2_000
+
+#: The 18 subsets of STS22, as MTEB names them: ten languages and eight pairs of languages.
+STS22_SUBSETS = (
+    *("en", "de", "es", "pl", "tr", "ar", "ru", "zh", "fr", "it"),
+    *("de-en", "es-en", "pl-en", "zh-en", "es-it", "de-fr", "de-pl", "fr-pl"),
+)
+#: The two averages that are reported. The Polish–French subset is so small that WACSE leaves it out of a second one.
+STS22_GROUPS: dict[str, tuple[str, ...]] = {
+    "18": STS22_SUBSETS,
+    "without fr-pl": tuple(subset for subset in STS22_SUBSETS if subset != "fr-pl"),
+}
+
+_FILE = re.compile(r"(?:.+-)?(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-(?P<split>[a-z]+)\.csv(\.gz)?")
+_HEADER = ["sentence1", "sentence2", "score"]
+#: Counts held at a time while resampling (32 MB).
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True)
+class STSSet:
+    """Pairs of sentences with the similarity that people gave them.
+
+    Attributes:
+        name: Language, or both: ``"de-en"`` has its first sentences in German.
+        first: The first sentences.
+        second: The second ones.
+        scores: Gold similarity of each pair.
+    """
+
+    name: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    scores: tuple[float, ...]
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the pairs, as lines ``first<TAB>second<TAB>score``."""
+        rows = zip(self.first, self.second, self.scores, strict=True)
+        return hashlib.sha256("".join(f"{a}\t{b}\t{float(score)}\n" for a, b, score in rows).encode()).hexdigest()
+
+
+def load_sts_folder(
+    path: str | Path, languages: Sequence[str] | None = None, split: str = "test"
+) -> dict[str, STSSet]:
+    """Read STS-B in several languages: files ``[name-]xx-split.csv[.gz]`` of ``sentence1,sentence2,score``.
+
+    A header of these three names is passed over; there may be none.
+
+    Args:
+        path: The folder.
+        languages: Languages to read, in this order; None reads all, in alphabetical order.
+        split: ``"test"``, ``"dev"``, …
+
+    Raises:
+        FileNotFoundError: The folder, the split or a language is not there; the message lists what is.
+        ValueError: A row is malformed.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder. Give a folder with files such as stsb-de-test.csv.gz.")
+    names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
+    files = {match["language"]: file for file, match in names.items() if match["split"] == split}
+    if not files:
+        splits = sorted({match["split"] for match in names.values()})
+        raise FileNotFoundError(
+            f"{folder} has no file named xx-{split}.csv.gz. Its splits are: {', '.join(splits) or 'none'}."
+        )
+    chosen = list(dict.fromkeys(languages)) if languages else list(files)
+    if missing := [language for language in chosen if language not in files]:
+        raise FileNotFoundError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
+    return {language: _read(language, files[language]) for language in chosen}
+
+
+def _read(language: str, path: Path) -> STSSet:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    rows: list[tuple[str, str, float]] = []
+    with opener(path, "rt", encoding="utf-8", newline="") as file:
+        for number, row in enumerate(csv.reader(file), 1):
+            if row == _HEADER:
+                continue
+            try:
+                first, second, score = row
+                rows.append((first, second, float(score)))
+            except ValueError as error:
+                raise ValueError(
+                    f"{path}: row {number} should be two sentences and a score, but is {','.join(row)[:80]!r}."
+                ) from error
+    if not rows:
+        raise ValueError(f"{path} holds no pairs.")
+    first_sentences, second_sentences, scores = zip(*rows, strict=True)
+    return STSSet(language, first_sentences, second_sentences, scores)
+
+
+def cross_lingual(sets: Mapping[str, STSSet], pairs: Iterable[tuple[str, str]] | None = None) -> dict[str, STSSet]:
+    """Translations of one STS set across languages: the first sentence in one, the second of the same row in another.
+
+    Args:
+        sets: The set in each language, with the same rows.
+        pairs: Languages of the first and of the second sentences. None takes each language with English, both ways.
+
+    Raises:
+        ValueError: Two languages do not have the same rows: their scores differ.
+    """
+    if pairs is None:
+        others = [language for language in sets if language != TARGET_LANGUAGE and TARGET_LANGUAGE in sets]
+        pairs = [pair for other in others for pair in ((other, TARGET_LANGUAGE), (TARGET_LANGUAGE, other))]
+    crossed = {}
+    for one, other in pairs:
+        if sets[one].scores != sets[other].scores:
+            raise ValueError(
+                f"STS across {one} and {other} needs the same rows in both, but their scores differ "
+                f"({len(sets[one].scores)} and {len(sets[other].scores)} rows)."
+            )
+        name = f"{one}-{other}"
+        crossed[name] = STSSet(name, sets[one].first, sets[other].second, sets[one].scores)
+    return crossed
+
+
+def evaluate_sts(
+    model: Any,
+    sets: Mapping[str, STSSet],
+    *,
+    name: str | None = None,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    resamples: int = STS_RESAMPLES,
+    seed: int = 0,
+    show_progress: bool = False,
+    encode: Encode | None = None,
+) -> dict[str, Any]:
+    """Measure Spearman's correlation of cosines with gold scores, for every set.
+
+    Args:
+        model: A SentenceTransformer, or anything with its ``encode``.
+        sets: From `load_sts_folder`, `cross_lingual` or a task of MTEB.
+        name: The model's name in the result.
+        prompt: Text before each sentence: None for nothing, ``"auto"`` for the query prompt that the model stores.
+        batch_size: Sentences per forward pass.
+        groups: Sets of which an average is reported, where all of them are there: `STS22_GROUPS`.
+        resamples: Bootstrap resamples of the intervals, over pairs of sentences. Sets of one size share their samples, as
+            translations of one set have the same items.
+        seed: Seed of the bootstrap.
+        show_progress: Show a progress bar while encoding.
+        encode: Stands in for ``model.encode``, with its signature.
+
+    Returns:
+        A dictionary for JSON::
+
+            {"suite": "sts", "model": name,
+             "languages": {"de": {"n": 1379, "sha256": …, "spearman": 75.2, "interval": [72.7, 77.6],
+                                  "cosines": […], "scores": […]}},
+             "groups": {"18": {"n": 18, "spearman": …, "interval": …}}, "average": {…},
+             "settings": {…}, "versions": {…}, "seconds": 12.3}
+
+        ``cosines`` and ``scores`` let `compare_sts` test two results against each other later.
+    """
+    start = time.perf_counter()
+    cosines = _cosines(model, sets, prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode)
+    counts = {n: _drawn(n, resamples, seed) for n in sorted({len(s.scores) for s in sets.values()})}
+    languages: dict[str, Any] = {}
+    resampled: dict[str, NDArray[np.float64]] = {}
+    for language, one in sets.items():
+        resampled[language] = resampled_spearman(one.scores, cosines[language], counts[len(one.scores)])
+        languages[language] = {
+            "n": len(one.scores),
+            "sha256": one.sha256,
+            "spearman": spearman(one.scores, cosines[language]),
+            "interval": percentile_interval(resampled[language]),
+            "cosines": cosines[language],
+            "scores": list(one.scores),
+        }
+
+    def average(members: Sequence[str]) -> dict[str, Any]:
+        return {
+            "n": len(members),
+            "spearman": float(np.mean([languages[member]["spearman"] for member in members])),
+            "interval": percentile_interval(np.mean([resampled[member] for member in sorted(members)], axis=0)),
+        }
+
+    return {
+        "suite": "sts",
+        "model": name or type(model).__name__,
+        "languages": languages,
+        "groups": {
+            group: average(members) for group, members in (groups or {}).items() if languages.keys() >= set(members)
+        },
+        "average": average(list(languages)),
+        "settings": {
+            "measure": "Spearman of the cosine, ×100",
+            "prompt": resolve_prompt(model, prompt),
+            **_protocol(model),
+            "batch_size": batch_size,
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+
+
+def _cosines(
+    model: Any,
+    sets: Mapping[str, STSSet],
+    *,
+    prompt: str | None,
+    batch_size: int,
+    show_progress: bool,
+    encode: Encode | None,
+) -> dict[str, list[float]]:
+    """Cosine of each pair, each distinct sentence encoded once; seven decimals, all that float32 tells.
+
+    The same text twice has a cosine of 1, and so no rank by accident among others that are 1.
+    """
+    places: dict[str, int] = {}
+    rows = {
+        name: [[places.setdefault(text, len(places)) for text in side] for side in (one.first, one.second)]
+        for name, one in sets.items()
+    }
+    with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
+        embeddings_th = (encode or model.encode)(
+            list(places),
+            prompt=resolve_prompt(model, prompt),
+            batch_size=batch_size,
+            show_progress_bar=show_progress,
+            convert_to_numpy=True,
+        )
+    unit_th = unit_rows(embeddings_th)
+
+    def cosine(first: list[int], second: list[int]) -> NDArray[np.float64]:
+        a_nh, b_nh = (unit_th[rows].astype(np.float64) for rows in (first, second))
+        aa_n, bb_n, ab_n = (np.einsum("nh,nh->n", x, y) for x, y in ((a_nh, a_nh), (b_nh, b_nh), (a_nh, b_nh)))
+        return ab_n / np.maximum(np.sqrt(aa_n * bb_n), np.finfo(np.float32).tiny)
+
+    return {name: cosine(*sides).round(7).tolist() for name, sides in rows.items()}
+
+
+def spearman(gold_n: ArrayLike, predicted_n: ArrayLike) -> float:
+    """Spearman's correlation, ×100; 0 where all predictions are equal, as those of a collapsed encoder are.
+
+    >>> round(spearman([1, 2, 3, 4], [0.1, 0.3, 0.2, 0.9]), 6)
+    80.0
+    """
+    if len(np.unique(gold_n)) < 2 or len(np.unique(predicted_n)) < 2:
+        return 0.0
+    return 100 * float(spearmanr(gold_n, predicted_n).statistic)
+
+
+def resampled_spearman(
+    gold_n: ArrayLike, predicted_n: ArrayLike, counts_rn: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Spearman's correlation, ×100, in samples in which items may occur several times.
+
+    Equal values share the mean of their ranks, and so do the copies of one item: what an item's rank in a sample is
+    follows from how many are below it, and no sample is sorted.
+
+    Args:
+        gold_n: Gold score of each item, shape ``(n,)``.
+        predicted_n: Prediction for each, shape ``(n,)``.
+        counts_rn: How often each item is in each sample, shape ``(resamples, n)``.
+
+    Returns:
+        Shape ``(resamples,)``; 0 where a side has one value only.
+    """
+    gold_n, predicted_n = np.asarray(gold_n), np.asarray(predicted_n)
+    rows = max(1, _CHUNK // len(gold_n))
+    parts = []
+    for start in range(0, len(counts_rn), rows):
+        part_rn = counts_rn[start : start + rows].astype(np.float64)
+        x_rn, y_rn = (_centred_ranks(values_n, part_rn) for values_n in (gold_n, predicted_n))
+        xy_r, xx_r, yy_r = (
+            np.einsum("rn,rn,rn->r", part_rn, a, b) for a, b in ((x_rn, y_rn), (x_rn, x_rn), (y_rn, y_rn))
+        )
+        spread_r = np.sqrt(xx_r * yy_r)
+        parts.append(100 * np.divide(xy_r, spread_r, out=np.zeros_like(xy_r), where=spread_r > 0))
+    return np.concatenate(parts)
+
+
+def _centred_ranks(values_n: NDArray[Any], counts_rn: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks of the items in each sample, less their mean, shape ``(resamples, n)``."""
+    order_n = np.argsort(values_n, kind="stable")
+    values_v, value_n = np.unique(values_n, return_inverse=True)
+    first_v = np.searchsorted(values_n[order_n], values_v)
+    counts_rv = np.add.reduceat(counts_rn[:, order_n], first_v, axis=1)
+    above_rv = np.cumsum(counts_rv, axis=1)
+    rank_rv = above_rv - (counts_rv - 1) / 2
+    return (rank_rv - (above_rv[:, -1:] + 1) / 2)[:, value_n]
+
+
+def _drawn(n: int, resamples: int, seed: int) -> NDArray[np.int64]:
+    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+
+
+def compare_sts(
+    before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int = STS_RESAMPLES, seed: int = 0
+) -> dict[str, Any]:
+    """Paired test of two results of `evaluate_sts` over the same sets: pairs of sentences are drawn with replacement.
+
+    Args:
+        before: Result of the baseline; it may have more sets.
+        after: Result to test; all of its sets are compared.
+        resamples: Bootstrap resamples.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        See :func:`metaphrase.evaluation.comparison.compare_resamples`.
+
+    Raises:
+        ValueError: A set was not measured with the baseline, or is not the same.
+    """
+    resampled = {}
+    counts: dict[int, NDArray[np.int64]] = {}
+    for language, result in after["languages"].items():
+        other = before["languages"].get(language)
+        if other is None or other["sha256"] != result["sha256"]:
+            raise ValueError(
+                f"The baseline was not measured on the same pairs of {language!r}. Evaluate both on one set."
+            )
+        n = result["n"]
+        counts.setdefault(n, _drawn(n, resamples, seed))
+        old_r, new_r = (resampled_spearman(one["scores"], one["cosines"], counts[n]) for one in (other, result))
+        resampled[language] = (old_r, new_r)
+    return compare_resamples(
+        {language: before["languages"][language]["spearman"] for language in after["languages"]},
+        {language: result["spearman"] for language, result in after["languages"].items()},
+        resampled,
+        sizes={language: result["n"] for language, result in after["languages"].items()},
+        test="paired bootstrap over pairs of sentences",
+    )

@@ -1,0 +1,258 @@
+import json
+
+import mteb
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from mteb.languages.check_language_code import check_language_code
+
+from metaphrase.evaluation import mteb_tasks
+from metaphrase.evaluation.identity import files_sha256, model_hash
+from metaphrase.evaluation.mteb_tasks import (
+    bitext_task,
+    evaluate_mteb,
+    get_tasks,
+    language_script,
+    model_meta,
+    mteb_languages,
+    sts_sets,
+)
+from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, prepare
+from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, evaluate_sts
+
+
+@pytest.fixture
+def sets(bitext):
+    rows = bitext[:16]
+    return {
+        language: ParallelSet(
+            language,
+            tuple(row["target"] + "!" if number % 3 else row["source"] for number, row in enumerate(rows[at:])),
+            tuple(row["target"] for row in rows[at:]),
+        )
+        for at, language in enumerate(("sw", "zh-Hant", "ja"))
+    }
+
+
+@pytest.fixture
+def sts22(bitext):
+    """STS22 with its 18 subsets, in memory."""
+    with_scores = mteb.get_task("STS22")
+    texts = [row["target"] for row in bitext]
+    rng = np.random.default_rng(0)
+    with_scores.dataset = {}
+    for subset in with_scores.hf_subsets:
+        n = int(rng.integers(8, 20))
+        first, shift = rng.integers(len(texts), size=n), rng.integers(1, len(texts), size=n)
+        rows = {
+            "sentence1": [texts[i] for i in first],
+            "sentence2": [texts[i] for i in (first + shift) % len(texts)],
+            "score": rng.choice([1.0, 2.0, 2.5, 4.0], size=n).tolist(),
+        }
+        with_scores.dataset[subset] = DatasetDict({"test": Dataset.from_dict(rows)})
+    with_scores.data_loaded = True
+    return with_scores
+
+
+# --- Who a model is ---
+
+
+def test_a_digest_tells_models_by_their_content(tiny_encoder, tiny_encoder_dir, tmp_path):
+    from sentence_transformers import SentenceTransformer
+
+    before = model_hash(tiny_encoder)
+    tiny_encoder.save_pretrained(str(tmp_path / "copy"))
+    copy = SentenceTransformer(str(tmp_path / "copy"), device="cpu", model_kwargs={"add_pooling_layer": False})
+    assert model_hash(copy) == before
+    assert len(before) == 32
+    assert model_hash(prepare(tiny_encoder, pooling="mean")) != before
+    assert model_hash(prepare(tiny_encoder, max_length=9)) != before
+    assert model_hash(prepare(tiny_encoder, layer=1)) != before
+    with torch.no_grad():
+        tiny_encoder[0].auto_model.encoder.layer[0].output.dense.bias[0] += 1e-4
+    assert model_hash(tiny_encoder) != before
+
+
+def test_a_digest_of_files_is_of_names_and_contents(tmp_path):
+    (tmp_path / "a").write_text("x")
+    (tmp_path / "b").write_text("y")
+    both = files_sha256([tmp_path / "b", tmp_path / "a"])
+    assert both == files_sha256([tmp_path / "a", tmp_path / "b"])
+    (tmp_path / "a").write_text("y")
+    (tmp_path / "b").write_text("x")
+    assert files_sha256([tmp_path / "a", tmp_path / "b"]) != both
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("starter", "local/starter"),
+        ("intfloat/multilingual-e5-small", "intfloat/multilingual-e5-small"),
+        ("/somewhere/out/sw/", "local/sw"),
+    ],
+)
+def test_names(tiny_encoder, name, expected):
+    meta = model_meta(tiny_encoder, name)
+    assert (meta.name, meta.revision) == (expected, model_hash(tiny_encoder))
+
+
+def test_a_prompt_is_an_experiment_of_its_own(tiny_encoder):
+    tiny_encoder.prompts = {"query": "query: ", "passage": "passage: "}
+    plain, auto, other = (model_meta(tiny_encoder, "m", prompt) for prompt in (None, "auto", "query: "))
+    assert plain.experiment_name is None
+    assert len({plain.experiment_name, auto.experiment_name, other.experiment_name}) == 3
+
+
+# --- Languages ---
+
+
+def test_language_codes():
+    assert mteb_languages(["zh", "swh-Latn", "deu"]) == ["zho", "cmn", "swh-Latn", "deu"]
+    with pytest.raises(ValueError, match="no language 'xx'"):
+        mteb_languages(["xx"])
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("sw", "Mvua inanyesha leo. 你好", "swa-Latn"),
+        ("ru", "Идёт дождь, rain", "rus-Cyrl"),
+        ("hi", "बारिश हो रही है", "hin-Deva"),
+        ("ja", "雨が降っています", "jpn-Jpan"),
+        ("ko", "비가 온다", "kor-Kore"),
+        ("zh-Hant", "下雨了", "zho-Hant"),
+        ("ceb", "Nag-ulan karon", "ceb-Latn"),
+        ("bo", "ཆར་པ་བབས་སོང་།", "bod-Tibt"),
+        ("en", "", "eng-Latn"),
+    ],
+)
+def test_scripts(language, text, expected):
+    assert language_script(language, [text]) == expected
+    check_language_code(expected)
+
+
+# --- Our sets as tasks ---
+
+
+def letters(texts, **options):
+    """Texts of like letters are near each other."""
+    table = np.random.default_rng(0).normal(size=(1024, 12))
+    return np.array([np.mean([table[ord(char) % 1024] for char in text], axis=0) for text in texts], dtype=np.float32)
+
+
+def test_our_sets_give_what_retrieval_gives(tiny_encoder, sets, tmp_path):
+    task = bitext_task("udhr-bitext", sets)
+    result = evaluate_mteb(tiny_encoder, [task], tmp_path, name=f"{tmp_path}/sw", encode=letters)
+    task = result["tasks"]["udhr-bitext"]
+    assert list(task["languages"]) == ["sw-en", "en-sw", "zh-Hant-en", "en-zh-Hant", "ja-en", "en-ja"]
+    ours = evaluate_retrieval(tiny_encoder, sets, resamples=2, encode=letters)
+    path = tmp_path / task["file"]
+    assert path.relative_to(tmp_path).parts == ("results", "local__sw", model_hash(tiny_encoder), "udhr-bitext.json")
+    rows = {row["hf_subset"]: row for row in json.loads(path.read_text())["scores"]["test"]}
+    for language in sets:
+        for subset, direction in ((f"{language}-en", "source_to_target"), (f"en-{language}", "target_to_source")):
+            accuracy = ours["languages"][language][direction]["accuracy"]
+            assert 100 * rows[subset]["accuracy"] == pytest.approx(accuracy, abs=1e-3)
+            assert task["languages"][subset]["score"] == pytest.approx(100 * rows[subset]["f1"], abs=1e-3)
+    assert rows["sw-en"]["languages"] == ["swa-Latn", "eng-Latn"]
+    assert 0 < task["average"] < 100
+    assert task["measure"] == "f1"
+
+
+def test_two_checkpoints_never_share_a_result(tiny_encoder, sets, tmp_path):
+    first = evaluate_mteb(tiny_encoder, [bitext_task("t", sets)], tmp_path, name="base")
+    with torch.no_grad():
+        for layer in tiny_encoder[0].auto_model.encoder.layer:
+            layer.output.dense.weight.normal_()
+    second = evaluate_mteb(tiny_encoder, [bitext_task("t", sets)], tmp_path, name="base")
+    assert first["revision"] != second["revision"]
+    assert first["tasks"]["t"]["average"] != second["tasks"]["t"]["average"]
+    assert len(list(tmp_path.rglob("t.json"))) == 2
+
+
+def test_results_are_found_again_unless_the_data_changed(tiny_encoder, sets, tmp_path):
+    encoded = []
+
+    def encode(texts, **options):
+        encoded.extend(texts)
+        return tiny_encoder.encode(texts, **options)
+
+    def measure(sets):
+        encoded.clear()
+        return evaluate_mteb(tiny_encoder, [bitext_task("t", sets)], tmp_path, name="m", encode=encode)["tasks"]["t"]
+
+    first = measure(sets)
+    assert encoded
+    again = measure(sets)
+    assert not encoded
+    assert again == first
+    sets["sw"] = ParallelSet("sw", sets["sw"].sources[::-1], sets["sw"].targets)
+    other = measure(sets)
+    assert encoded
+    assert other["data_revision"] != first["data_revision"]
+
+
+def test_prompts_reach_the_encoder(tiny_encoder, sets, tmp_path):
+    tiny_encoder.prompts = {"query": "query: ", "passage": "passage: "}
+    prompts = set()
+
+    def encode(texts, *, prompt, **options):
+        prompts.add(prompt)
+        return tiny_encoder.encode(texts, prompt=prompt, **options)
+
+    evaluate_mteb(tiny_encoder, [bitext_task("t", sets)], tmp_path, name="m", prompt="auto", encode=encode)
+    assert prompts == {"query: "}
+    assert [path.parent.parent.name for path in tmp_path.rglob("t.json")] == ["experiments"]
+
+
+def test_documents_have_the_passage_prompt(tiny_encoder):
+    tiny_encoder.prompts = {"query": "query: ", "passage": "passage: "}
+    prompts = []
+
+    def encode(texts, *, prompt, **options):
+        prompts.append(prompt)
+        return np.zeros((len(texts), 2))
+
+    encoder = mteb_tasks.MTEBEncoder(tiny_encoder, model_meta(tiny_encoder, "m"), prompt="auto", encode=encode)
+    for kind in (mteb_tasks.PromptType.query, mteb_tasks.PromptType.document, None):
+        encoder.encode([{"text": ["a"]}], task_metadata=None, hf_split="", hf_subset="", prompt_type=kind)
+    assert prompts == ["query: ", "passage: ", "query: "]
+
+
+# --- MTEB's own tasks ---
+
+
+def test_tasks_by_name_and_language():
+    (task,) = get_tasks(["STS22"], ["de", "zh"])
+    assert set(task.hf_subsets) == {"de", "de-en", "de-fr", "de-pl", "zh", "zh-en"}
+    with pytest.raises(ValueError, match=r"no task 'STS2'.*Did you mean: 'STS2"):
+        get_tasks(["STS2"])
+
+
+def test_data_that_cannot_be_had_are_named(tiny_encoder, sets, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    tasks = [*get_tasks(["STS22"], ["de"]), bitext_task("t", sets)]
+    result = evaluate_mteb(tiny_encoder, tasks, tmp_path, name="m")
+    assert list(result["tasks"]) == ["t"]
+    assert "sts22" in result["unavailable"]["STS22"]
+    with pytest.raises(OSError, match="sts22"):
+        sts_sets(*get_tasks(["STS22"], ["de"]))
+
+
+def test_sts22_is_mtebs(tiny_encoder, sts22, tmp_path):
+    assert tuple(sorted(STS22_SUBSETS)) == tuple(sorted(sts22.hf_subsets))
+    sets = sts_sets(sts22)
+
+    def encode(texts, **options):  # the cosines of a random encoder differ by less than float32 tells
+        return np.array([np.random.default_rng([*text.encode()]).normal(size=8) for text in texts], dtype=np.float32)
+
+    ours = evaluate_sts(tiny_encoder, sets, groups=STS22_GROUPS, resamples=20, encode=encode)
+    theirs = evaluate_mteb(tiny_encoder, [sts22], tmp_path, name="m", encode=encode)["tasks"]["STS22"]
+    assert theirs["measure"] == "cosine_spearman"
+    assert set(theirs["languages"]) == set(STS22_SUBSETS)
+    for subset, row in theirs["languages"].items():
+        assert ours["languages"][subset]["spearman"] == pytest.approx(row["score"], abs=1e-3), subset
+    assert ours["groups"]["18"]["spearman"] == pytest.approx(theirs["average"], abs=1e-3)
+    seventeen = np.mean([row["score"] for subset, row in theirs["languages"].items() if subset != "fr-pl"])
+    assert ours["groups"]["without fr-pl"]["spearman"] == pytest.approx(seventeen, abs=1e-3)

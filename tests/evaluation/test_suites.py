@@ -1,0 +1,460 @@
+import csv
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from metaphrase.evaluation import suites
+from metaphrase.evaluation.mining import PROTOCOLS
+from metaphrase.evaluation.mining import xsim_error as xsim
+from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, retrieval_hits
+from metaphrase.evaluation.suites import (
+    COMPARISONS,
+    FINETUNED,
+    SMALL_SCALE,
+    SUITES,
+    NoData,
+    Part,
+    Remembered,
+    Settings,
+    Subject,
+    compare,
+    compare_finetuned,
+    compare_word_alignment,
+    find_parts,
+    kept,
+    run_part,
+    speed,
+)
+from metaphrase.finetuning.data import UPOS
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "finetune"
+SETTINGS = Settings(resamples=50)
+
+
+def write_lines(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8", newline="") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def write_pairs(path, rows):
+    write_lines(path, ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in rows)])
+
+
+@pytest.fixture
+def data(bitext, tmp_path):
+    """A folder with a little of everything."""
+    root = tmp_path / "data"
+    german, english = ([row[side] for row in bitext] for side in ("source", "target"))
+    write_pairs(root / "tatoeba" / "de-en.tsv.gz", bitext[:12])
+    write_pairs(root / "tatoeba" / "sw-en.tsv.gz", bitext[12:])
+    write_pairs(root / "news" / "de-en.test.tsv.gz", bitext[:6])
+    write_pairs(root / "news" / "de-en.train.tsv.gz", bitext[6:])
+    write_pairs(root / "corpus" / "de-en.tsv.gz", bitext)
+    for language, texts in (("de", german), ("en", english)):
+        with gzip.open(_made(root / "stsb" / f"stsb-{language}-test.csv.gz"), "wt", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerows((texts[i], texts[i + 1], i % 5) for i in range(20))
+        write_lines(
+            root / "bucc" / f"de-en.sample.{language}.gz", (f"{language}-{i}\t{t}" for i, t in enumerate(texts))
+        )
+        write_lines(
+            root / "pawsx" / f"dev-{language}.tsv.gz",
+            (f"{texts[i]}\t{texts[(i + 1) % 24]}\t{i % 2}" for i in range(24)),
+        )
+    write_lines(root / "bucc" / "de-en.sample.gold.gz", (f"de-{i}\ten-{i}" for i in range(24)))
+    for name, texts in (("deu", german), ("eng", english)):
+        lines = (f"<s snum={i}> {text} </s>\n" for i, text in enumerate(texts, 1))
+        _made(root / "gold" / f"test.{name}").write_text("".join(lines))
+    (root / "gold" / "test.deu.eng.wa").write_text("".join(f"{i} 1 1\n{i} 2 2 P\n" for i in range(1, 25)))
+    return root
+
+
+def _made(path):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+@pytest.fixture
+def subject(tiny_encoder, tiny_encoder_dir, tmp_path):
+    return Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", SETTINGS)
+
+
+# --- What there is ---
+
+
+def test_the_table():
+    assert list(SUITES) == ["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb"]
+    assert {task.suite for task in FINETUNED.values()} == {"nli", "paraphrase", "qa", "pos"}
+
+
+def test_finds_what_is_there_and_says_what_is_not(data):
+    parts, missing = find_parts(data, list(SUITES), SETTINGS)
+    assert [(part.suite, part.name) for part in parts] == [
+        ("retrieval", "news"),
+        ("retrieval", "tatoeba"),
+        ("sts", "stsb"),
+        ("sts", "sts22"),
+        ("mining", "bucc sample_oracle"),
+        ("word-alignment", "gold"),
+        ("paraphrase", "pawsx"),
+        ("mteb", "mteb tatoeba"),
+    ]
+    assert {suite: reason.startswith("needs ") for suite, reason in missing.items()} == {
+        "nli": True,
+        "qa": True,
+        "pos": True,
+    }
+    named = {part.name: part for part in parts}
+    assert [path.name for path in named["news"].files] == ["de-en.test.tsv.gz"]
+    assert [path.name for path in named["gold"].files] == ["test.deu", "test.eng", "test.deu.eng.wa"]
+    assert len(named["bucc sample_oracle"].files) == 3
+    assert "sample_oracle" in named["bucc sample_oracle"].protocol
+    assert all(part.work > 0 for part in parts if part.files and part.suite != "mteb")
+    text = sum(len(gzip.decompress(path.read_bytes())) for path in named["tatoeba"].files)
+    assert named["tatoeba"].work == text
+    assert named["mteb tatoeba"].work == 0  # its texts are embedded for retrieval
+    (alone,), _ = find_parts(data, ["mteb"], SETTINGS)
+    assert alone.work == text
+
+
+def test_languages_and_tasks_limit_what_is_found(data):
+    parts, missing = find_parts(data, list(SUITES), Settings(languages=("sw",)))
+    assert [part.name for part in parts] == ["tatoeba", "sts22", "gold", "mteb tatoeba"]
+    assert {"sts", "mining", "paraphrase"} < missing.keys()
+    parts, _ = find_parts(data, ["sts"], Settings(languages=("de",)))
+    assert [path.name for path in parts[0].files] == ["stsb-de-test.csv.gz", "stsb-en-test.csv.gz"]
+    parts, missing = find_parts(data, ["mteb"], Settings(tasks=("news", "STS22")))
+    assert [(part.name, bool(part.files)) for part in parts] == [("mteb news", True), ("mteb STS22", False)]
+    assert find_parts(None, ["mteb"], Settings(tasks=("STS22",)))[0][0].name == "mteb STS22"
+    with pytest.raises(FileNotFoundError, match="is no folder"):
+        find_parts(data / "nowhere", ["sts"], SETTINGS)
+
+
+def test_a_data_set_itself_can_be_the_folder(data):
+    for folder, suite, name in (
+        ("tatoeba", "retrieval", "tatoeba"),
+        ("corpus", "retrieval", "corpus"),
+        ("stsb", "sts", "stsb"),
+        ("bucc", "mining", "bucc sample_oracle"),
+        ("gold", "word-alignment", "gold"),
+        ("pawsx", "paraphrase", "pawsx"),
+    ):
+        assert find_parts(data / folder, [suite], SETTINGS)[0][0].name == name
+
+
+def test_bucc_is_mined_under_every_protocol_whose_splits_are_there(data):
+    for path in list((data / "bucc").iterdir()):
+        path.with_name(path.name.replace("sample", "training")).write_bytes(path.read_bytes())
+    names = [part.name for part in find_parts(data, ["mining"], SETTINGS)[0]]
+    assert names == [f"bucc {protocol}" for protocol in PROTOCOLS if "test" not in protocol]
+    parts, _ = find_parts(data, ["mining"], Settings(protocols=("train_oracle",)))
+    assert [part.name for part in parts] == ["bucc train_oracle"]
+    assert all(".training." in path.name for path in parts[0].files)
+
+
+# --- Measuring ---
+
+
+@pytest.mark.parametrize(
+    ("name", "scores"),
+    [
+        ("tatoeba", ["tatoeba xx→en", "tatoeba en→xx", "tatoeba both directions", "tatoeba xsim"]),
+        ("stsb", ["stsb", "stsb cross-lingual"]),
+        ("bucc sample_oracle", ["bucc sample_oracle"]),
+        ("gold", ["gold"]),
+        ("mteb tatoeba", ["mteb tatoeba"]),
+    ],
+)
+def test_a_part_has_scores_of_one_form(data, subject, name, scores):
+    part = next(part for part in find_parts(data, list(SUITES), SETTINGS)[0] if part.name == name)
+    result = run_part(part, subject)
+    assert list(result["scores"]) == scores
+    for one in result["scores"].values():
+        assert one["protocol"] == part.protocol
+        assert one["kind"] in {"", "mteb", *COMPARISONS}
+        for row in (*one["languages"].values(), *one["groups"].values(), one["average"]):
+            assert -100 <= row["score"] <= 200
+        mean = np.mean([row["score"] for row in one["languages"].values()])
+        assert one["average"]["score"] == pytest.approx(mean)
+        assert one["average"]["n"] == len(one["languages"])
+    assert result["model_hash"] == subject.sha
+    assert result["data"]["files"] == [path.name for path in part.files]
+    assert len(result["data"]["sha256"]) == 64
+    assert result["settings"]["resamples"] == 50
+    assert result["seconds"] >= 0
+    json.dumps(result, allow_nan=False)
+
+
+def test_scores_are_the_evaluations_own(data, subject):
+    (part,) = (part for part in find_parts(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
+    scores = run_part(part, subject)["scores"]
+    sets = suites.load_parallel_folder(data / "tatoeba")
+    expected = evaluate_retrieval(subject.model, sets, resamples=50)
+    for label, direction in (
+        ("xx→en", "source_to_target"),
+        ("en→xx", "target_to_source"),
+        ("both directions", "mean"),
+    ):
+        for language in sets:
+            row = scores[f"tatoeba {label}"]["languages"][language]
+            assert row["score"] == expected["languages"][language][direction]["accuracy"]
+            assert row["interval"] == expected["languages"][language][direction]["interval"]
+
+
+def test_word_alignment_is_the_evaluators(data, subject):
+    (part,) = find_parts(data, ["word-alignment"], SETTINGS)[0]
+    one = run_part(part, subject)["scores"]["gold"]
+    pairs = suites.load_wpt(*part.files)
+    evaluator = suites.EmbeddingAligner(subject.model)
+    links = [alignment.links for alignment in evaluator.align([pair.pair for pair in pairs])]
+    aer = suites.alignment_scores(links, [pair.sure for pair in pairs], [pair.possible for pair in pairs]).aer
+    assert one["average"]["score"] == pytest.approx(100 * aer)
+    assert one["lower_is_better"]
+    low, high = one["average"]["interval"]
+    assert low < 100 * aer < high
+    counts = np.sum(one["detail"]["languages"]["gold"]["counts"], axis=0)
+    assert aer == pytest.approx(1 - (counts[2] + counts[3]) / (counts[0] + counts[1]))
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_margin_misses_are_the_xsim_error(n):
+    rng = np.random.default_rng(n)
+    source, noise = rng.normal(size=(2, n, 6)).astype(np.float32)
+    target = source + 0.9 * noise
+    for one, other, hits in ((source, target, 0), (target, source, 1)):
+        found = retrieval_hits(source, target, margin_k=4)[hits]
+        assert 100 - 100 * found.mean() == pytest.approx(xsim(one, other, k=4))
+    if n == 40:
+        assert not np.array_equal(retrieval_hits(source, target)[0], retrieval_hits(source, target, margin_k=4)[0])
+
+
+def test_identical_sides_are_all_found_by_margin_too():
+    rows = np.random.default_rng(0).normal(size=(9, 5))
+    for margin_k in (None, 4):
+        assert np.array(retrieval_hits(rows, rows, margin_k=margin_k)).all()
+
+
+def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
+    seen = []
+    encode = tiny_encoder.encode
+    monkeypatch.setattr(
+        tiny_encoder, "encode", lambda texts, **options: seen.extend(texts) or encode(texts, **options)
+    )
+    remembered = Remembered(tiny_encoder)
+    texts = [row["source"] for row in bitext[:4]]
+    first = remembered(texts[:3])
+    again = remembered([texts[3], texts[0], texts[0]])
+    assert seen == texts
+    assert np.array_equal(again[1], first[0])
+    assert np.array_equal(again[1], again[2])
+    np.testing.assert_allclose(again, encode([texts[3], texts[0], texts[0]]), atol=1e-6)
+    assert not np.allclose(remembered(texts[:1], prompt="query: "), first[:1])
+
+
+def test_the_fine_tuned_suites_have_the_settings_of_the_configurations():
+    for name, file in (("xnli", "xnli"), ("pawsx", "pawsx"), ("xquad", "xquad"), ("ud", "pos")):
+        assert SMALL_SCALE[name] == yaml.safe_load((CONFIGS / f"small-{file}.yaml").read_text()), name
+
+
+def test_fine_tuned_parts_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+    tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24, "use_cpu": True}
+    settings = Settings(resamples=50, finetuning=tiny)
+    subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
+    (part,) = find_parts(data, ["paraphrase"], settings)[0]
+    result = run_part(part, subject)
+    (scores,) = result["scores"].values()
+    assert list(scores["languages"]) == ["en", "de"]
+    assert scores["languages"]["de"]["n"] == 12
+    assert scores["groups"]["without English"]["score"] == scores["languages"]["de"]["score"]
+    assert scores["detail"]["training"]["max_steps"] == 2
+    assert [path.name for path in subject.folder.iterdir()] == [kept(part, subject).name]
+    compared = compare(result["scores"], result["scores"], settings)["pawsx accuracy"]
+    assert {row["verdict"] for row in compared["languages"].values()} == {"tie"}
+
+
+def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tmp_path, bitext):
+    for name, side, split in (("en_ewt", "target", "dev"), ("en_ewt", "target", "test"), ("de_pud", "source", "test")):
+        lines = []
+        for row in bitext:
+            for at, word in enumerate(row[side].split(), 1):
+                lines.append("\t".join([str(at), word, word, UPOS[at % 5], "_", "_", "0", "root", "_", "_"]))
+            lines.append("")
+        write_lines(data / "ud" / f"{name}-ud-{split}.conllu.gz", lines)
+    settings = Settings(languages=("de",), finetuning={"max_steps": 1, "num_train_epochs": 1, "use_cpu": True})
+    (part,) = find_parts(data, ["pos"], settings)[0]
+    assert len(part.files) == 3
+    subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
+    scores = run_part(part, subject)["scores"]
+    assert list(scores) == ["ud f1", "ud accuracy"]
+    assert list(scores["ud f1"]["languages"]) == ["de"]
+    assert scores["ud f1"]["kind"] == "finetuned"
+    assert scores["ud accuracy"]["kind"] == ""
+
+
+# --- Keeping ---
+
+
+@pytest.fixture
+def counted(tmp_path):
+    calls = []
+    file = tmp_path / "file"
+    file.write_text("data")
+
+    def measure(subject):
+        calls.append(subject.name)
+        row = {"n": 1, "score": 50.0}
+        return {"x": {"kind": "", "measure": "m", "lower_is_better": False, "languages": {"a": row}, "groups": {}}}
+
+    return calls, Part("x", "retrieval", "p", (file,), 1, measure)
+
+
+def test_a_part_is_measured_once(counted, subject):
+    calls, part = counted
+    assert not kept(part, subject).exists()
+    first = run_part(part, subject)
+    assert kept(part, subject).parent.name == subject.sha[:12]
+    assert run_part(part, subject) == first
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"languages": ("sw",)}, {"resamples": 51}, {"prompt": None}, {"text_equality": True}, {"seed": 1}],
+)
+def test_other_settings_are_measured_anew(counted, subject, change):
+    calls, part = counted
+    run_part(part, subject)
+    run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
+    assert len(calls) == 2
+
+
+def test_settings_of_other_suites_do_not_matter(counted, subject):
+    calls, part = counted
+    run_part(part, subject)
+    for change in ({"finetuning": {"max_steps": 1}}, {"tasks": ("a",)}, {"protocols": ("b",)}):
+        run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
+    assert len(calls) == 1
+
+
+def test_other_data_and_other_models_are_measured_anew(counted, subject):
+    calls, part = counted
+    run_part(part, subject)
+    part.files[0].write_text("other")
+    run_part(part, subject)
+    run_part(part, suites.replace(subject, folder=subject.folder.with_name("another")))
+    assert len(calls) == 3
+
+
+def test_what_is_not_measured_is_not_kept(counted, subject):
+    _, part = counted
+
+    def nothing(subject):
+        raise NoData("the Hub does not answer")
+
+    broken = suites.replace(part, measure=nothing)
+    with pytest.raises(NoData, match="does not answer"):
+        run_part(broken, subject)
+    assert not kept(broken, subject).exists()
+
+
+def test_sts22_without_the_hub(data, subject, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    part = next(part for part in find_parts(data, ["sts"], SETTINGS)[0] if part.name == "sts22")
+    with pytest.raises(NoData, match="sts22"):
+        run_part(part, subject)
+
+
+def test_speed_is_measured(tiny_encoder):
+    assert 0 < speed(tiny_encoder) < 1
+
+
+# --- Before and after ---
+
+
+def finetuned(right):
+    items = {"en": [1] * right + [0] * (40 - right), "sw": [0, 1] * 20}
+    languages = {
+        language: {"n": 40, "items": scores, "metrics": {"accuracy": 100 * sum(scores) / 40}}
+        for language, scores in items.items()
+    }
+    return {"languages": languages, "data": {"test": {language: {"sha256": "x"} for language in items}}}
+
+
+def test_fine_tuned_models_are_compared_by_items():
+    compared = compare_finetuned(finetuned(10), finetuned(35), resamples=500)
+    assert {language: row["verdict"] for language, row in compared["languages"].items()} == {
+        "en": "better",
+        "sw": "tie",
+    }
+    assert compared["languages"]["en"]["difference"] == pytest.approx(62.5)
+    assert compared["languages"]["en"]["before"] == 25
+    assert compared["pooled"]["verdict"] == "better"
+    assert compare_finetuned(finetuned(35), finetuned(10), resamples=500)["pooled"]["verdict"] == "worse"
+    other = finetuned(10)
+    other["data"]["test"]["sw"]["sha256"] = "y"
+    with pytest.raises(ValueError, match="'sw' are over different items"):
+        compare_finetuned(other, finetuned(10))
+
+
+def aligned(right):
+    counts = [[2, 2, 2, 2]] * right + [[2, 2, 0, 0]] * (40 - right)
+    return {"languages": {"gold": {"aer": 100 - 2.5 * right, "n": 40, "sha256": "x", "counts": counts}}}
+
+
+def test_a_lower_error_rate_is_better():
+    better = compare_word_alignment(aligned(10), aligned(30), resamples=500)
+    assert better["pooled"]["difference"] == -50
+    assert better["pooled"]["interval"][1] < 0
+    assert better["languages"]["gold"]["verdict"] == better["pooled"]["verdict"] == "better"
+    assert compare_word_alignment(aligned(30), aligned(10), resamples=500)["pooled"]["verdict"] == "worse"
+
+
+def test_an_xsim_error_that_falls_is_better(tiny_encoder):
+    sets = {"sw": ParallelSet("sw", tuple(f"s{i}" for i in range(60)), tuple(f"t{i}" for i in range(60)))}
+    table = np.random.default_rng(0).normal(size=(60, 30))
+
+    def score(found):
+        def encode(texts, **options):
+            rows = [int(text[1:]) for text in texts]
+            moved = [text[0] == "s" and row >= found for text, row in zip(texts, rows, strict=True)]
+            return np.array([table[(row + shift) % 60] for row, shift in zip(rows, moved, strict=True)])
+
+        result = evaluate_retrieval(tiny_encoder, sets, resamples=50, margin_k=4, encode=encode)
+        return suites._of_retrieval(result, "mean", errors=True)
+
+    weak, strong = score(10), score(60)
+    assert strong["average"]["score"] == 0
+    assert weak["average"]["score"] > 50
+    assert weak["languages"]["sw"]["interval"][0] <= weak["average"]["score"] <= weak["languages"]["sw"]["interval"][1]
+    compared = compare({"x": weak}, {"x": strong}, Settings(resamples=500))["x"]
+    assert compared["pooled"]["verdict"] == "better"
+    assert compared["pooled"]["difference"] == pytest.approx(-weak["average"]["score"])
+    assert compared["pooled"]["interval"][1] < 0
+    assert compared["languages"]["sw"]["before"] == pytest.approx(weak["average"]["score"])
+
+
+def test_results_that_were_read_from_files_can_be_compared(data, subject):
+    parts = find_parts(data, ["retrieval", "sts", "mining", "word-alignment", "mteb"], SETTINGS)[0]
+    scores = {}
+    for part in parts:
+        if part.files:
+            scores |= run_part(part, subject)["scores"]
+    compared = compare(scores, json.loads(json.dumps(scores)), SETTINGS)
+    assert {name for name, one in scores.items() if one["kind"] in COMPARISONS} == set(compared)
+    assert {one["kind"] for one in scores.values()} == {"", "mteb", *COMPARISONS} - {"finetuned"}
+    for one in compared.values():
+        assert {row["verdict"] for row in one["languages"].values()} == {"tie"}
+        assert one["pooled"]["verdict"] == "tie"
+        assert {"before", "after", "difference", "interval", "p_value"} <= one["pooled"].keys()
+
+
+def test_other_margins_are_not_compared(tiny_encoder):
+    sets = {"sw": ParallelSet("sw", ("a", "b"), ("c", "d"))}
+    one, other = (evaluate_retrieval(tiny_encoder, sets, resamples=2, margin_k=k) for k in (None, 4))
+    with pytest.raises(ValueError, match="different margins"):
+        suites.compare_retrieval(one, other)
