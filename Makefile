@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check style bench clean
+.PHONY: help install demo test test-all check style bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -42,8 +42,14 @@ style: $(VENV)/.dev  ## Mend lint and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: install  ## Measure a training step packed against padded; writes scripts/benchmarks/results
-	$(BIN)/python scripts/benchmarks/packing.py
+bench: install  ## Measure the ratios of README's table on a CPU, row by row; it goes on where it was stopped
+	$(BIN)/python scripts/benchmarks/run.py
+
+bench-quick: install  ## The same with fewer rounds and rows
+	$(BIN)/python scripts/benchmarks/run.py --quick
+
+bench-gpu: install  ## The same on a CUDA device
+	$(BIN)/python scripts/benchmarks/run.py --device cuda
 
 clean:  ## Remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

@@ -3,7 +3,8 @@
     python scripts/update_readme.py --demo runs/demo/report.json --swahili out/swahili/report.json
 
 keeps what the tables need of each report under ``scripts/results`` and rewrites the tables; without options it rewrites
-them from what is kept. Those of docs/word_alignment.md come from what scripts/word_alignment.py keeps there.
+them from what is kept. Those of docs/word_alignment.md come from what scripts/word_alignment.py keeps there, those of speed
+and memory, there and in docs/scaling.md, from what scripts/benchmarks/run.py keeps.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from transformers import HfArgumentParser
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
+BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
 
 
 @dataclass
@@ -157,6 +159,13 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
     return tables
 
 
+def benchmark_tables(folder: Path) -> dict[str, str]:
+    """The tables of speed and memory by their markers."""
+    files = {"bench": "cpu/table.md", "flops": "cpu/flops.md", "costs": "costs.md", "bench-gpu": "NVIDIA*/table.md"}
+    found = {name: sorted(folder.glob(pattern)) for name, pattern in files.items()}
+    return {name: paths[0].read_text(encoding="utf-8").rstrip() for name, paths in found.items() if paths}
+
+
 def fill(path: Path, tables: dict[str, str]) -> None:
     """Rewrite what stands between a file's markers."""
     text = path.read_text(encoding="utf-8")
@@ -182,7 +191,9 @@ def main(argv: list[str]) -> None:
         kept.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     if kept.exists():
         tables["alignment"] = alignment_table(json.loads(kept.read_text(encoding="utf-8")))
+    tables |= benchmark_tables(BENCHMARKS)
     fill(ROOT / "README.md", tables)
+    fill(ROOT / "docs" / "scaling.md", tables)
     aligned = RESULTS / "word_alignment.json"
     if aligned.exists():
         content = json.loads(aligned.read_text(encoding="utf-8"))

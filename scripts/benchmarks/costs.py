@@ -1,0 +1,161 @@
+"""The cost model: what a training step takes in operations, memory and time, before anything is run.
+
+    python scripts/benchmarks/costs.py
+
+writes ``results/costs.md``: the model for mBERT, XLM-R base and XLM-R large, beside what the benchmark measured.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+
+#: Layers of DAP's head.
+HEAD_LAYERS = 2
+#: Bytes that a layer keeps for the backward pass, for each token and unit of width, in bf16; twice that in float32.
+ACTIVATION_BYTES = 34
+#: An H200: measured rate of bf16 matrix products, memory traffic, and the share of the rate that a step should reach.
+H200_FLOPS, H200_BYTES, UTILISATION = 790e12, 4.3e12, 0.4
+#: Mean pieces of a Tatoeba pair, source and target.
+TATOEBA = (11.4, 10.8)
+FULL = (32.0, 32.0)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What of an encoder the costs depend on.
+
+    Attributes:
+        layers: Layers.
+        hidden: Width; the inner one is four times as wide.
+        vocabulary: Pieces.
+    """
+
+    layers: int
+    hidden: int
+    vocabulary: int
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a layer, biases and norms included."""
+        return 12 * self.hidden**2 + 13 * self.hidden
+
+    @property
+    def parameters(self) -> int:
+        """Parameters with the table of word embeddings, and 514 positions."""
+        return self.layers * self.layer_parameters + (self.vocabulary + 514) * self.hidden
+
+
+ENCODERS = {
+    "mBERT": Encoder(12, 768, 119_547),
+    "XLM-R base": Encoder(12, 768, 250_002),
+    "XLM-R large": Encoder(24, 1024, 250_002),
+}
+
+
+def step_flops(encoder: Encoder, recipe: str, source: float, target: float, length: float = 32) -> float:
+    """Forward operations on real tokens; a training step takes three times as many.
+
+    Args:
+        encoder: The encoder.
+        recipe: ``"tr"``, ``"tr-tlm"`` (20 % of the pieces predicted) or ``"dap"``.
+        source: Tokens of the sources.
+        target: Tokens of the targets.
+        length: Tokens of a sentence, for attention's part, which is quadratic.
+
+    Returns:
+        Operations, two for a multiplication with an addition.
+
+    >>> round(step_flops(ENCODERS["mBERT"], "tr", 32, 32) / 1e9, 1)
+    11.0
+    """
+    hidden, tokens = encoder.hidden, source + target
+    layer = 2 * encoder.layer_parameters
+    operations = encoder.layers * tokens * (layer + 4 * length * hidden)
+    projection = 2 * hidden * (encoder.vocabulary + hidden)
+    if recipe == "tr-tlm":
+        operations += encoder.layers * tokens * (layer + 8 * length * hidden) + 0.2 * tokens * projection
+    if recipe == "dap":
+        operations += HEAD_LAYERS * tokens * (layer + 8 * length * hidden) + target * projection
+    return operations
+
+
+def persistent_bytes(encoder: Encoder, recipe: str) -> int:
+    """Weights, gradients and AdamW's two moments in float32, the head's included."""
+    head = HEAD_LAYERS * encoder.layer_parameters if recipe == "dap" else 0
+    return 16 * (encoder.parameters + head)
+
+
+def activation_bytes(encoder: Encoder, recipe: str, tokens: float, *, itemsize: int = 2) -> float:
+    """What the layers keep for the backward pass, in bf16 or float32."""
+    layers = encoder.layers + (HEAD_LAYERS if recipe == "dap" else 0)
+    return layers * tokens * encoder.hidden * ACTIVATION_BYTES * itemsize / 2
+
+
+def step_seconds(encoder: Encoder, recipe: str, pairs: int, lengths: tuple[float, float]) -> float:
+    """Seconds of a training step on an H200 at 40 % of its rate, with the optimiser's traffic through memory."""
+    source, target = (pairs * length for length in lengths)
+    operations = 3 * step_flops(encoder, recipe, source, target, sum(lengths) / 2)
+    return operations / (H200_FLOPS * UTILISATION) + 44 / 16 * persistent_bytes(encoder, recipe) / H200_BYTES
+
+
+def model_table(pairs: int = 1024) -> str:
+    """The model as Markdown: a step of some pairs, padding-free, on Tatoeba's lengths and at full length."""
+    lines = [
+        f"A step of {pairs:,} pairs, padding-free, at Tatoeba's lengths / all 32 tokens. Weights: with gradients and AdamW's "
+        "moments, float32. Activations: bf16. Time: an H200 at 40 % of its measured 790 TFLOP/s.",
+        "",
+        "| encoder | recipe | weights, GB | activations, GB | TFLOP | ms |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for name, encoder in ENCODERS.items():
+        for recipe in ("tr", "tr-tlm", "dap"):
+            cells = []
+            for lengths in (TATOEBA, FULL):
+                source, target = (pairs * length for length in lengths)
+                tokens = (2 if recipe == "tr-tlm" else 1) * (source + target)
+                cells.append(
+                    (
+                        f"{activation_bytes(encoder, recipe, tokens) / 1e9:.1f}",
+                        f"{3 * step_flops(encoder, recipe, source, target, sum(lengths) / 2) / 1e12:.0f}",
+                        f"{1000 * step_seconds(encoder, recipe, pairs, lengths):.0f}",
+                    )
+                )
+            both = " | ".join(f"{short} / {long}" for short, long in zip(*cells, strict=True))
+            lines.append(f"| {name} | `{recipe}` | {persistent_bytes(encoder, recipe) / 1e9:.1f} | {both} |")
+    return "\n".join(lines)
+
+
+def measured_table() -> str:
+    """Steps that the benchmark measured, and the rates that the model gives them."""
+    lines = ["| measured on | shape | step of 16 pairs | seconds | GFLOP/s on real tokens |", "|---|---|---|--:|--:|"]
+    shapes = {f"{e.layers} × {e.hidden}, V = {e.vocabulary:,}": e for e in ENCODERS.values()}
+    for path in sorted(RESULTS.glob("*/dap-vs-tr.json")):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        facts = content["facts"]
+        seen = set()
+        for figure in content["figures"]:
+            encoder = shapes.get(figure["of"])
+            for recipe, rounds in figure["seconds"].items():
+                if encoder is None or recipe not in ("tr", "dap") or (figure["of"], recipe) in seen:
+                    continue
+                seen.add((figure["of"], recipe))
+                seconds = min(rounds)
+                operations = 3 * step_flops(encoder, recipe, *(16 * length for length in TATOEBA), sum(TATOEBA) / 2)
+                where = f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+                rate = operations / seconds / 1e9
+                lines.append(f"| {where} | {figure['of']} | `{recipe}` | {seconds:.1f} | {rate:,.0f} |")
+    return "\n".join(lines) if len(lines) > 2 else "Nothing has been measured yet: `make bench`."
+
+
+def main() -> None:
+    """Write the tables."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "costs.md").write_text(f"{model_table()}\n\n{measured_table()}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

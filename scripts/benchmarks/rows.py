@@ -1,0 +1,629 @@
+"""The rows of the benchmark: each measures one statement and gives its figures."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import vocabulary
+from costs import ENCODERS, step_flops
+from measuring import Clock, Figure, held_activations, interleaved, peak_memory, ratio
+from official import OfficialStep
+from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from settings import (
+    SHAPES,
+    Pair,
+    RealTexts,
+    Shape,
+    Words,
+    batch_of,
+    dataset_of,
+    random_encoder,
+    recipe,
+    starter,
+    subset_ids,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import TrainerCallback
+
+import metaphrase.objectives.vocabulary as vocabulary_module
+from metaphrase import AlignmentLoss, AlignmentTrainer, AlignmentTrainingArguments, Recipe, load_corpus, packed
+from metaphrase.bulk import encode
+from metaphrase.cli.demo import DATA
+from metaphrase.encoders import english_piece_ids
+from metaphrase.functional import accumulated_in_place, vocabulary_cross_entropy
+from metaphrase.views import UNSCORED
+
+#: Rows of DAP's English subset vocabulary (its Table 6 fits 37,000).
+ENGLISH = 37_000
+TR = recipe("tr")
+DAP = recipe("dap")
+
+
+@dataclass
+class Context:
+    """What rows measure with.
+
+    Attributes:
+        device: ``"cpu"`` or ``"cuda"``.
+        rounds: Rounds of each measurement.
+        shapes: Names of the shapes whose steps are measured; targets are the first one's, where that is ``"base"``.
+        texts: Folder of test sets whose pairs the starter reads; None takes bundled ones.
+        tiny: Everything at a size that takes seconds.
+    """
+
+    device: str
+    rounds: int
+    shapes: Sequence[str]
+    texts: str | None = None
+    tiny: bool = False
+
+    @property
+    def clock(self) -> Clock:
+        """What measures time here."""
+        return Clock(self.device)
+
+    def batch(self, cpu: int, cuda: int) -> int:
+        """The size of a batch for the device."""
+        return 6 if self.tiny else cuda if self.device == "cuda" else cpu
+
+    def target(self, shape: str, sense: str, bound: float) -> tuple[str, float] | None:
+        """A target that holds for XLM-R base."""
+        return (sense, bound) if shape in ("base", "mbert") else None
+
+    def encoders(self) -> Iterator[tuple[str, Shape, SentenceTransformer, Words]]:
+        """The random encoders, one after the other, and pairs for each."""
+        for name in self.shapes:
+            yield name, SHAPES[name], random_encoder(SHAPES[name], self.device), Words(SHAPES[name].vocabulary)
+
+    def starter(self) -> tuple[SentenceTransformer, Words | RealTexts]:
+        """The starter with real texts."""
+        if self.tiny:
+            return random_encoder(SHAPES["tiny"], self.device), Words(SHAPES["tiny"].vocabulary)
+        return starter(self.device, self.texts)
+
+    def autocast(self) -> Any:
+        """On a GPU bf16, as a training would run there."""
+        return torch.autocast("cuda", torch.bfloat16) if self.device == "cuda" else nullcontext()
+
+
+def loss_of(model: SentenceTransformer, of: Recipe, subset: int | None = None) -> AlignmentLoss:
+    """A recipe's loss over an encoder, on its device and in training mode."""
+    english_ids = subset_ids(model[0].auto_model.config.vocab_size, subset) if subset else None
+    return AlignmentLoss(model, of, english_ids=english_ids).to(model.device).train()
+
+
+def step(context: Context, loss: AlignmentLoss, batch: Any, *, packing: bool = True) -> Callable[[], float]:
+    """Measures a forward and backward pass of ours; gradients start from nothing, as a trainer's do."""
+
+    def work() -> None:
+        with packed(loss.model, enabled=packing), accumulated_in_place():
+            with context.autocast():
+                total = sum(loss(batch).values())
+            total.backward()
+
+    def measure() -> float:
+        seconds = context.clock.of(work)
+        loss.zero_grad()
+        return seconds
+
+    return measure
+
+
+def official_step(context: Context, official: OfficialStep, batch: Any) -> Callable[[], float]:
+    """Measures a forward and backward pass of the released code's way on the same batch."""
+    ids = [batch[side]["input_ids"] for side in ("source", "target")]
+    official.to(context.device).train()
+
+    def work() -> None:
+        with context.autocast():
+            loss = official(*ids)
+        loss.backward()
+
+    def measure() -> float:
+        seconds = context.clock.of(work)
+        official.zero_grad()
+        return seconds
+
+    return measure
+
+
+LENGTHS = {"Tatoeba-like lengths": False, "full-length batches": True}
+
+
+def dap_vs_official(context: Context) -> list[Figure]:
+    """A DAP step against the released code's way of making it: 2S positions projected, pads kept, untied table."""
+    figures = []
+    targets = {"Tatoeba-like lengths": 0.40, "full-length batches": 0.75}
+    for name, shape, model, words in context.encoders():
+        loss, official = loss_of(model, DAP), OfficialStep(model[0].auto_model, "dap")
+        for which, full in LENGTHS.items():
+            batch = batch_of(loss, words.pairs(context.batch(16, 256), full=full), context.device)
+            seconds = interleaved(
+                {"ours": step(context, loss, batch), "official": official_step(context, official, batch)},
+                context.rounds,
+            )
+            target = context.target(name, "<=", targets[which])
+            figures.append(
+                ratio(f"DAP step / official-style, {which}", seconds, "ours", "official", target, str(shape))
+            )
+    return figures
+
+
+def dap_vs_tr(context: Context) -> list[Figure]:
+    """A DAP step against a TR step, both ours, on the same batch."""
+    figures = []
+    english = recipe("dap", rtl={"vocabulary": "english"})
+    for name in [*context.shapes, *(["mbert"] if "base" in context.shapes else [])]:
+        shape = SHAPES[name]
+        model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
+        losses = {"tr": loss_of(model, TR), "dap": loss_of(model, DAP)}
+        if name != "mbert":
+            losses["dap, English subset"] = loss_of(model, english, subset=ENGLISH)
+        batch = batch_of(losses["dap"], words.pairs(context.batch(16, 1024)), context.device)
+        seconds = interleaved({key: step(context, loss, batch) for key, loss in losses.items()}, context.rounds)
+        bound = 1.9 if name == "mbert" else 2.5
+        figures.append(
+            ratio("DAP step / TR step", seconds, "dap", "tr", context.target(name, "<=", bound), str(shape))
+        )
+        if name != "mbert":
+            target = context.target(name, "<=", 1.5)
+            what = f"DAP step / TR step, subset of {min(ENGLISH, shape.vocabulary):,} pieces"
+            figures.append(ratio(what, seconds, "dap, English subset", "tr", target, str(shape)))
+    return figures
+
+
+# ---------------------------------------------------------------------------------------------------------- whole steps
+
+
+class _Marks(TrainerCallback):
+    """A moment at the end of every step, and the optimiser's share of each."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.ends: list[Any] = []
+        self.optimizer: list[tuple[Any, Any]] = []
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.before = self.clock.mark()
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.optimizer.append((self.before, self.clock.mark()))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.ends.append(self.clock.mark())
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step, the first one aside, which makes the optimiser's states."""
+        return self.clock.between(self.ends[0], self.ends[-1]) / (len(self.ends) - 1)
+
+
+def trainer(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int, steps: int, folder: str) -> Any:
+    """A trainer of ours, or sentence-transformers' own, with the same settings and batches."""
+    ours = isinstance(loss, AlignmentLoss)
+    make: Any = AlignmentTrainer if ours else SentenceTransformerTrainer
+    settings: Any = AlignmentTrainingArguments if ours else SentenceTransformerTrainingArguments
+    arguments = settings(
+        output_dir=folder,
+        per_device_train_batch_size=batch_size,
+        max_steps=steps,
+        learning_rate=5e-5,
+        report_to="none",
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        use_cpu=context.device == "cpu",
+        bf16=context.device == "cuda",
+        seed=1,
+    )
+    return make(model=loss.model, args=arguments, train_dataset=dataset_of(pairs), loss=loss)
+
+
+def whole_step(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int) -> Callable[[], float]:
+    """Measures a trainer's steps from end to end: reading, tokenising, forward, backward, clipping, optimiser."""
+
+    def measure() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            training = trainer(context, loss, pairs, batch_size, len(pairs) // batch_size, folder)
+            marks = _Marks(context.clock)
+            training.add_callback(marks)
+            training.train()
+        loss.model.zero_grad()
+        return marks.seconds
+
+    return measure
+
+
+def dap_vs_mnrl(context: Context) -> list[Figure]:
+    """Our trainer with DAP against SentenceTransformerTrainer with in-batch ranking alone, whole steps."""
+    figures = []
+    for name, shape, model, words in context.encoders():
+        size = context.batch(16, 256)
+        pairs = words.pairs(2 * size)
+        losses = {"ours, DAP": loss_of(model, DAP), "theirs, TR": MultipleNegativesRankingLoss(model)}
+        seconds = interleaved(
+            {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
+        )
+        target = context.target(name, "<=", 1.1 if context.device == "cuda" else 1.35)
+        what = f"DAP step of our trainer / TR step of SentenceTransformerTrainer, batch {size}"
+        figures.append(ratio(what, seconds, "ours, DAP", "theirs, TR", target, str(shape)))
+    return figures
+
+
+def tr_vs_mnrl(context: Context) -> list[Figure]:
+    """Samples per second of our trainer and of SentenceTransformerTrainer: the starter, the same pairs."""
+    model, texts = context.starter()
+    losses = {"ours": loss_of(model, TR), "theirs": MultipleNegativesRankingLoss(model)}
+    figures = []
+    for cpu, cuda, full, steps, bound in (
+        (64, 256, False, 3, 1.3),
+        (256, 1024, False, 2, 1.8),
+        (64, 256, True, 2, 0.95),
+    ):
+        size = context.batch(cpu, cuda)
+        pairs = texts.pairs(steps * size, full=full, seed=cpu)
+        seconds = interleaved(
+            {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
+        )
+        what = f"TR samples/s of our trainer / SentenceTransformerTrainer's, batch {size}{', full length' if full else ''}"
+        figures.append(ratio(what, seconds, "theirs", "ours", (">=", bound), "starter"))
+    return figures
+
+
+def trainer_overhead(context: Context) -> list[Figure]:
+    """What of our trainer's step is neither forward, backward nor optimiser."""
+    model, texts = context.starter()
+    size, steps = context.batch(64, 256), 4
+    clock = context.clock
+    loss = loss_of(model, TR)
+    spans: list[tuple[Any, Any]] = []
+
+    def timed(work: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = clock.mark()
+            result = work(*args, **kwargs)
+            spans.append((start, clock.mark()))
+            return result
+
+        return call
+
+    seconds, shares = [], []
+    for _ in range(context.rounds):
+        spans.clear()
+        with tempfile.TemporaryDirectory() as folder:
+            training = trainer(context, loss, texts.pairs(steps * size), size, steps, folder)
+            marks = _Marks(clock)
+            training.add_callback(marks)
+            training.accelerator.backward = timed(training.accelerator.backward)
+            with patch.object(loss, "forward", timed(loss.forward)):
+                training.train()
+        inside = [*spans[2:], *marks.optimizer[1:]]  # forward and backward of each step, but for the first
+        seconds.append(marks.seconds)
+        shares.append(100 * (1 - sum(clock.between(*span) for span in inside) / (steps - 1) / marks.seconds))
+    what = f"trainer's own share of a step, batch {size}"
+    return [Figure(what, min(shares), ("<=", 5.0), "%", {"whole step": seconds}, "starter")]
+
+
+def demo_step(context: Context) -> list[Figure]:
+    """A step of the demo, packed against padded, on the same batch."""
+    model, texts = context.starter()
+    size = context.batch(64, 64)
+    pairs = texts.pairs(size) if context.tiny else _demo_pairs(size)
+    english_ids = english_piece_ids([pair["target"] for pair in pairs], model.tokenizer)
+    figures = []
+    for name in ("tr", "dap"):
+        arguments: Mapping[str, Any] = {"rtl": {"vocabulary": "english"}} if name == "dap" else {}
+        loss = AlignmentLoss(model, recipe(name, **arguments), english_ids=english_ids).to(model.device).train()
+        batch = batch_of(loss, pairs, context.device)
+        seconds = interleaved(
+            {kind: step(context, loss, batch, packing=kind == "packed") for kind in ("packed", "padded")},
+            context.rounds,
+        )
+        target = (">=", 1.3) if name == "dap" else None
+        what = f"{name.upper()} step of the demo, padded / packed, batch {size}"
+        figures.append(ratio(what, seconds, "padded", "packed", target, "starter"))
+    return figures
+
+
+def _demo_pairs(n: int) -> list[Pair]:
+    rows = load_corpus(DATA / "demo").dataset.shuffle(seed=0).select(range(n))
+    return [{"source": row["source"], "target": row["target"]} for row in rows]
+
+
+# ------------------------------------------------------------------------------------------------------ vocabulary loss
+
+
+def vocabulary_memory(context: Context) -> list[Figure]:
+    """Peak memory and time of the vocabulary loss, against plain linear and cross-entropy; each peak in a process."""
+    figures = []
+    n = 64 if context.tiny else 1024
+    for name in context.shapes:
+        shape = SHAPES[name]
+        peaks = {}
+        for kind in ("ours", "plain"):
+            peaks[kind] = vocabulary.peak_in_a_process(kind, n, shape.vocabulary, shape.hidden, context.device) / 1e6
+            figures.append(
+                Figure(f"peak of the vocabulary loss, N = {n}, {kind}", peaks[kind], None, "MB", {}, str(shape))
+            )
+        what = f"peak of the vocabulary loss / plain, N = {n}"
+        target = context.target(name, "<=", 0.1)
+        figures.append(Figure(what, peaks["ours"] / max(peaks["plain"], 1e-9), target, of=str(shape)))
+        case = vocabulary.case(n, shape.vocabulary, shape.hidden, context.device)
+        seconds = interleaved(
+            {
+                kind: lambda kind=kind, case=case: context.clock.of(lambda: vocabulary.step(kind, *case))
+                for kind in ("ours", "plain")
+            },
+            context.rounds,
+        )
+        target = context.target(name, "<=", 1.25)
+        figures.append(
+            ratio(f"time of the vocabulary loss / plain, N = {n}", seconds, "ours", "plain", target, str(shape))
+        )
+    return figures
+
+
+def denormals(context: Context) -> list[Figure]:
+    """Backward of the vocabulary loss where logits are peaked, and where they are flat."""
+    figures = []
+    n = 64 if context.tiny else 256
+    for name in context.shapes:
+        shape = SHAPES[name]
+
+        def backward(scale: float, shape: Shape = shape) -> float:
+            hidden, table, labels = vocabulary.case(n, shape.vocabulary, shape.hidden, context.device, scale)
+            with accumulated_in_place():
+                loss = vocabulary_cross_entropy(hidden, table, labels)
+                return context.clock.of(loss.backward)
+
+        seconds = interleaved({"peaked": lambda: backward(60.0), "flat": lambda: backward(1.0)}, context.rounds)
+        target = context.target(name, "<=", 1.5)
+        what = f"backward of the vocabulary loss, peaked / flat logits, N = {n}"
+        figures.append(ratio(what, seconds, "peaked", "flat", target, str(shape)))
+    return figures
+
+
+def projected_rows(context: Context) -> list[Figure]:
+    """Positions that are projected on the vocabulary, against those that are scored."""
+    figures = []
+    for _, shape, model, words in list(context.encoders())[-1:]:
+        for name in ("dap", "tr-tlm"):
+            loss = loss_of(model, recipe(name))
+            batch = batch_of(loss, words.pairs(8), context.device)
+            counted = []
+
+            def counting(hidden: Any, *args: Any, counted: list[int] = counted, **kwargs: Any) -> Any:
+                counted.append(len(hidden))
+                return vocabulary_cross_entropy(hidden, *args, **kwargs)
+
+            with patch.object(vocabulary_module, "vocabulary_cross_entropy", counting), packed(model), torch.no_grad():
+                loss(batch)
+            if name == "dap":
+                scored = int(batch["target"]["attention_mask"][:, 1:].sum())
+            else:
+                scored = sum(int((view["labels"] != UNSCORED).sum()) for view in batch.values() if "labels" in view)
+            what = f"projected rows − scored targets ({scored}), {name}"
+            figures.append(Figure(what, sum(counted) - scored, ("==", 0), "rows", of=str(shape)))
+    return figures
+
+
+# --------------------------------------------------------------------------------------------------------- big batches
+
+
+def gradcache(context: Context) -> list[Figure]:
+    """A joint step in micro-batches of a quarter of its rows against the plain one: time, and activations at the peak."""
+    figures = []
+    for name, shape, model, words in context.encoders():
+        size = context.batch(16, 1024)
+        loss = loss_of(model, DAP)
+        pairs = words.pairs(size)
+        batch = batch_of(loss, pairs, context.device)
+        quarter = max(1, 2 * size // 4)
+
+        def measure(rows: int | None, loss: AlignmentLoss = loss, batch: Any = batch) -> float:
+            loss.micro_batch_size = rows
+            return step(context, loss, batch)()
+
+        variants = {"micro-batches": partial(measure, quarter), "plain": partial(measure, None)}
+        seconds = interleaved(variants, context.rounds)
+        target = context.target(name, "<=", 1.25)
+        what = f"joint step in micro-batches of {quarter} of {2 * size} rows / plain"
+        figures.append(ratio(what, seconds, "micro-batches", "plain", target, str(shape)))
+
+        def held(loss: AlignmentLoss, batch: Any, rows: int | None) -> int:
+            loss.micro_batch_size = rows
+            with held_activations(loss) as total, packed(loss.model), context.autocast():
+                sum(loss(batch).values())
+            return total[0]
+
+        tr = loss_of(model, TR)
+        longest = sorted(pairs, key=lambda pair: -len(pair["source"]))[: max(1, quarter // 2)]
+        one = held(tr, batch_of(tr, longest, context.device), None)  # what the backward pass makes again at a time
+        share = (held(loss, batch, quarter) + one) / held(loss, batch, None)
+        target = context.target(name, "<=", 0.5)
+        figures.append(Figure("activations in micro-batches / plain", share, target, of=str(shape)))
+    return figures
+
+
+def adamw(context: Context) -> list[Figure]:
+    """Fused AdamW against torch's default on the table of word embeddings."""
+    figures = []
+    for name in context.shapes[:1]:
+        shape = SHAPES[name]
+        table = torch.nn.Parameter(torch.zeros(shape.vocabulary, shape.hidden, device=context.device))
+        table.grad = torch.ones_like(table)
+        optimizers = {kind: torch.optim.AdamW([table], **{kind: True}) for kind in ("fused", "foreach")}
+        variants = {
+            kind: lambda optimizer=optimizer: context.clock.of(optimizer.step)
+            for kind, optimizer in optimizers.items()
+        }
+        seconds = interleaved(variants, context.rounds + 1)
+        seconds = {kind: rounds[1:] for kind, rounds in seconds.items()}  # the first makes the moments
+        target = context.target(name, "<=", 1 / 3)
+        figures.append(ratio("fused AdamW / foreach on the table", seconds, "fused", "foreach", target, str(shape)))
+    return figures
+
+
+# ------------------------------------------------------------------------------------------------------------- encoding
+
+
+def encode_vs_st(context: Context) -> list[Figure]:
+    """Bulk encoding against ``SentenceTransformer.encode``, on texts of mixed lengths."""
+    model, texts = context.starter()
+    pairs = texts.pairs(context.batch(300, 10_000))
+    sentences = [pair[side] for pair in pairs for side in ("source", "target")]
+
+    def theirs(size: int) -> Any:
+        return model.encode(sentences, batch_size=size, show_progress_bar=False)
+
+    seconds = interleaved(
+        {
+            "ours": lambda: context.clock.of(lambda: encode(model, sentences)),
+            "theirs, 32": lambda: context.clock.of(lambda: theirs(32)),
+            "theirs, 128": lambda: context.clock.of(lambda: theirs(128)),
+        },
+        context.rounds,
+    )
+    difference = float(np.abs(encode(model, sentences) - theirs(32)).max())
+    n = len(sentences)
+    return [
+        ratio(
+            f"encode / sentences-transformers' at batch 32, {n} texts",
+            seconds,
+            "theirs, 32",
+            "ours",
+            (">=", 1.2),
+            "starter",
+        ),
+        ratio(
+            f"encode / sentences-transformers' at batch 128, {n} texts",
+            seconds,
+            "theirs, 128",
+            "ours",
+            (">=", 1.8),
+            "starter",
+        ),
+        Figure("largest difference of an output", difference, ("<=", 1e-5), "", of="starter"),
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------- FLOPs
+
+
+@contextmanager
+def _floating_point_operations() -> Iterator[list[float]]:
+    total = [0.0]
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        yield total
+    total[0] = float(counter.get_total_flops())
+
+
+def flops(context: Context) -> list[Figure]:
+    """Forward operations of a pair, and time of its step, in the published way (DAP's Table 6) and in ours."""
+    name = "tiny" if context.tiny else "mbert"
+    shape = SHAPES[name]
+    model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
+    encoder, size = model[0].auto_model, context.batch(8, 512)
+    ours = {
+        "TR": loss_of(model, TR),
+        "TR + TLM": loss_of(model, recipe("tr-tlm")),
+        "DAP": loss_of(model, DAP),
+        "DAP, 37k": loss_of(model, recipe("dap", rtl={"vocabulary": "english"}), subset=ENGLISH),
+    }
+    published = {
+        "TR": OfficialStep(encoder, "tr"),
+        "TR + TLM": OfficialStep(encoder, "tr-tlm"),
+        "DAP": OfficialStep(encoder, "dap"),
+        "DAP, 37k": OfficialStep(encoder, "dap", rows=min(ENGLISH, shape.vocabulary)),
+    }
+    figures, variants = [], {}
+    for which, full in LENGTHS.items():
+        for key, loss in ours.items():
+            batch = batch_of(loss, words.pairs(size, full=full), context.device)
+            with packed(model), _floating_point_operations() as total:
+                sum(loss(batch).values())
+            figures.append(Figure(f"{key}, ours, {which}", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape)))
+            if full:
+                ids = [batch[side]["input_ids"] for side in ("source", "target")]
+                official = published[key].to(context.device)
+                with _floating_point_operations() as total:
+                    official(*ids)
+                figures.append(Figure(f"{key}, published", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape)))
+                variants[f"{key}, ours"] = step(context, loss, batch)
+                variants[f"{key}, published"] = official_step(context, official, batch)
+    seconds = interleaved(variants, context.rounds)
+    for key, rounds in seconds.items():
+        value = 1000 * min(rounds) / size
+        figures.append(Figure(f"{key}, step at full length", value, None, "ms/pair", {key: rounds}, str(shape)))
+    for way in ("published", "ours"):
+        for key in ("TR + TLM", "DAP", "DAP, 37k"):
+            what = f"{key} / TR, {way}, full length"
+            figures.append(ratio(what, seconds, f"{key}, {way}", f"TR, {way}", of=str(shape)))
+    return figures
+
+
+def gpu_step(context: Context) -> list[Figure]:
+    """On a GPU: a DAP step of 1,024 pairs in bf16, its peak memory, and the share of the card's rate on real tokens."""
+    if context.device != "cuda" and not context.tiny:
+        return []
+    figures = []
+    rate = _matmul_rate(context)
+    figures.append(Figure("matrix product", rate / 1e12, None, "TFLOP/s"))
+    name = "tiny" if context.tiny else "base"
+    shape, size = SHAPES[name], context.batch(16, 1024)
+    model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
+    loss = loss_of(model, DAP)
+    for (which, full), bound in zip(LENGTHS.items(), (90, 245), strict=True):
+        batch = batch_of(loss, words.pairs(size, full=full), context.device)
+        measure = step(context, loss, batch)
+        measure()
+        seconds = {"ours": [measure() for _ in range(context.rounds)]}
+        target = ("<=", float(bound)) if context.device == "cuda" else None
+        figures.append(
+            Figure(f"DAP step, {size} pairs, {which}", 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape))
+        )
+        real = [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]
+        operations = 3 * step_flops(ENCODERS["XLM-R base"], "dap", *real)
+        used = 100 * operations / min(seconds["ours"]) / rate
+        target = (">=", 40.0) if context.device == "cuda" else None
+        figures.append(Figure(f"utilisation on real tokens, {which}", used, target, "%", seconds, str(shape)))
+        peak = peak_memory(measure, context.device) / 1e9
+        figures.append(Figure(f"peak beyond weights, {which}", peak, None, "GB", of=str(shape)))
+    return figures
+
+
+def _matmul_rate(context: Context) -> float:
+    side = 8192 if context.device == "cuda" else 512
+    dtype = torch.bfloat16 if context.device == "cuda" else torch.float32
+    left, right = (torch.randn(side, side, device=context.device, dtype=dtype) for _ in range(2))
+    torch.mm(left, right)
+    return 2 * side**3 / min(context.clock.of(lambda: torch.mm(left, right)) for _ in range(10))
+
+
+#: Rows by name, in the order in which they are measured.
+ROWS: dict[str, Callable[[Context], list[Figure]]] = {
+    "projected-rows": projected_rows,
+    "demo-step": demo_step,
+    "encode-vs-st": encode_vs_st,
+    "trainer-overhead": trainer_overhead,
+    "tr-vs-mnrl": tr_vs_mnrl,
+    "denormals": denormals,
+    "adamw": adamw,
+    "gradcache": gradcache,
+    "vocabulary-memory": vocabulary_memory,
+    "dap-vs-tr": dap_vs_tr,
+    "dap-vs-mnrl": dap_vs_mnrl,
+    "dap-vs-official": dap_vs_official,
+    "flops": flops,
+    "gpu-step": gpu_step,
+}

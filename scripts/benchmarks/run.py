@@ -1,0 +1,191 @@
+"""Measure what the library claims about speed and memory, as ratios.
+
+    python scripts/benchmarks/run.py                       # every row on the CPU, some 40 minutes; `make bench`
+    python scripts/benchmarks/run.py --quick               # the starter's shape only; `make bench-quick`
+    python scripts/benchmarks/run.py --rows dap-vs-tr,encode-vs-st --again
+    python scripts/benchmarks/run.py --device cuda         # `make bench-gpu`
+
+Variants of a row are measured in one process, in turn, with a fixed number of threads; the minimum of the rounds counts:
+CPU seconds, or time between CUDA events. Every row is a JSON file under ``results/``, all together ``table.md`` there. A
+killed run goes on with the rows that are missing. A target is neither met nor missed where rounds differ, or others use
+the machine, by more than a fifth: such a row is measured again by the next run.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import torch
+from costs import main as write_costs
+from measuring import Figure, OthersShare, facts
+from rows import ROWS, Context
+from settings import SHAPES
+from transformers import HfArgumentParser
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass
+class Options:
+    """What is measured, and where the results go."""
+
+    rows: str = field(default="all", metadata={"help": f"Rows, with commas: {', '.join(ROWS)}."})
+    quick: bool = field(default=False, metadata={"help": "Measure the starter's shape only, without XLM-R base."})
+    device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
+    threads: int = field(default=1, metadata={"help": "Threads."})
+    rounds: int = field(default=3, metadata={"help": "Rounds of each measurement; the minimum counts."})
+    texts: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of test sets, such as Tatoeba's xx-en.tsv.gz, for the starter. Default: the demo's pairs."
+        },
+    )
+    again: bool = field(default=False, metadata={"help": "Measure rows again that were measured lately."})
+    max_age: float = field(default=24.0, metadata={"help": "Hours for which a measured row counts as done."})
+    results: str | None = field(default=None, metadata={"help": "Folder of the results."})
+    shape: str | None = field(default=None, metadata={"help": "One shape in place of all: " + ", ".join(SHAPES)})
+
+
+def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
+    """Measure a row."""
+    others, start = OthersShare(), time.perf_counter()
+    figures = ROWS[name](context)
+    share = others()
+    content = {
+        "row": name,
+        "statement": " ".join((ROWS[name].__doc__ or "").split()),
+        "facts": {**facts(options.device, options.threads), "texts": options.texts or "bundled"},
+        "others": round(share, 3),
+        "minutes": round((time.perf_counter() - start) / 60, 2),
+        "finished": time.time(),
+        "figures": [describe(figure, share) for figure in figures],
+    }
+    gc.collect()
+    return content
+
+
+def describe(figure: Figure, others: float) -> dict[str, Any]:
+    """A figure as plain data."""
+    return {
+        "what": figure.what,
+        "of": figure.of,
+        "value": figure.value,
+        "unit": figure.unit,
+        "target": figure.target,
+        "verdict": figure.verdict(others),
+        "spread": round(figure.spread, 3),
+        "seconds": figure.seconds,
+    }
+
+
+def is_done(path: Path, options: Options) -> bool:
+    """Whether a row was measured lately, here, and to a verdict."""
+    if options.again or not path.exists():
+        return False
+    content = json.loads(path.read_text(encoding="utf-8"))
+    here = facts(options.device, options.threads)
+    return (
+        time.time() - content["finished"] < 3600 * options.max_age
+        and all(content["facts"][key] == here[key] for key in ("device", "threads", "torch"))
+        and not any(figure["verdict"].startswith("skipped") for figure in content["figures"])
+    )
+
+
+def table(folder: Path) -> str:
+    """All rows of a folder, those of FLOPs aside, as Markdown."""
+    contents = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    contents = sorted((c for c in contents if c["row"] != "flops"), key=lambda c: list(ROWS).index(c["row"]))
+    lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
+    for figure in (figure for content in contents for figure in content["figures"]):
+        sense, bound = figure["target"] or ("", None)
+        target = "" if bound is None else f"{_SENSES[sense]} {bound:.4g}"
+        value = f"{figure['value']:.3g}" if abs(figure["value"]) < 1000 else f"{figure['value']:,.0f}"
+        verdict = "" if figure["verdict"] == "reported" else figure["verdict"]
+        lines.append(f"| {figure['what']} | {figure['of']} | {value} {figure['unit']} | {target} | {verdict} |")
+    return "\n".join([*sorted({_where(content["facts"]) for content in contents}), "", *lines]) + "\n"
+
+
+def flops_table(content: dict[str, Any]) -> str:
+    """The row of FLOPs as Markdown: recipes by ways of making their step."""
+    values = {figure["what"]: figure["value"] for figure in content["figures"]}
+    heads = ["published", "ours, full-length batches", "ours, Tatoeba-like lengths"]
+    lines = [
+        f"{_where(content['facts'])} {content['figures'][0]['of']}; forward GFLOP of a pair; in brackets the milliseconds of "
+        "its training step at full length.",
+        "",
+        f"| recipe | {' | '.join(heads)} |",
+        "|---|--:|--:|--:|",
+    ]
+    for recipe in ("TR", "TR + TLM", "DAP", "DAP, 37k"):
+        cells = [f"{values[f'{recipe}, {head}']:.1f}" for head in heads]
+        for at, way in enumerate(("published", "ours")):
+            cells[at] += f" ({values[f'{recipe}, {way}, step at full length']:,.0f})"
+        lines.append(f"| {recipe} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+_SENSES = {"<=": "≤", ">=": "≥", "==": "="}
+
+
+def _where(told: dict[str, Any]) -> str:
+    threads = f"{told['threads']} thread{'s' if told['threads'] > 1 else ''}"
+    return f"{told['date']}: {told['device']}, {threads} of {told['cpus']} CPUs, torch {told['torch']}."
+
+
+def main(argv: list[str]) -> int:
+    """Measure the rows that are asked for and not done, and write the table."""
+    options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
+    torch.set_flush_denormal(True)
+    torch.set_num_threads(options.threads)
+    logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
+    names = list(ROWS) if options.rows == "all" else options.rows.split(",")
+    if unknown := set(names) - ROWS.keys():
+        raise ValueError(f"There are no rows {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}.")
+    shapes = [options.shape] if options.shape else ["small"] if options.quick else ["base", "small"]
+    context = Context(options.device, options.rounds, shapes, options.texts, tiny=options.shape == "tiny")
+    kind = options.device if options.device == "cpu" else torch.cuda.get_device_name().replace(" ", "-")
+    folder = Path(options.results) if options.results else RESULTS / (f"{kind}-quick" if options.quick else kind)
+    folder.mkdir(parents=True, exist_ok=True)
+    failed = []
+    for name in names:
+        path = folder / f"{name}.json"
+        if is_done(path, options):
+            print(f"{name}: done before")
+            continue
+        torch.manual_seed(0)
+        try:
+            content = measure(name, context, options)
+        except (RuntimeError, MemoryError):  # one row too many for this machine leaves the others
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        if not content["figures"]:
+            continue
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(f"{name}: {content['minutes']:.1f} minutes, others used {content['others']:.0%} of the machine")
+        for figure in content["figures"]:
+            print(f"  {figure['what']} ({figure['of']}): {figure['value']:.4g} {figure['unit']}, {figure['verdict']}")
+    (folder / "table.md").write_text(table(folder), encoding="utf-8")
+    if (folder / "flops.json").exists():
+        content = json.loads((folder / "flops.json").read_text(encoding="utf-8"))
+        (folder / "flops.md").write_text(flops_table(content), encoding="utf-8")
+    if not options.results:
+        write_costs()
+    if failed:
+        print(f"Failed: {', '.join(failed)}")
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
