@@ -31,16 +31,14 @@ def run(argv: Sequence[str]) -> int:
         print(yaml.safe_dump(Recipe.load(options.show).to_dict(), sort_keys=False, allow_unicode=True), end="")
         return 0
     table = Table(title="Recipes", show_lines=True)
-    for column in ("recipe", "weight × objective", "granularity", "views", "paper"):
+    for column in ("recipe", "weight × objective", "granularity", "paper"):
         table.add_column(column, overflow="fold")
     for recipe in list_recipes():
         objectives = recipe.objectives().values()
-        views = dict.fromkeys(view.name for objective in objectives for view in objective.views())
         table.add_row(
             f"[bold]{recipe.name}[/bold]\n{recipe.description}",
             "\n".join(f"{t.weight:g} × {t.objective}" for t in recipe.terms),
             "\n".join(objective.granularity for objective in objectives),
-            ", ".join(views),
             recipe.paper or "",
         )
     Console().print(table)
