@@ -87,6 +87,17 @@ def test_the_decoder_has_the_shape_of_the_encoder_and_other_weights(translator, 
     assert hasattr(ours, "crossattention")
 
 
+def test_the_decoder_starts_as_transformers_do(translator):
+    hidden = translator.decoder.config.hidden_size
+    for name, module in translator.decoder.named_modules():
+        if isinstance(module, torch.nn.Embedding):
+            assert module.weight.std().item() == pytest.approx(hidden**-0.5, rel=0.5), name
+        elif isinstance(module, torch.nn.Linear) and module is not translator.decoder.get_output_embeddings():
+            bound = (6 / sum(module.weight.shape)) ** 0.5
+            assert 0.9 * bound < module.weight.abs().max().item() <= bound, name
+    assert translator.decoder.get_output_embeddings().weight is translator.decoder.get_input_embeddings().weight
+
+
 def test_the_decoder_sees_the_source_and_the_past_alone(translator, tokenizer, pieces):
     collate = TranslationCollator(tokenizer, pieces, 48)
     rows = [{"source": "der Hund schläft", "target": "the dog sleeps"}]

@@ -28,7 +28,7 @@ def results(bench, tmp_path_factory):
     """Every row, on an encoder of two narrow layers."""
     folder = tmp_path_factory.mktemp("results")
     threads = torch.get_num_threads()
-    code = bench.run.main(["--shape", "tiny", "--rounds", "1", "--results", str(folder), "--quick"])
+    code = bench.run.main(["--shape", "tiny", "--rounds", "1", "--results", str(folder)])
     torch.set_num_threads(threads)
     assert code == 0
     return folder
@@ -46,6 +46,17 @@ def test_every_row_gives_figures(bench, results):
         assert content["facts"].keys() >= {"date", "device", "cpus", "threads", "torch", "texts"}
         assert all(np.isfinite(figure["value"]) for figure in content["figures"])
         assert all(all(s > 0 for s in rounds) for f in content["figures"] for rounds in f["seconds"].values())
+
+
+def test_quick_rows_leave_out_what_takes_longest(bench, results, tmp_path):
+    rows = ("dap-vs-official", "tr-vs-mnrl", "demo-step", "flops")
+    settings = ["--shape", "tiny", "--rounds", "1", "--results", str(tmp_path), "--quick"]
+    assert bench.run.main(["--rows", ",".join(rows), *settings]) == 0
+    for row in rows:
+        quick, whole = figures(tmp_path, row), figures(results, row)
+        assert quick
+        assert quick.keys() < whole.keys()
+    assert "(" not in (tmp_path / "flops.md").read_text().partition("| recipe |")[2]
 
 
 def test_exactly_the_scored_targets_are_projected(results):
