@@ -191,3 +191,14 @@ def test_the_tutorial_runs(noisy, tiny_encoder_dir, tmp_path):
     assert "phrase pairs" in done.stdout
     assert "back_translation: sample" in (tmp_path / "out" / "recipe.yaml").read_text(encoding="utf-8")
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
+
+
+def test_auto_samples_where_there_are_back_translations(make_loss, encodings_of, bitext, noisy):
+    plain = [{key: row[key] for key in ("source", "target", "source_lang", "target_lang")} for row in bitext[:7]]
+    values = {}
+    for mode, rows in (("auto", plain), ("none", plain), ("auto", noisy), ("sample", noisy)):
+        loss = make_loss(NAME, back_translation=mode)
+        values[mode, rows is noisy] = loss.objectives[NAME](encodings_of(loss, rows))
+    torch.testing.assert_close(values["auto", False], values["none", False], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(values["auto", True], values["sample", True], rtol=1e-9, atol=1e-12)
+    assert values["sample", True] != values["none", False]
