@@ -1,6 +1,6 @@
 """Fine-tune an encoder on natural language inference or paraphrases; measure its accuracy in each language.
 
-    python trainers/finetune_nli.py --config configs/finetune/small-xnli.yaml \
+    python trainers/finetune_nli.py --config src/metaphrase/finetuning/small/xnli.yaml \
         --model out/sw --halves xnli@dev --output_dir out/xnli
     torchrun --nproc_per_node 8 trainers/finetune_nli.py --config configs/finetune/xtreme-xnli.yaml \
         --model out/dap --train hf:facebook/xnli:{language}@train --dev hf:facebook/xnli:{language}@validation \

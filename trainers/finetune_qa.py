@@ -1,6 +1,6 @@
 """Fine-tune an encoder on questions with answers in a text; measure F1 and exact match in each language.
 
-    python trainers/finetune_qa.py --config configs/finetune/small-xquad.yaml \
+    python trainers/finetune_qa.py --config src/metaphrase/finetuning/small/xquad.yaml \
         --model out/sw --halves xquad --output_dir out/xquad
     python trainers/finetune_qa.py --config configs/finetune/ppa-mlqa.yaml \
         --model out/ppa --train hf:rajpurkar/squad@train --dev MLQA_V1/dev --test MLQA_V1/test --output_dir out/mlqa

@@ -1,6 +1,6 @@
 """Fine-tune an encoder on parts of speech; measure chunk F1 and accuracy in each language.
 
-    python trainers/finetune_tagging.py --config configs/finetune/small-pos.yaml \
+    python trainers/finetune_tagging.py --config src/metaphrase/finetuning/small/ud.yaml \
         --model out/sw --train ud@dev --test ud@test --output_dir out/pos
     python trainers/finetune_tagging.py --config configs/finetune/amber-pos.yaml \
         --model out/amber --train UD_English-EWT --dev UD_English-EWT --test ud-treebanks --output_dir out/pos

@@ -1,6 +1,6 @@
 """Fine-tune an encoder on translation, below a decoder that starts at random; measure BLEU and chrF.
 
-    python trainers/finetune_translation.py --config configs/finetune/small-translation.yaml \
+    python trainers/finetune_translation.py --config src/metaphrase/finetuning/small/translation.yaml \
         --model out/sw --train lafand --test lafand --language sw --output_dir out/mt
 
 It needs ``pip install 'metaphrase[finetuning]'``: sacreBLEU, whose signature names the tokenisation. The hyper-parameters

@@ -1,11 +1,9 @@
 import csv
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from metaphrase.evaluation import suites
 from metaphrase.evaluation.mining import PROTOCOLS
@@ -31,7 +29,6 @@ from metaphrase.evaluation.suites import (
 )
 from metaphrase.finetuning.data import UPOS
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "finetune"
 SETTINGS = Settings(resamples=50)
 
 
@@ -254,11 +251,6 @@ def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
     assert np.array_equal(again[1], again[2])
     np.testing.assert_allclose(again, encode([texts[3], texts[0], texts[0]]), atol=1e-6)
     assert not np.allclose(remembered(texts[:1], prompt="query: "), first[:1])
-
-
-def test_the_fine_tuned_suites_have_the_settings_of_the_configurations():
-    for name, file in (("xnli", "xnli"), ("pawsx", "pawsx"), ("xquad", "xquad"), ("ud", "pos")):
-        assert SMALL_SCALE[name] == yaml.safe_load((CONFIGS / f"small-{file}.yaml").read_text()), name
 
 
 def test_fine_tuned_parts_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):

@@ -6,13 +6,16 @@ from metaphrase.cli import parse
 from metaphrase.finetuning import ClassificationOptions, FineTuningArguments, QuestionAnsweringOptions, TaggingOptions
 from metaphrase.finetuning.translation import TranslationOptions
 
-CONFIGS = Path(__file__).parents[2] / "configs" / "finetune"
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs" / "finetune"
+SMALL = ROOT / "src" / "metaphrase" / "finetuning" / "small"
 OPTIONS = {
     "xnli": ClassificationOptions,
     "pawsx": ClassificationOptions,
     "xquad": QuestionAnsweringOptions,
     "mlqa": QuestionAnsweringOptions,
     "pos": TaggingOptions,
+    "ud": TaggingOptions,
     "translation": TranslationOptions,
 }
 
@@ -34,14 +37,14 @@ PAPERS = {
 }
 
 
-def read(name):
-    types = [OPTIONS[name.partition("-")[2]], FineTuningArguments]
-    return parse("test", types, ["--config", str(CONFIGS / f"{name}.yaml"), "--output_dir", "out"])
+def read(name, folder=CONFIGS):
+    types = [OPTIONS[name.rpartition("-")[2]], FineTuningArguments]
+    return parse("test", types, ["--config", str(folder / f"{name}.yaml"), "--output_dir", "out"])
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.yaml")))
-def test_every_config_is_understood(name):
-    options, arguments = read(name)
+@pytest.mark.parametrize("path", sorted([*CONFIGS.glob("*.yaml"), *SMALL.glob("*.yaml")]), ids=lambda path: path.stem)
+def test_every_config_is_understood(path):
+    options, arguments = read(path.stem, path.parent)
     assert arguments.seed in (1, 42)
     assert arguments.save_strategy == arguments.eval_strategy or isinstance(options, TranslationOptions)
 

@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 import numpy as np
+import yaml
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
@@ -504,30 +505,9 @@ def _error_rates(counts_r4: NDArray[np.integer]) -> NDArray[np.float64]:
 # --------------------------------------------------------------------------------------------------------- fine-tuned
 
 #: Hyper-parameters of the fine-tuned suites: minutes on two CPU cores, for comparing encoders with each other.
-_SMALL: dict[str, Any] = {
-    "mode": "zero-shot",
-    "selection": "mean",
-    "freeze_word_embeddings": True,
-    "per_device_train_batch_size": 16,
-    "per_device_eval_batch_size": 64,
-    "learning_rate": 5.0e-5,
-    "lr_scheduler_type": "linear",
-    "warmup_steps": 0.1,
-    "weight_decay": 0.0,
-    "num_train_epochs": 3,
-    "limit_test": 300,
-    "logging_steps": 10,
-    "keep_checkpoints": False,
-    "seed": 42,
-}
 SMALL_SCALE: dict[str, dict[str, Any]] = {
-    "xnli": _SMALL | {"task": "xnli", "dev_share": 0.05, "max_length": 64},
-    "pawsx": _SMALL | {"task": "pawsx", "dev_share": 0.05, "max_length": 96},
-    "xquad": _SMALL
-    | {"selection": "last", "scoring": "squad", "max_length": 256, "doc_stride": 128, "limit_test": 60}
-    | {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 32}
-    | {"learning_rate": 1.0e-4, "num_train_epochs": 2},
-    "ud": _SMALL | {"fused": False, "max_length": 128},
+    name: yaml.safe_load(resources("metaphrase").joinpath("finetuning", "small", f"{name}.yaml").read_text("utf-8"))
+    for name in ("xnli", "pawsx", "xquad", "ud")
 }
 
 

@@ -1,8 +1,14 @@
 """The objectives. To add one: write its file and put a line in the table."""
 
-from importlib import import_module
+from __future__ import annotations
 
-from metaphrase.objectives.base import HeadSources, Objective
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from metaphrase.objectives.registry import Objectives
+
+if TYPE_CHECKING:
+    from metaphrase.objectives.base import HeadSources, Objective
 
 _CLASSES = (
     "aligned_word_prediction.AlignedWordPrediction",
@@ -21,13 +27,17 @@ _CLASSES = (
     "word_translation_ranking.WordTranslationRanking",
 )
 
-
-def _load(place: str) -> type[Objective]:
-    module, _, name = place.partition(".")
-    return getattr(import_module(f"{__name__}.{module}"), name)
-
-
-#: Every objective by the name that recipes call it.
-OBJECTIVES: dict[str, type[Objective]] = {cls.name: cls for cls in map(_load, _CLASSES)}
+#: Every objective by the name that recipes call it; a class is imported when it is first asked for.
+OBJECTIVES = Objectives(_CLASSES)
 
 __all__ = ["OBJECTIVES", "HeadSources", "Objective"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("HeadSources", "Objective"):  # they import torch
+        return getattr(import_module("metaphrase.objectives.base"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])
