@@ -3,7 +3,8 @@ import copy
 import pytest
 import torch
 
-from metaphrase.packing import ATTENTION, Packing, can_pack, first_position, packed
+import metaphrase.packing as packing_module
+from metaphrase.packing import ATTENTION, Packing, can_pack, first_position, grouped_attention, packed
 
 TEXTS = ["ja", "der Hund schläft", "das Haus ist rot", "der Garten ist groß und das Haus ist klein", "ja", ""]
 
@@ -97,3 +98,50 @@ def test_an_encoder_without_positions_runs_padded(tiny_encoder, monkeypatch, cap
 def test_first_positions(tiny_encoder, tiny_xlmr):
     assert first_position(tiny_encoder[0].auto_model) == 0
     assert first_position(tiny_xlmr[0].auto_model) == tiny_xlmr.tokenizer.pad_token_id + 1
+
+
+def stream(lengths, heads=2, width=8):
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    packing = Packing.of(mask)
+    return packing, [torch.randn(1, heads, sum(lengths), width) for _ in range(3)]
+
+
+def attend_each(query, key, value, starts, ends, longest, longest_key, *, scale=None):
+    """What `varlen_attn` is documented to do: sequences one behind the other, shape (tokens, heads, head)."""
+    assert starts.dtype == ends.dtype == torch.int32
+    assert longest == longest_key == int(starts.diff().max())
+    out = torch.empty_like(query)
+    for start, end in zip(starts[:-1].tolist(), ends[1:].tolist(), strict=True):
+        scores = torch.einsum("qah,kah->aqk", query[start:end], key[start:end])
+        scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
+        out[start:end] = torch.einsum("aqk,kah->qah", scores.softmax(-1), value[start:end])
+    return out
+
+
+@pytest.mark.parametrize("scaling", [None, 0.3])
+def test_attention_of_one_kernel_is_that_of_groups(monkeypatch, scaling):
+    monkeypatch.setattr(packing_module, "varlen_attn", attend_each)
+    packing, (query, key, value) = stream([3, 1, 5, 3, 1])
+    assert packing.starts_n.tolist() == [0, 1, 2, 5, 8, 13]
+    grouped, _ = grouped_attention(None, query, key, value, None, scaling=scaling, packing=packing)
+    varlen = packing_module._varlen(query, key, value, packing, scaling)
+    torch.testing.assert_close(varlen, grouped)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_variable_length_kernel_gives_what_groups_give(monkeypatch, dtype):
+    calls = []
+    kernel = packing_module.varlen_attn
+    monkeypatch.setattr(packing_module, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))
+    packing, inputs = stream([3, 17, 32, 17, 1], heads=12, width=64)
+    packing = Packing.of((torch.arange(32) < torch.tensor([3, 17, 32, 17, 1])[:, None]).cuda())
+    results = []
+    for dropped in (0.0, 1e-30):  # the smallest dropout takes the groups
+        query, key, value = (x.detach().cuda().to(dtype).requires_grad_() for x in inputs)
+        out, _ = grouped_attention(None, query, key, value, None, dropout=dropped, packing=packing)
+        out.float().pow(2).sum().backward()
+        results.append([out, query.grad, key.grad, value.grad])
+    assert calls == [1]
+    for varlen, grouped in zip(*results, strict=True):
+        torch.testing.assert_close(varlen, grouped, rtol=2e-2, atol=2e-2)

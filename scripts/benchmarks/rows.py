@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -472,6 +474,36 @@ def adamw(context: Context) -> list[Figure]:
     return figures
 
 
+def compiled(context: Context) -> list[Figure]:
+    """A TR step of the starter with its padded encoder compiled, and without padding as it is, against padded as it is."""
+    if context.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        return []  # the compiler that torch.compile wants
+    model, texts = context.starter()
+    loss, size = loss_of(model, TR), context.batch(16, 256)
+    encoder = model[0].auto_model
+    eager = encoder.forward
+    fast = torch.compile(eager, dynamic=True, backend="eager" if context.tiny else "inductor")
+    figures = []
+    for which, full in list(LENGTHS.items())[: 1 if context.quick or context.tiny else None]:
+        batch = batch_of(loss, texts.pairs(size, full=full), context.device)
+
+        def measure(forward: Any, packing: bool, batch: Any = batch) -> float:
+            with patch.object(encoder, "forward", forward):
+                return step(context, loss, batch, packing=packing)()
+
+        variants = {
+            "compiled": partial(measure, fast, False),
+            "padded": partial(measure, eager, False),
+            "packed": partial(measure, eager, True),
+        }
+        with warnings.catch_warnings(action="ignore"):
+            variants["compiled"]()  # compiles
+        seconds = interleaved(variants, context.rounds)
+        for kind in ("compiled", "packed"):
+            figures.append(ratio(f"TR step, {kind} / padded, {which}", seconds, kind, "padded", of="starter"))
+    return figures
+
+
 # ------------------------------------------------------------------------------------------------------------- encoding
 
 
@@ -619,6 +651,7 @@ ROWS: dict[str, Callable[[Context], list[Figure]]] = {
     "tr-vs-mnrl": tr_vs_mnrl,
     "denormals": denormals,
     "adamw": adamw,
+    "compiled": compiled,
     "gradcache": gradcache,
     "vocabulary-memory": vocabulary_memory,
     "dap-vs-tr": dap_vs_tr,
