@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from metaphrase.corpus import Cleaning, load_corpus
     from metaphrase.encoders import load_encoder
     from metaphrase.evaluation.retrieval import RetrievalEvaluator
+    from metaphrase.exceptions import MetaphraseError
     from metaphrase.heads import AlignmentHeads
     from metaphrase.hub import push, release
     from metaphrase.loss import AlignmentLoss
@@ -31,6 +32,7 @@ _HOMES = {
     "AlignmentTrainer": "trainer",
     "AlignmentTrainingArguments": "trainer",
     "Cleaning": "corpus",
+    "MetaphraseError": "exceptions",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "ParallelCollator": "collator",

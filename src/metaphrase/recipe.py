@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
+from metaphrase.configuration import check_keys, did_you_mean, place, plain, read_yaml
+from metaphrase.exceptions import MissingFileError, RecipeError
+from metaphrase.objectives import OBJECTIVES
 
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
@@ -64,40 +66,53 @@ class Recipe:
             name_or_path: A name that ``metaphrase recipes`` prints, or a path that ends in ``.yaml``.
 
         Raises:
-            FileNotFoundError: There is no such recipe.
-            ValueError: The file is not a recipe; the message says what is wrong with which key.
+            MissingFileError: There is no such recipe.
+            ConfigError: The file is not YAML; the message says where.
+            RecipeError: It is not a recipe; the message says what is wrong with which key, and where it stands.
         """
         path = Path(name_or_path)
         if path.suffix in (".yaml", ".yml"):
             if not path.is_file():
-                raise FileNotFoundError(f"Recipe file {path} does not exist.")
-            return cls.from_dict(_read_yaml(path), origin=str(path))
+                raise MissingFileError(f"Recipe file {path} does not exist.")
+            return cls.from_dict(read_yaml(path), origin=str(path))
         known = {recipe.stem: recipe for recipe in _packaged()}
         if str(name_or_path) not in known:
-            raise FileNotFoundError(
+            raise MissingFileError(
                 f"There is no recipe {str(name_or_path)!r}; known recipes are {', '.join(sorted(known))}"
-                f"{_did_you_mean(str(name_or_path), known)}. A recipe of your own is a path that ends in .yaml."
+                f"{did_you_mean(str(name_or_path), known)}. A recipe of your own is a path that ends in .yaml."
             )
-        return cls.from_dict(_read_yaml(known[str(name_or_path)]), origin=f"recipe {name_or_path}")
+        return cls.from_dict(read_yaml(known[str(name_or_path)]), origin=f"recipe {name_or_path}")
 
     @classmethod
     def from_dict(cls, content: Any, *, origin: str = "recipe") -> Recipe:
-        """Build a recipe from what its YAML holds.
+        """Build a recipe from what its YAML holds. Nothing is imported or loaded for it.
 
         Raises:
-            ValueError: A key, an objective or one of its arguments is unknown or of the wrong kind.
+            RecipeError: A key, an objective or one of its arguments is unknown or of the wrong kind.
         """
         if not isinstance(content, Mapping):
-            raise ValueError(f"{origin} should hold keys such as 'name' and 'terms', but holds {content!r}.")
-        _check_keys(content, [f.name for f in fields(cls)], origin)
+            raise RecipeError(f"{origin} should hold keys such as 'name' and 'terms', but holds {_short(content)}.")
+        check_keys(content, [f.name for f in fields(cls)], origin, RecipeError)
+        for key, (kinds, wanted) in _KINDS.items():
+            if key in content and not _is(content[key], kinds):
+                raise RecipeError(
+                    f"{place(content, key)}{key!r} of {origin} should be {wanted}, but is {_short(content[key])}."
+                )
+        for key in ("training", "paper_training"):
+            if odd := [name for name in content.get(key, ()) if not isinstance(name, str)]:
+                raise RecipeError(
+                    f"{place(content[key], odd[0])}{odd[0]!r} in {key!r} of {origin} is no option's name."
+                )
+        if content.get("max_length", 1) < 1:
+            raise RecipeError(f"{place(content, 'max_length')}'max_length' of {origin} should be at least 1.")
         terms = content.get("terms")
         if not isinstance(terms, list) or not terms:
-            raise ValueError(f"{origin} needs a list 'terms' of at least one objective, but has {terms!r}.")
+            raise RecipeError(f"{origin} needs a list 'terms' of at least one objective, but has {_short(terms)}.")
         parsed = tuple(_parse_term(term, origin) for term in terms)
         twice = sorted({term.objective for term in parsed if sum(t.objective == term.objective for t in parsed) > 1})
         if twice:
-            raise ValueError(f"{origin} names {', '.join(twice)} twice; give each objective one term.")
-        return cls(**{**content, "name": content.get("name", origin), "terms": parsed})
+            raise RecipeError(f"{origin} names {', '.join(twice)} twice; give each objective one term.")
+        return cls(**{**plain(content), "name": content.get("name", origin), "terms": parsed})
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as its YAML would hold it."""
@@ -113,8 +128,6 @@ class Recipe:
         Args:
             max_length: Pieces kept of a sentence; None takes the recipe's.
         """
-        from metaphrase.objectives import OBJECTIVES
-
         length = max_length or self.max_length
         return {t.objective: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
 
@@ -136,43 +149,54 @@ def _packaged() -> list[Path]:
     ]
 
 
-def _read_yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+#: What the keys of a recipe hold, and the words for it.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "name": ((str,), "text"),
+    "paper": ((str, type(None)), "text"),
+    "description": ((str,), "text"),
+    "max_length": ((int,), "a whole number"),
+    "language_embedding": ((bool,), "true or false"),
+    "pooling": ((str,), "a word such as cls or mean"),
+    "training": ((Mapping,), "keys and values"),
+    "paper_training": ((Mapping,), "keys and values"),
+}
+
+
+def _is(value: Any, kinds: tuple[type, ...]) -> bool:
+    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
+
+
+def _short(value: Any) -> str:
+    return reprlib.repr(plain(value))
 
 
 def _parse_term(term: Any, origin: str) -> Term:
-    from metaphrase.objectives import OBJECTIVES
-
     if not isinstance(term, Mapping) or "objective" not in term:
-        raise ValueError(f"A term of {origin} needs an 'objective', but is {term!r}.")
-    _check_keys(term, [f.name for f in fields(Term)], f"a term of {origin}")
-    name, weight, args = term["objective"], term.get("weight", 1.0), term.get("args") or {}
-    if name not in OBJECTIVES:
-        raise ValueError(
-            f"{origin} names objective {name!r}; known objectives are {', '.join(sorted(OBJECTIVES))}"
-            f"{_did_you_mean(str(name), OBJECTIVES)}. Register a new one in objectives/__init__.py."
+        raise RecipeError(f"A term of {origin} needs an 'objective', but is {_short(term)}.")
+    check_keys(term, [f.name for f in fields(Term)], f"a term of {origin}", RecipeError)
+    name, weight, args = term["objective"], term.get("weight", 1.0), term.get("args")
+    args = {} if args is None else args
+    if not isinstance(name, str) or name not in OBJECTIVES:
+        raise RecipeError(
+            f"{place(term, 'objective')}{origin} names objective {_short(name)}; known objectives are "
+            f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Register a new one in "
+            "objectives/__init__.py."
         )
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or weight < 0:
-        raise ValueError(f"The weight of {name!r} in {origin} should be a number from 0, but is {weight!r}.")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+        raise RecipeError(
+            f"{place(term, 'weight')}The weight of {name!r} in {origin} should be a number from 0, but is "
+            f"{_short(weight)}."
+        )
     if not isinstance(args, Mapping):
-        raise ValueError(f"The args of {name!r} in {origin} should be keys and values, but are {args!r}.")
-    accepted = [key for key in OBJECTIVES[name].__init__.__kwdefaults__ or {} if key != "max_length"]
-    _check_keys(args, accepted, f"the args of {name!r} in {origin}")
-    return Term(name, float(weight), dict(args))
-
-
-def _check_keys(given: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    known = list(known)
-    for key in given:
-        if key not in known:
-            raise ValueError(
-                f"Unknown key {key!r} in {where}{_did_you_mean(str(key), known)}. Known keys are {', '.join(known)}."
+        raise RecipeError(
+            f"{place(term, 'args')}The args of {name!r} in {origin} should be keys and values, but are {_short(args)}."
+        )
+    declaration = OBJECTIVES.declaration(name)
+    check_keys(args, declaration.parameters, f"the args of {name!r} in {origin}", RecipeError)
+    for key, value in args.items():
+        if not declaration.accepts(key, value):
+            raise RecipeError(
+                f"{place(args, key)}{key!r} in the args of {name!r} in {origin} should be {declaration.type_of(key)}, "
+                f"but is {_short(value)}."
             )
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    return Term(name, float(weight), plain(args))

@@ -1,23 +1,35 @@
-"""The command line: ``metaphrase COMMAND``. One module each; this one finds them and parses their options."""
+"""The command line: ``metaphrase COMMAND``, one module each. This one finds them, and answers for what goes wrong.
+
+Nothing heavy is imported here: ``metaphrase --help`` and ``metaphrase recipes`` need neither torch nor transformers.
+"""
 
 from __future__ import annotations
 
-import difflib
+import os
+import platform
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import traceback
+from collections.abc import Sequence
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from importlib.metadata import PackageNotFoundError, version
 
-import yaml
+from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
+from metaphrase.cli.output import emit, is_json, is_quiet, notes, session, show_progress
+from metaphrase.configuration import did_you_mean
+from metaphrase.exceptions import MetaphraseError, UsageError
+
+__all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
 
 #: Commands with what they do, in the order of their use. The module of each is imported only when it is called.
 COMMANDS = {
+    "adapt": "Adapt an encoder to your language: check, train, measure, and an honest verdict",
     "demo": "Train DAP on the bundled bitext, measure before and after, write a report",
     "recipes": "List the recipes, or print one",
     "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure an encoder, alone or against a baseline",
+    "report": "Look at a run: before and after, retention, maps, margins, errors",
+    "diagnose": "Find out what is wrong with a corpus, or with a model on it",
     "mine": "Find the translations in two monolingual texts",
     "filter": "Score the pairs of a bitext, and keep the good ones",
     "push": "Push a released encoder to the Hub",
@@ -30,9 +42,23 @@ Train cross-lingual sentence encoders by aligning the sentences and words of a b
 commands:
 {chr(10).join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())}
 
-`metaphrase COMMAND --help` lists a command's options. Options can also stand in a YAML file, given as --config FILE;
-what the command line says wins.
+options of every command:
+{chr(10).join(f"  {flag:<15} {text}" for flag, text in FLAGS.items())}
+  --config FILE   Read options from a YAML file; what the command line says wins.
+  --help          List the command's own options, with examples.
+
+examples:
+  metaphrase demo
+  metaphrase recipes dap > mine.yaml
+  metaphrase train --corpus pairs.tsv --languages sw --recipe mine.yaml --output_dir runs/sw
+
+{EXIT_CODES}
 """
+
+ISSUES = "https://github.com/metaphrase/metaphrase/issues"
+
+#: What a bug report should tell, beside Python and the system.
+_PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "huggingface-hub")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,9 +68,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command and its options; None takes those of the process.
 
     Returns:
-        The exit status: 0, or 2 where an option or a file is wrong; the reason is printed on one line.
+        The exit status: what the command found (0, or 1 for problems); 2 where an option, a file or the machine does not
+        suffice, with the reason on one line of stderr; 70 for a bug, with its traceback there; 130 when interrupted.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    given = list(sys.argv[1:] if argv is None else argv)
+    flags = [token for token in given if token in (*FLAGS, "-q")]
+    arguments = [token for token in given if token not in flags]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -54,106 +83,48 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     name = arguments.pop(0)
-    try:
-        if name not in COMMANDS:
-            raise ValueError(f"There is no command {name!r}{did_you_mean(name, COMMANDS)}. See `metaphrase --help`.")
-        return int(import_module(f"metaphrase.cli.{name}").run(arguments))
-    except KeyboardInterrupt:
-        print("Interrupted.", file=sys.stderr)
-        return 130
-    except (ValueError, OSError) as error:
-        print(f"metaphrase {name}: {error}", file=sys.stderr)
-        return 2
+    with session():
+        try:
+            if name not in COMMANDS:
+                kind = "option" if name.startswith("-") else "command"
+                near = did_you_mean(name, [*FLAGS, "--help", "--version"] if kind == "option" else COMMANDS)
+                raise UsageError(f"There is no {kind} {name!r}{near}. See `metaphrase --help`.")
+            return int(import_module(f"metaphrase.cli.{name}").run([*arguments, *flags]))
+        except KeyboardInterrupt:
+            print("Interrupted.", file=sys.stderr)
+            return 130
+        except BrokenPipeError:  # the reader of stdout has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
+        except Exception as error:
+            return _answer_for(error, name, show=bool("--traceback" in flags or os.environ.get("METAPHRASE_DEBUG")))
 
 
-def parse(
-    prog: str,
-    types: Sequence[type],
-    argv: Sequence[str],
-    *,
-    defaults: Mapping[str, Any] | None = None,
-    description: str | None = None,
-) -> tuple[Any, ...]:
-    """Parse options into dataclasses; flags, YAML and Python share one set of names.
-
-    Args:
-        prog: Name in the help text, e.g. ``"metaphrase evaluate"``.
-        types: Dataclasses whose fields are the options.
-        argv: The command line; ``--config FILE.yaml`` reads options from a file.
-        defaults: Values that stand in for the dataclasses' own; the file wins over them, the command line over both.
-        description: One line above the options in the help text.
-
-    Returns:
-        One instance of each dataclass.
-
-    Raises:
-        ValueError: An option is unknown (the message names the nearest), or has a value of the wrong kind.
-        SystemExit: ``--help`` was asked for.
-    """
-    from transformers import HfArgumentParser
-
-    class Parser(HfArgumentParser):
-        def error(self, message: str) -> Any:
-            raise ValueError(f"{message}. See `{prog} --help`.")
-
-    parser = Parser(tuple(types), prog=prog, description=description, allow_abbrev=False)
-    parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
-    known = {action.dest for action in parser._actions} - {"help", "config"}
-    arguments = list(argv)
-    given: dict[str, Any] = {}
-    if path := _config_path(arguments):
-        given = _read_config(Path(path), known)
-    for key in defaults or {}:
-        if key not in known:
-            raise ValueError(f"The recipe has an unknown training option {key!r}{did_you_mean(key, known)}.")
-    options = dict(defaults or {}) | given
-    for action in parser._actions:
-        if action.dest in options:
-            action.required = False
-            if options[action.dest] is not None and action.nargs == "+" and not isinstance(options[action.dest], list):
-                options[action.dest] = [options[action.dest]]
-            if isinstance(options[action.dest], list):  # an unquoted `no`, Norwegian, is false to YAML
-                options[action.dest] = ["no" if item is False else str(item) for item in options[action.dest]]
-            if (
-                action.type is not None
-                and isinstance(options[action.dest], int | float)
-                and not isinstance(options[action.dest], bool)
-            ):
-                options[action.dest] = str(options[action.dest])
-    parser.set_defaults(**options)
-    for token in arguments:
-        if token.startswith("--"):
-            flag = token[2:].split("=")[0].replace("-", "_")
-            if flag not in known | {"help", "config"} and f"no_{flag}" not in known and not flag.startswith("no_"):
-                raise ValueError(f"There is no option --{flag}{did_you_mean(flag, known)}. See `{prog} --help`.")
-    return tuple(parser.parse_args_into_dataclasses(arguments, look_for_args_file=False))[: len(types)]
+def _answer_for(error: Exception, name: str, *, show: bool) -> int:
+    """Say what went wrong, and give the exit status."""
+    if isinstance(error, MetaphraseError | ValueError | OSError):
+        message = str(error) or type(error).__name__
+    elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        message = f"Memory ran out. Take smaller batches. {str(error).partition(chr(10))[0]}".rstrip()
+    else:
+        print(
+            f"metaphrase {name}: this is a bug of metaphrase. Please report it, with all of the following, at {ISSUES}\n"
+            f"{_versions()}\n{''.join(traceback.format_exception(error))}",
+            end="",
+            file=sys.stderr,
+        )
+        return 70
+    if show:
+        traceback.print_exception(error)
+    print(f"metaphrase {name}: {message}", file=sys.stderr)
+    return 2
 
 
-def _config_path(arguments: Sequence[str]) -> str | None:
-    for at, token in enumerate(arguments):
-        if token.startswith("--config="):
-            return token.removeprefix("--config=")
-        if token == "--config":
-            if at + 1 == len(arguments):
-                raise ValueError("--config needs the path of a YAML file.")
-            return arguments[at + 1]
-    return None
-
-
-def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} should hold options as keys and values, but holds {type(content).__name__}.")
-    for key in content:
-        if key not in known:
-            raise ValueError(f"{path} has an unknown option {key!r}{did_you_mean(str(key), known)}.")
-    return content
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing where no known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+def _versions() -> str:
+    parts = [f"Python {platform.python_version()}", platform.platform()]
+    for package in _PACKAGES:
+        try:
+            parts.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            parts.append(f"{package} not installed")
+    return ", ".join(parts)

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
-from metaphrase.cli import parse
+from metaphrase.cli import emit, parse
+from metaphrase.objectives import OBJECTIVES
 from metaphrase.recipe import Recipe, list_recipes
+
+EXAMPLES = ("metaphrase recipes", "metaphrase recipes dap > mine.yaml", "metaphrase recipes --json")
 
 
 @dataclass
@@ -18,28 +20,30 @@ class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
     show: str | None = field(
-        default=None, metadata={"help": "Print this recipe as YAML, to start one of your own from."}
+        default=None, metadata={"help": "Print this recipe as YAML, to start one of your own from. May stand first."}
     )
 
 
 def run(argv: Sequence[str]) -> int:
     """List the recipes, or print one."""
-    if argv and not argv[0].startswith("-"):
-        argv = ["--show", *argv]
-    (options,) = parse("metaphrase recipes", [RecipesOptions], argv, description="metaphrase recipes [NAME]")
+    arguments = ["--show", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    (options,) = parse(
+        "metaphrase recipes", [RecipesOptions], arguments, description="metaphrase recipes [NAME]", examples=EXAMPLES
+    )
     if options.show:
-        print(yaml.safe_dump(Recipe.load(options.show).to_dict(), sort_keys=False, allow_unicode=True), end="")
+        shown = Recipe.load(options.show).to_dict()
+        emit(shown, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip("\n"))
         return 0
+    recipes = list_recipes()
     table = Table(title="Recipes", show_lines=True)
     for column in ("recipe", "weight × objective", "granularity", "paper"):
         table.add_column(column, overflow="fold")
-    for recipe in list_recipes():
-        objectives = recipe.objectives().values()
+    for recipe in recipes:
         table.add_row(
             f"[bold]{recipe.name}[/bold]\n{recipe.description}",
-            "\n".join(f"{t.weight:g} × {t.objective}" for t in recipe.terms),
-            "\n".join(objective.granularity for objective in objectives),
+            "\n".join(f"{term.weight:g} × {term.objective}" for term in recipe.terms),
+            "\n".join(OBJECTIVES.declaration(term.objective).granularity for term in recipe.terms),
             recipe.paper or "",
         )
-    Console().print(table)
+    emit([recipe.to_dict() for recipe in recipes], table)
     return 0

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _CLASSES = (
     "aligned_word_prediction.AlignedWordPrediction",
+    "anchor.Anchor",
     "masked_language_modeling.MaskedLanguageModeling",
     "mexma.CrossUnmasking",
     "momentum_contrast.MomentumContrast",

@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoding import Encoding
+from metaphrase.frozen import frozen, token_states
 from metaphrase.functional import gather_with_gradient, mean_pooled
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.packing import ATTENTION, Packing, can_pack, first_position
 from metaphrase.views import Example, View, pad_rows, swapped
 
 Denominator = Literal["positive_and_queue", "queue"]
@@ -155,14 +155,14 @@ class MomentumHead(nn.Module):
             self.projection = nn.Sequential(first, nn.ReLU(), last)
         self.momentum_projection = copy.deepcopy(self.projection).requires_grad_(False)
         with torch.device("meta"):  # it becomes a copy of the encoder, or is loaded
-            self.momentum_encoder = _follower(AutoModel.from_config(config))
+            self.momentum_encoder = frozen(AutoModel.from_config(config))
         self.register_buffer("queue_qh", torch.zeros(queue_size, projection_size or hidden))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:
         """Start from the encoder, and from a queue of random directions, the same in every process."""
-        self.momentum_encoder = _follower(copy.deepcopy(sources.encoder))
+        self.momentum_encoder = frozen(copy.deepcopy(sources.encoder))
         self.momentum_projection.load_state_dict(self.projection.state_dict())
         random_qh = torch.randn(self.queue_qh.shape, generator=torch.Generator().manual_seed(0))
         self.queue_qh.copy_(F.normalize(random_qh, dim=1))
@@ -190,14 +190,7 @@ class MomentumHead(nn.Module):
         Returns:
             Shape ``(batch, projection)``.
         """
-        encoder = self.momentum_encoder
-        if can_pack(encoder):
-            packing = Packing.of(mask_bl)
-            flat = {"input_ids": packing.flatten(ids_bl), "position_ids": packing.position_n + first_position(encoder)}
-            states_1nh = encoder(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state
-            tokens_blh = packing.pad(states_1nh[0])
-        else:
-            tokens_blh = encoder(input_ids=ids_bl, attention_mask=mask_bl.long()).last_hidden_state
+        tokens_blh = token_states(self.momentum_encoder, ids_bl, mask_bl)
         return self._embed(tokens_blh, mask_bl, self.momentum_projection)
 
     def _embed(self, tokens_blh: Tensor, mask_bl: Tensor, projection: nn.Module) -> Tensor:
@@ -226,15 +219,6 @@ class MomentumHead(nn.Module):
         pairs += zip(self.momentum_projection.parameters(), self.projection.parameters(), strict=True)
         keys, queries = zip(*(pair for pair in pairs if pair[1].requires_grad), strict=True)
         torch._foreach_lerp_(keys, queries, 1 - momentum)
-
-
-def _follower(encoder: PreTrainedModel) -> PreTrainedModel:
-    """An encoder without pooler and gradient, which runs without padding where it can."""
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
-    if can_pack(encoder):
-        encoder.set_attn_implementation(ATTENTION)
-    return encoder.requires_grad_(False)
 
 
 class MomentumContrast(Objective):

@@ -1,0 +1,287 @@
+"""Options of commands: the fields of dataclasses, given as flags or in a YAML file."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import reprlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from metaphrase.cli.output import configure
+from metaphrase.configuration import did_you_mean, place, plain, read_yaml
+from metaphrase.exceptions import ConfigError, RecipeError, UsageError
+
+#: Flags that every command has, with what they do.
+FLAGS = {
+    "--json": "Print the result as JSON on stdout, and what people read on stderr.",
+    "--quiet": "Print nothing but errors and the result. Also -q.",
+    "--print-config": "Print the options as YAML, to be given back as --config, and do nothing else.",
+    "--traceback": "Show where an error came from. METAPHRASE_DEBUG=1 does the same.",
+}
+
+#: What the exit status says.
+EXIT_CODES = """\
+exit status:
+  0    done
+  1    done, and problems were found
+  2    an option or the data are wrong; stderr says what
+  70   a bug of metaphrase
+  130  interrupted"""
+
+#: Options of these libraries are printed by --print-config only where they are set.
+_LIBRARIES = ("transformers", "sentence_transformers")
+
+_WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
+
+
+class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
+    """Examples as they are written, and the defaults of options."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises :class:`UsageError` where argparse would exit."""
+
+    def error(self, message: str) -> Any:
+        """Refuse the command line."""
+        raise UsageError(f"{message}. See `{self.prog} --help`.")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(choice) for choice in action.choices]
+            hint = did_you_mean(str(value), known)
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}; there are {', '.join(known)}")
+
+
+def parse(
+    prog: str,
+    types: Sequence[type],
+    argv: Sequence[str],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    description: str | None = None,
+    examples: Sequence[str] = (),
+    peek: bool = False,
+) -> tuple[Any, ...]:
+    """Parse options into dataclasses; flags, YAML and Python share one set of names.
+
+    Args:
+        prog: Name in the help text, e.g. ``"metaphrase evaluate"``.
+        types: Dataclasses whose fields are the options.
+        argv: The command line; ``--config FILE.yaml`` reads options from a file.
+        defaults: Values that stand in for the dataclasses' own; the file wins over them, the command line over both.
+        description: One line above the options in the help text.
+        examples: Whole command lines, below the options in the help text.
+        peek: Only look at the options: ``--print-config`` waits for the parse that knows all defaults.
+
+    Returns:
+        One instance of each dataclass.
+
+    Raises:
+        UsageError: An option is unknown (the message names the nearest), or has a value of the wrong kind.
+        ConfigError: So has the file; the message says where.
+        SystemExit: ``--help`` or ``--print-config`` was asked for.
+    """
+    is_command = prog.startswith("metaphrase ")
+    parser = Parser(
+        prog=prog,
+        description=description,
+        epilog=_epilog(examples, is_command),
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    for cls in types:
+        add_options(parser, cls)
+    own = list(parser._actions[1:])
+    known = {action.dest for action in own}
+    parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
+    for flag, text in FLAGS.items():
+        if is_command or flag == "--print-config":
+            names = [flag, *(["--print_config"] if flag == "--print-config" else ["-q"] if flag == "--quiet" else [])]
+            parser.add_argument(
+                *names,
+                dest=f"flag {flag}",
+                action="store_const",
+                const=True,
+                default=argparse.SUPPRESS,
+                help=text.replace("%", "%%"),
+            )
+    arguments = list(argv)
+    _check_flags(arguments, parser, known)
+    options = dict(defaults or {})
+    for key in options:
+        if key not in known:
+            raise RecipeError(f"The recipe has an unknown training option {key!r}{did_you_mean(key, known)}.")
+    content: dict[str, Any] = {}
+    if path := _config_path(arguments):
+        content = _read_config(Path(path), known)
+    options |= content
+    for action in own:
+        if action.dest in options:
+            action.required = False
+            options[action.dest] = _as_given(action, options[action.dest], place(content, action.dest))
+    parser.set_defaults(**options)
+    namespace = parser.parse_args(arguments)
+    if is_command:
+        configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
+    if hasattr(namespace, "flag --print-config") and not peek:
+        yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+        raise SystemExit(0)
+    return tuple(_instance(cls, namespace) for cls in types)
+
+
+def _epilog(examples: Sequence[str], is_command: bool) -> str | None:
+    parts = ["\n".join(["examples:", *(f"  {example}" for example in examples)])] if examples else []
+    return "\n\n".join([*parts, *([EXIT_CODES] if is_command else [])]) or None
+
+
+def _check_flags(arguments: Sequence[str], parser: Parser, known: Iterable[str]) -> None:
+    flags = set(parser._option_string_actions)
+    for token in arguments:
+        flag = token.split("=")[0]
+        if token.startswith("--") and flag not in flags:
+            near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
+            raise UsageError(f"There is no option {flag}{near}. See `{parser.prog} --help`.")
+
+
+def _config_path(arguments: Sequence[str]) -> str | None:
+    for at, token in enumerate(arguments):
+        if token.startswith("--config="):
+            return token.removeprefix("--config=")
+        if token == "--config":
+            if at + 1 == len(arguments):
+                raise UsageError("--config needs the path of a YAML file.")
+            return arguments[at + 1]
+    return None
+
+
+def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
+    content = read_yaml(path)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} should hold options as keys and values, but holds {type(content).__name__}.")
+    for key in content:
+        if key not in known:
+            raise ConfigError(f"{place(content, key)}unknown option {key!r}{did_you_mean(str(key), known)}.")
+    return content
+
+
+def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
+    """A value of a file as the command line would have it."""
+    if value is not None and action.nargs == "+" and not isinstance(value, list):
+        value = [value]
+    if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML
+        value = ["no" if item is False else str(item) for item in value]
+    wrong = isinstance(value, list) and action.nargs != "+" and action.type is not str
+    wrong |= isinstance(value, dict) and action.type is not str
+    wrong |= isinstance(value, bool) and action.type in (int, float)
+    if wrong or (action.choices and value is not None and str(value) not in map(str, action.choices)):
+        wanted = (
+            f"one of {', '.join(map(str, action.choices))}" if action.choices else _WORDS.get(action.type, "one word")
+        )
+        hint = did_you_mean(str(value), map(str, action.choices)) if action.choices else ""
+        raise ConfigError(f"{where}{action.dest!r} should be {wanted}, but is {reprlib.repr(plain(value))}{hint}.")
+    if action.type is not None and isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    return value
+
+
+def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str, Any]:
+    """The options as they are, but for those of libraries that nobody set."""
+    options = {}
+    for cls in types:
+        for option in fields(cls):
+            home = next(base for base in cls.__mro__ if option.name in inspect.get_annotations(base))
+            value = getattr(namespace, option.name, None)
+            if option.init and not (home.__module__.split(".")[0] in _LIBRARIES and value == _default(option)):
+                options[option.name] = _plain(value)
+    return options
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | dict | NoneType) else str(value)
+
+
+def _instance(cls: type, namespace: argparse.Namespace) -> Any:
+    return cls(**{option.name: getattr(namespace, option.name) for option in fields(cls) if option.init})
+
+
+# ---------------------------------------------------------------------------------------------------- fields as options
+
+
+def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
+    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does."""
+    assert is_dataclass(cls)
+    hints = get_type_hints(cls)
+    for option in fields(cls):
+        if option.init:
+            _add_option(parser, option, _scalar(hints[option.name]))
+
+
+def _scalar(kind: Any) -> Any:
+    """Of several types the one that the command line can tell: text where there is no value by default, else a choice."""
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    parts = [part for part in get_args(kind) if part is not NoneType]
+    if NoneType in get_args(kind):
+        return str if str in parts else parts[0]
+    return next(part for part in parts if part is not str)
+
+
+def _default(option: Field[Any]) -> Any:
+    return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def _add_option(parser: argparse.ArgumentParser, option: Field[Any], kind: Any) -> None:
+    names = [f"--{name}" for name in dict.fromkeys([option.name, option.name.replace("_", "-")])]
+    settings = dict(option.metadata)
+    names += settings.pop("aliases", [])
+    default = _default(option)
+    if get_origin(kind) is list and not isinstance(default, list) and default is not MISSING:
+        default = None  # "" for no list
+    settings |= {"required": True} if default is MISSING else {"default": default}
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        choices = tuple(member.value for member in kind)
+    if choices:
+        parser.add_argument(*names, choices=list(choices), type=_choice(choices), **settings)
+    elif kind is bool:
+        if default is not None:
+            settings |= {"nargs": "?", "const": True, "default": default is not MISSING and default, "required": False}
+        parser.add_argument(*names, type=_truth, **settings)
+        if default is True:
+            opposite = [f"--no{'-' if '-' in name[2:] else '_'}{name[2:]}" for name in names if name.startswith("--")]
+            opposite += [f"--no-{option.name}"] if "_" not in option.name else []
+            settings = {"help": settings.get("help"), "default": argparse.SUPPRESS}
+            parser.add_argument(*opposite, action="store_false", dest=option.name, **settings)
+    elif get_origin(kind) is list:
+        parser.add_argument(*names, type=get_args(kind)[0], nargs="+", **settings)
+    else:
+        parser.add_argument(*names, type=kind, **settings)
+
+
+def _choice(choices: Sequence[Any]) -> Callable[[str], Any]:
+    by_text = {str(choice): choice for choice in choices}
+    return lambda text: by_text.get(text, text)
+
+
+def _truth(text: str | bool) -> bool:
+    if isinstance(text, bool):
+        return text
+    if text.lower() in ("yes", "true", "t", "y", "1"):
+        return True
+    if text.lower() in ("no", "false", "f", "n", "0"):
+        return False
+    raise argparse.ArgumentTypeError(f"true or false is wanted, not {text!r}")
