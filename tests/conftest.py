@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,31 @@ from transformers import (
 from metaphrase.recipe import Recipe
 
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--fault-table", help="write what the tests of faults tried and what survived to this JSONL file")
+
+
+def pytest_configure(config):
+    table = config.getoption("--fault-table")
+    if table and not hasattr(config, "workerinput"):
+        Path(table).write_text("")
+
+
+@pytest.fixture
+def fault(request):
+    """Record a row of the table of faults: how often it was tried, how often all was as it should be; all must be."""
+
+    def record(number: str, what: str, *, tried: int, survived: int) -> None:
+        row = {"number": number, "fault": what, "tried": tried, "survived": survived, "test": request.node.nodeid}
+        if table := request.config.getoption("--fault-table"):
+            with Path(table).open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row, ensure_ascii=False) + "\n")
+        assert tried > 0
+        assert survived == tried, row
+
+    return record
 
 
 @pytest.fixture(autouse=True)

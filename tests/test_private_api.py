@@ -25,6 +25,19 @@ SEAMS = {
     "_load_from_checkpoint": ["self", "checkpoint_path"],
     "_checkpoint_push_skip_names": ["self", "checkpoint_folder"],
     "track_loss_components": ["self", "loss"],
+    "save_model": ["self", "output_dir", "_internal_call"],
+    "_get_grad_norm": ["self", "model", "grad_norm"],
+    "_get_output_dir": ["self", "trial"],
+    "_save_checkpoint": ["self", "model", "trial"],
+    "_push_from_checkpoint": ["self", "checkpoint_folder"],
+    "_init_training_state": [
+        "self",
+        "max_steps",
+        "num_update_steps_per_epoch",
+        "num_train_epochs",
+        "resume_from_checkpoint",
+        "trial",
+    ],
 }
 
 
@@ -38,6 +51,37 @@ def test_trainer_attributes():
         assert hasattr(SentenceTransformerTrainer, name), name
     assert "_clip_grad_norm" in inspect.getsource(Trainer)
     assert "self._load_from_checkpoint(resume_from_checkpoint)" in inspect.getsource(Trainer.train)
+
+
+def test_a_checkpoint_is_written_where_the_output_folder_is():
+    source = inspect.getsource(Trainer._save_checkpoint)
+    assert "run_dir = self._get_output_dir(trial=trial)" in source
+    assert "os.path.join(run_dir, checkpoint_folder)" in source
+    assert "self.state.save_to_json(os.path.join(output_dir, TRAINER_STATE_NAME))" in source
+    assert "weights_only=False" not in inspect.getsource(Trainer)
+
+
+def test_a_step_without_gradients_changes_nothing():
+    """The loop asks for the norm before it makes a step, and adds the loss before that."""
+    loop = inspect.getsource(Trainer._run_epoch)
+    order = [
+        "on_step_begin",
+        "self._tr_loss += tr_loss_step",
+        "self._get_grad_norm(",
+        "self.optimizer.step()",
+        "on_step_end",
+    ]
+    places = [loop.index(name) for name in order]
+    assert places == sorted(places)
+    weight = torch.nn.Parameter(torch.ones(1))
+    torch.optim.AdamW([weight], lr=1.0).step()
+    assert weight.item() == 1
+
+
+def test_the_parts_of_a_losss_log_are_kept_in_one_place():
+    assert "self.accum_loss_components[training_type]" in inspect.getsource(
+        SentenceTransformerTrainer.track_loss_components
+    )
 
 
 def test_the_loop_sets_the_epoch_before_it_makes_an_iterator():

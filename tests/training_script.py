@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 from datasets import load_dataset
 from transformers import TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
+from metaphrase.checkpoints import newest
 from metaphrase.encoders import load_encoder
 from metaphrase.loss import AlignmentLoss
 from metaphrase.recipe import Recipe
@@ -43,7 +43,7 @@ def train(encoder: str, bitext: str, output: str, die_at: str) -> None:
     if die_at != "none":
         trainer.add_callback(Die(int(die_at)))
     Path(output).mkdir(parents=True, exist_ok=True)
-    trainer.train(resume_from_checkpoint=get_last_checkpoint(output))
+    trainer.train(resume_from_checkpoint=newest(output))
 
 
 if __name__ == "__main__":

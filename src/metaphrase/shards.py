@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from metaphrase.corpus import _BREAK, MAX_CHARS, _lines
+from metaphrase.exceptions import CorpusError, DataMismatchError, MissingFileError
 from metaphrase.mining import Neighbours, Rows, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -49,10 +50,12 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
         left = json.loads(path.read_text(encoding="utf-8"))
         if left != manifest:
             keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
-            raise ValueError(f"{folder} was left by another command, which differs in: {', '.join(keys)}. {way_out}")
+            raise DataMismatchError(
+                f"{folder} was left by another command, which differs in: {', '.join(keys)}. {way_out}"
+            )
         return folder
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is in the way: unfinished work would be kept there. Move it.")
+        raise DataMismatchError(f"{folder} is in the way: unfinished work would be kept there. Move it.")
     with _whole(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     return folder
@@ -84,7 +87,7 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}.")
+        raise MissingFileError(f"There is no file {path}.")
     at = int(column) - 1 if column is not None and column.isdecimal() else None
     for number, line in _lines(path, MAX_CHARS):
         if not isinstance(line, str):
@@ -94,11 +97,11 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
             cells = line.split("\t")
             if at is None:
                 if column not in cells:
-                    raise ValueError(f"{path} has no column {column!r}; its header is: {', '.join(cells)}.")
+                    raise CorpusError(f"{path} has no column {column!r}; its header is: {', '.join(cells)}.")
                 at = cells.index(column)
                 continue
             if not 0 <= at < len(cells):
-                raise ValueError(f"{path}:{number}: there are {len(cells)} columns, and none is number {at + 1}.")
+                raise CorpusError(f"{path}:{number}: there are {len(cells)} columns, and none is number {at + 1}.")
             line = cells[at]
         text = _BREAK.sub(" ", line).strip()
         yield text if len(text) <= MAX_CHARS else None
@@ -150,7 +153,7 @@ class Sentences(Sequence[str]):
                     else:
                         counts["repeated" if text else "unreadable" if text is None else "empty"] += 1
             if not counts["sentences"]:
-                raise ValueError(f"There are no sentences in {counts['lines']} lines of text.")
+                raise CorpusError(f"There are no sentences in {counts['lines']} lines of text.")
             ends.flush()
             with _whole(facts) as file:
                 file.write(json.dumps(counts).encode())

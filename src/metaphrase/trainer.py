@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from accelerate.utils import DistributedType
+from datasets import Dataset, IterableDataset
+from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
 from metaphrase.card import AlignmentModelCardData
+from metaphrase.checkpoints import (
+    MANIFEST,
+    PARTIAL,
+    check_space,
+    differences,
+    exclusive,
+    last_good,
+    newest,
+    publish,
+    rotate,
+    size,
+    tidy,
+    verify,
+    versions,
+)
 from metaphrase.collator import ParallelCollator
 from metaphrase.encoders import load_encoder
+from metaphrase.exceptions import CheckpointError, MetaphraseError
 from metaphrase.functional import accumulated_in_place
 from metaphrase.heads import AlignmentHeads
 from metaphrase.loss import AlignmentLoss
@@ -33,6 +63,17 @@ HEADS = "heads"
 #: Name of the heads' parameters among the loss's.
 HEAD_PARAMETERS = r"^heads\."
 
+#: Readable stand-in for the pickled arguments that the parent classes write.
+TRAINING_ARGS = "training_args.json"
+
+
+class NonFiniteError(MetaphraseError, ValueError):
+    """A loss, a gradient or a weight that is infinite or no number."""
+
+
+class WorkerError(MetaphraseError, ChildProcessError):
+    """A process that prepares batches died."""
+
 
 @dataclass
 class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
@@ -44,7 +85,10 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         micro_batch_size: Rows (sentences, of either side) that the encoder encodes at a time; None encodes all views of a
             batch at once. ``per_device_train_batch_size`` stays the batch that is ranked: the gradient is the same, for
             less memory and one more forward pass. Where memory runs out it is set, or halved, and the step made again.
-        logging_nan_inf_filter: Off, so that a loss that is not finite shows.
+        max_skipped_steps: Steps in a row without a finite loss and gradient after which training ends. Such a step changes
+            nothing, and ``skipped_steps`` in the log counts it.
+        allow_changes: Resume a checkpoint though recipe, data, batch or seed are not those that it was written with.
+        logging_nan_inf_filter: Off, as steps whose loss is not finite are skipped and counted.
         dataloader_pin_memory: On only where there is a CUDA device to pin for.
     """
 
@@ -58,6 +102,14 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             "help": "Rows encoded at a time, with the gradient of the whole batch; found where memory runs out."
         },
     )
+    max_skipped_steps: int = field(
+        default=5,
+        metadata={"help": "End after so many steps in a row without a finite loss and gradient; each is skipped."},
+    )
+    allow_changes: bool = field(
+        default=False,
+        metadata={"help": "Resume a checkpoint of another recipe, corpus, batch size, seed or number of processes."},
+    )
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Hide losses that are not finite from the log."}
     )
@@ -69,25 +121,41 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         super().__post_init__()
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise ValueError(f"micro_batch_size is a number of rows from 1, or none, but got {self.micro_batch_size}.")
+        if self.max_skipped_steps < 1:
+            raise ValueError(f"max_skipped_steps is a number of steps from 1, but got {self.max_skipped_steps}.")
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors that are no batch (links, queues).
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
 
 
 class _Pace(TrainerCallback):
-    """Tell collator and sampler which epoch it is, so that masks and batches differ; and the loss when a step was made."""
+    """Tell collator and sampler which epoch it is, the loss when a step was made, and the loop when to stop."""
 
     def __init__(self, trainer: AlignmentTrainer) -> None:
         self.trainer = trainer
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        epoch = int(state.epoch or 0)
-        self.trainer.data_collator.set_epoch(epoch)
-        if self.trainer._sampler is not None:  # under distributed training, accelerate does not reach it
-            self.trainer._sampler.set_epoch(epoch)
+        self.trainer._begin_epoch()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.trainer._alignment_loss.after_step()
+        if self.trainer._end_step():
+            control.should_training_stop = control.should_save = True
+            control.should_evaluate = False
+
+
+class _Collator(ParallelCollator):
+    """A collator that leaves out the batches that a resumed stream passes over."""
+
+    passed_over = 0
+
+    def __call__(self, examples: Any) -> dict[str, dict[str, Tensor]]:
+        if self.passed_over:
+            self.passed_over -= 1
+            return {}
+        return super().__call__(examples)
 
 
 def _rng_states() -> tuple[Tensor, list[Tensor]]:
@@ -99,6 +167,10 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
     What it adds to its parent: batches are views; heads are saved in every checkpoint and restored from it, averaged over
     processes, clipped with the encoder, and switched between training and evaluation; the encoder runs without padding.
+
+    Checkpoints are whole or not there (:mod:`metaphrase.checkpoints`), and a resumed run ends with the weights of an
+    undisturbed one. SIGTERM and SIGINT end training behind the present step, with a checkpoint; a second one ends it at
+    once. A step whose loss or gradient is not finite is skipped, and weights that are not finite are never written.
 
     Args:
         *args: As for ``SentenceTransformerTrainer``.
@@ -118,6 +190,16 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         self._alignment_loss = loss
         self._gradients_pending = False
         self._sampler: Any = None
+        self._staging: Path | None = None  # where a checkpoint is being written
+        self._signal = self._stop = 0  # received by this process; agreed on by all
+        self._epoch = self._batches = 0  # passes over the data begun, and batches of this one
+        self._offset = 0  # batches of the next pass that an earlier run made
+        self._written: Path | None = None  # the last checkpoint
+        self._terms: dict[str, Tensor] = {}
+        self._finite = torch.tensor(True)
+        self._skipping = False  # the present step
+        self._skipped = self._skipped_in_a_row = 0
+        self._since_log = [0, 0]  # steps, and those of them that were skipped
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         if self.args.n_gpu > 1:
@@ -136,7 +218,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         self, model: SentenceTransformer, args: Any, processing_class: PreTrainedTokenizerBase | None = None
     ) -> ParallelCollator:
         """A collator of the views that the loss asks for."""
-        return ParallelCollator(model.tokenizer, self._alignment_loss.views, seed=args.seed)
+        return _Collator(model.tokenizer, self._alignment_loss.views, seed=args.seed)
 
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """As the parent's; batches without duplicates look at the two sentences only, not at their languages."""
@@ -155,18 +237,58 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         """What the objectives train beside the encoder."""
         return [parameter for parameter in self._alignment_loss.heads.parameters() if parameter.requires_grad]
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Train, without padding unless told otherwise; every process starts from the first one's heads."""
-        if self.args.world_size > 1:
-            for value in self._alignment_loss.heads.state_dict().values():
-                dist.broadcast(value, src=0)
-        with packed(self.model, enabled=self.args.packing):
-            return super().train(*args, **kwargs)
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Train, without padding unless told otherwise; every process starts from the first one's heads.
+
+        Args:
+            resume_from_checkpoint: A checkpoint, which must verify; True takes the last one that does.
+            *args: As for the parent.
+            **kwargs: Likewise.
+
+        Raises:
+            CheckpointError: The checkpoint cannot be gone on from, or one cannot be written.
+            NonFiniteError: Too many steps in a row had no finite loss and gradient, or weights are not finite.
+            WorkerError: A process of the data loader died.
+            SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
+        """
+        with ExitStack() as stack:
+            if self.args.should_save and self.args.save_strategy != SaveStrategy.NO:
+                stack.enter_context(exclusive(self.args.output_dir))
+                tidy(Path(self.args.output_dir))
+                self._check_space()
+            checkpoint = self._choose_checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
+            if self.args.world_size > 1:
+                for value in self._alignment_loss.heads.state_dict().values():
+                    dist.broadcast(value, src=0)
+            stack.enter_context(self._heeding_signals())
+            stack.enter_context(packed(self.model, enabled=self.args.packing))
+            try:
+                result = super().train(checkpoint, *args, **kwargs)
+            except RuntimeError as error:
+                if not str(error).startswith("DataLoader worker"):
+                    raise
+                raise WorkerError(
+                    f"{error} Often memory ran out: lower --dataloader_num_workers (0 reads in the process that trains). "
+                    f"{last_good(self.args.output_dir)}"
+                ) from error
+        if number := self._stop or self._signal:
+            logger.warning(
+                "Stopped by %s behind step %d of %d; go on with --resume_from_checkpoint true.",
+                signal.Signals(number).name,
+                self.state.global_step,
+                self.state.max_steps,
+            )
+            raise SystemExit(128 + number)
+        return result
+
+    # ------------------------------------------------------------------------------------------------------------ steps
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; before an update the heads' gradients are averaged over processes, as DDP does the model's."""
         self.loss.train()
         loss = self._step_within_memory(model, inputs, num_items_in_batch)
+        self._finite = self._finite.to(loss.device) & torch.isfinite(loss)
+        self._batches += 1
         self._gradients_pending = not self.accelerator.sync_gradients
         if self.args.world_size > 1 and self.accelerator.sync_gradients:
             for parameter in self.head_parameters():
@@ -175,6 +297,94 @@ class AlignmentTrainer(SentenceTransformerTrainer):
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= self.args.world_size
         return loss
+
+    def track_loss_components(self, loss: dict[str, Tensor]) -> None:
+        """As the parent's; the terms are kept for a message."""
+        self._terms = {name: value.detach() for name, value in loss.items()}
+        super().track_loss_components(loss)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        """The norm, heads included. Processes agree here whether this step is made, and whether it is the last."""
+        parameters = [*model.parameters(), *self.head_parameters()]
+        if grad_norm is None:
+            grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        scaled = self.accelerator.scaler is not None  # its steps overflow now and then, and are left out by itself
+        finite = self._finite if scaled else self._finite & torch.isfinite(torch.as_tensor(grad_norm)).to(self._finite)
+        if self.args.world_size > 1:
+            agreed = torch.tensor([not finite, self._signal], dtype=torch.int64, device=self.args.device)
+            dist.all_reduce(agreed, op=dist.ReduceOp.MAX)
+            self._skipping, self._stop = bool(agreed[0]), int(agreed[1])
+        else:
+            self._skipping = not finite
+        self._skipped_in_a_row = self._skipped_in_a_row + 1 if self._skipping else 0
+        if self._skipping:
+            self._skip(parameters, gradients=not scaled)
+        return super()._get_grad_norm(model, grad_norm=grad_norm)
+
+    def _skip(self, parameters: list[nn.Parameter], *, gradients: bool) -> None:
+        """Take a step back before it changes anything; where it is one too many, end."""
+        step = self.state.global_step + 1
+        wrong = [name for name, value in self._terms.items() if not torch.isfinite(value).all()]
+        cause = f"The loss of {', '.join(wrong)} is" if wrong else "A gradient, or the loss of another process, is"
+        if self._skipped_in_a_row >= self.args.max_skipped_steps:
+            raise NonFiniteError(
+                f"{cause} not finite in step {step}, as in the {self._skipped_in_a_row - 1} before it, which were skipped. "
+                f"Lower --learning_rate (now {self.args.learning_rate:g}), warm up longer, or look at the data there. "
+                f"{last_good(self.args.output_dir)}"
+            )
+        self._skipped += 1
+        self._since_log[1] += 1
+        logger.warning("%s not finite in step %d, which is skipped.", cause, step)
+        buffers, total, terms = self._before_step
+        self._restore_buffers(buffers)
+        self._tr_loss.copy_(total)
+        self.accum_loss_components["train"] = terms
+        if gradients:  # an optimiser passes over parameters without one
+            for parameter in parameters:
+                parameter.grad = None
+
+    def _begin_step(self) -> None:
+        """Remember what a step changes beside the gradients."""
+        self._finite = torch.tensor(True, device=self.args.device)
+        self._before_step = (
+            dict(self._alignment_loss.heads.named_buffers()),
+            self._tr_loss.clone(),
+            {name: value.clone() for name, value in self.accum_loss_components["train"].items()},
+        )
+
+    def _end_step(self) -> bool:
+        """Let the objectives follow the encoder.
+
+        Returns:
+            Whether training ends here, by a signal.
+        """
+        self._since_log[0] += 1
+        if not self._skipping:
+            self._alignment_loss.after_step()
+        if self.args.world_size == 1:
+            self._stop = self._signal
+        return bool(self._stop)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """As the parent's; the mean loss is that of the steps that were made, and skipped ones are counted."""
+        if "loss" in logs:
+            steps, skipped = self._since_log
+            self._since_log = [0, 0]
+            if self._skipped:
+                logs["skipped_steps"] = self._skipped
+            if not math.isfinite(logs.get("grad_norm", 0.0)):
+                del logs["grad_norm"]
+            if steps and skipped == steps:
+                del logs["loss"]
+            elif skipped:
+                logs["loss"] *= steps / (steps - skipped)
+        super().log(logs, *args, **kwargs)
+
+    def _restore_buffers(self, buffers: dict[str, Tensor]) -> None:
+        heads = self._alignment_loss.heads
+        for name, value in buffers.items():  # a queue that was filled
+            parent, _, last = name.rpartition(".")
+            setattr(heads.get_submodule(parent), last, value)
 
     def _step_within_memory(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any) -> Tensor:
         """The parent's step, made again with smaller micro-batches where memory runs out."""
@@ -190,9 +400,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             # Outside of the handler, whose traceback would keep the failed step's tensors.
             model.zero_grad()
             heads.zero_grad()
-            for name, value in buffers.items():  # a queue that was filled
-                parent, _, last = name.rpartition(".")
-                setattr(heads.get_submodule(parent), last, value)
+            self._restore_buffers(buffers)
             torch.set_rng_state(randomness[0])
             if torch.cuda.is_available():
                 torch.cuda.set_rng_state_all(randomness[1])
@@ -226,10 +434,177 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         parameters = [*model.parameters(), *self.head_parameters()]
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
+    @contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        """Take SIGTERM and SIGINT as wishes to stop behind the present step; a second one is not asked for twice."""
+        self._signal = self._stop = 0
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        pid, first = os.getpid(), 0.0
+
+        def heed(number: int, frame: Any) -> None:
+            nonlocal first
+            if os.getpid() != pid:  # a data loader's process, which ends with this one
+                return
+            if self._signal:
+                # torchrun repeats an interrupt that the terminal has sent to all already.
+                if self.args.world_size == 1 or time.monotonic() - first > 1:
+                    signal.signal(number, signal.SIG_DFL)
+                    signal.raise_signal(number)
+                return
+            self._signal, first = number, time.monotonic()
+            message = (
+                f"{signal.Signals(number).name}: a checkpoint is written behind this step; again to end at once.\n"
+            )
+            os.write(2, message.encode())  # a logger may be busy with a line of its own
+
+        before = {number: signal.signal(number, heed) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler or signal.SIG_DFL)
+
+    # ------------------------------------------------------------------------------------------------------ checkpoints
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """As the parent's.
+
+        Raises:
+            NonFiniteError: A weight is infinite or no number.
+        """
+        check_finite(self._alignment_loss, last_good(self.args.output_dir))
+        super().save_model(*args, **kwargs)
+
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
+        folder = Path(output_dir or self.args.output_dir)
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle
+        (folder / TRAINING_ARGS).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
         if self._alignment_loss.heads.state_dict():
-            self._alignment_loss.heads.save_pretrained(Path(output_dir or self.args.output_dir) / HEADS)
+            self._alignment_loss.heads.save_pretrained(folder / HEADS)
+
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self._staging or super()._get_output_dir(trial))
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        """The parent's, written aside and put into place when all of it is on the disk."""
+        output = Path(self._get_output_dir(trial))
+        place = output / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
+        if place == self._written:
+            return
+        staging = output / PARTIAL
+        if self.args.should_save:
+            shutil.rmtree(staging, ignore_errors=True)
+        self._wait()
+        try:
+            self._staging = staging
+            super()._save_checkpoint(model, trial)
+            self._wait()
+            if str(self.state.best_model_checkpoint or "").startswith(str(staging)):
+                self.state.best_model_checkpoint = str(place)
+            if self.args.should_save:
+                self.state.save_to_json(str(staging / place.name / TRAINER_STATE_NAME))
+                publish(staging / place.name, place, self._facts())
+                shutil.rmtree(staging, ignore_errors=True)
+            self._wait()
+        except (OSError, RuntimeError, SafetensorError) as error:
+            shutil.rmtree(staging, ignore_errors=True)
+            free = size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
+            raise CheckpointError(
+                f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint takes about "
+                f"{size(sum(self._bytes()))}. {last_good(output)} Go on with --resume_from_checkpoint true."
+            ) from error
+        finally:
+            self._staging = None
+        self._written = place
+        if self.args.push_to_hub:
+            self._push_from_checkpoint(str(place))
+        if self.args.should_save:
+            rotate(output, place, self.args.save_total_limit, best=self.state.best_model_checkpoint)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        if self._staging is None:  # not before all of it is in place
+            super()._push_from_checkpoint(checkpoint_folder)
+
+    def _checkpoint_push_skip_names(self, checkpoint_folder: str) -> set[str]:
+        return super()._checkpoint_push_skip_names(checkpoint_folder) | {HEADS, MANIFEST}
+
+    def _wait(self) -> None:
+        if self.args.world_size > 1:
+            dist.barrier()
+
+    def _bytes(self) -> tuple[int, int]:
+        """Of the weights, and of what AdamW remembers of them."""
+        weights = sum(value.nbytes for value in self._alignment_loss.state_dict().values())
+        return weights, 2 * sum(p.nbytes for p in self._alignment_loss.parameters() if p.requires_grad)
+
+    def _check_space(self) -> None:
+        weights, optimiser = self._bytes()
+        check_space(Path(self.args.output_dir), weights, weights + optimiser)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a manifest says of the run."""
+        return {
+            "step": self.state.global_step,
+            "epoch": self._epoch - 1,
+            "batches": self._batches,
+            "skipped_steps": self._skipped,
+            "skipped_in_a_row": self._skipped_in_a_row,
+            "run": self._run_facts(),
+        }
+
+    def _run_facts(self) -> dict[str, Any]:
+        """What must not change when a run is resumed."""
+        recipe = self._alignment_loss.recipe.to_dict()
+        facts = {
+            "terms": recipe["terms"],
+            "max_length": self._alignment_loss.max_length,
+            "processes": self.args.world_size,
+            "per_device_train_batch_size": self.args.per_device_train_batch_size,
+            "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
+            "seed": self.args.seed,
+        }
+        if isinstance(self.train_dataset, Dataset):
+            facts |= {"pairs": len(self.train_dataset), "data": data_digest(self.train_dataset)}
+        return dict(json.loads(json.dumps(facts)))
+
+    def _choose_checkpoint(self, asked: str | Path | bool) -> str:
+        """The checkpoint to go on from, the same in all processes.
+
+        Raises:
+            CheckpointError: It is damaged, of another run, or there is none.
+        """
+        answer: list[Any] = [None, None]
+        if self.args.process_index == 0:
+            try:
+                answer[0] = self._verified(asked)
+            except CheckpointError as error:
+                answer[1] = error
+        if self.args.world_size > 1:
+            dist.broadcast_object_list(answer)
+        if answer[1] is not None:
+            raise answer[1]
+        return str(answer[0])
+
+    def _verified(self, asked: str | Path | bool) -> Path:
+        folder = newest(self.args.output_dir) if asked is True else Path(str(asked))
+        if folder is None:
+            raise CheckpointError(f"There is no checkpoint in {self.args.output_dir} to go on from.")
+        manifest = verify(folder)
+        if changed := differences(manifest["run"], self._run_facts()):
+            message = f"{folder} was written by another run, which differs in: {', '.join(changed)}."
+            if not self.args.allow_changes:
+                raise CheckpointError(
+                    f"{message} Give what it was begun with, or go on all the same by --allow_changes."
+                )
+            logger.warning("%s", message)
+        if changed := differences(manifest["versions"], versions()):
+            logger.warning(
+                "%s was written with other versions, so that digits may differ: %s.", folder, ", ".join(changed)
+            )
+        return folder
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
@@ -238,5 +613,64 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             heads = AlignmentHeads.from_pretrained(Path(checkpoint_path) / HEADS)
             self._alignment_loss.heads.load_state_dict(heads.state_dict())
 
-    def _checkpoint_push_skip_names(self, checkpoint_folder: str) -> set[str]:
-        return super()._checkpoint_push_skip_names(checkpoint_folder) | {HEADS}
+    # ---------------------------------------------------------------------------------------------------- place in data
+
+    def _init_training_state(
+        self,
+        max_steps: int,
+        num_update_steps_per_epoch: int,
+        num_train_epochs: int,
+        resume_from_checkpoint: str | None,
+        trial: Any,
+    ) -> tuple[int, int]:
+        """Passes over the data that are done, and batches of the next one: of a stream, whose length nobody knows, too."""
+        self._written = None
+        self._skipped = self._skipped_in_a_row = 0
+        self._since_log = [0, 0]
+        self._gradients_pending = False
+        epoch, batches = super()._init_training_state(
+            max_steps, num_update_steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if resume_from_checkpoint is not None:
+            manifest = json.loads((Path(resume_from_checkpoint) / MANIFEST).read_text(encoding="utf-8"))
+            self._skipped, self._skipped_in_a_row = manifest["skipped_steps"], manifest["skipped_in_a_row"]
+            if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
+                epoch, batches = manifest["epoch"], manifest["batches"]
+        self._epoch, self._offset = epoch, batches
+        return epoch, batches
+
+    def _begin_epoch(self) -> None:
+        """Make what is random in views and batches that of this pass over the data."""
+        self.data_collator.set_epoch(self._epoch)
+        if self._sampler is not None:  # under distributed training, accelerate does not reach it
+            self._sampler.set_epoch(self._epoch)
+        if isinstance(self.train_dataset, IterableDataset) and self.args.dataloader_num_workers == 0:
+            self.data_collator.passed_over = 0 if self.args.ignore_data_skip else self._offset
+        self._batches, self._offset = self._offset, 0
+        self._epoch += 1
+
+
+def data_digest(dataset: Dataset) -> str:
+    """A short digest of a few dozen pairs from all over a corpus, by which another corpus is told apart."""
+    digest = xxhash.xxh3_64()
+    for at in range(0, len(dataset), max(1, len(dataset) // 64)):
+        row = dataset[at]
+        digest.update(json.dumps([row.get("source"), row.get("target")], default=str).encode())
+    return digest.hexdigest()
+
+
+def check_finite(module: nn.Module, advice: str = "") -> None:
+    """Refuse weights that must not be written.
+
+    Args:
+        module: An encoder, or a loss with it and its heads.
+        advice: What the message ends with.
+
+    Raises:
+        NonFiniteError: With the first weight that is infinite or no number.
+    """
+    values = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+    finite = torch.stack([torch.isfinite(value).all() for value in values.values()]).tolist()
+    for name, good in zip(values, finite, strict=True):
+        if not good:
+            raise NonFiniteError(f"{name} has become infinite or no number; the model is not written. {advice}")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import yaml
 
-from metaphrase.cli.train import checkpoints, parse_options, train_and_report
+from metaphrase.checkpoints import checkpoint_folders
+from metaphrase.cli.train import parse_options, train_and_report
 
 #: Real translations from the interfaces of free software, in eight languages, and the Declaration of Human Rights.
 DATA = Path(__file__).parents[1] / "data"
@@ -26,6 +27,6 @@ def run(argv: Sequence[str]) -> int:
     options = parse_options(argv, defaults)
     arguments = options[3]
     if not arguments.resume_from_checkpoint:
-        for checkpoint in checkpoints(arguments.output_dir):  # of an earlier demo
+        for checkpoint in checkpoint_folders(arguments.output_dir):  # of an earlier demo
             shutil.rmtree(checkpoint)
     return train_and_report(options, command=["metaphrase", "demo", *argv], title=TITLE)

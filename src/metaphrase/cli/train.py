@@ -10,8 +10,8 @@ import shlex
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -23,10 +23,11 @@ from rich.console import Console
 from rich.syntax import Syntax
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
-from transformers import set_seed
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, IntervalStrategy
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.card import AlignmentModelCardData
+from metaphrase.checkpoints import checkpoint_folders, exclusive, newest, tidy, verify, versions
 from metaphrase.cli import parse
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
@@ -39,6 +40,7 @@ from metaphrase.evaluation.retrieval import (
     load_parallel_folder,
     resolve_prompt,
 )
+from metaphrase.exceptions import CheckpointError
 from metaphrase.hub import release, release_languages
 from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.loss import AlignmentLoss
@@ -46,7 +48,7 @@ from metaphrase.monolingual import check_monolingual, load_monolingual, with_mon
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.recipe import Recipe
 from metaphrase.report import render_table, usage_lines, write_json, write_report
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -59,9 +61,6 @@ TRANSFORMS = {
 
 #: What ``--clean`` can be.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
-
-#: Packages whose versions belong to a result.
-PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "accelerate", "tokenizers")
 
 
 @dataclass
@@ -172,21 +171,42 @@ def parse_options(argv: Sequence[str], defaults: Mapping[str, Any] | None = None
     return options
 
 
-def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title: str | None = None) -> int:
+def train_and_report(
+    options: tuple[Any, ...],
+    *,
+    command: Sequence[str],
+    title: str | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> int:
     """One training run from corpus to release, with a before/after report where test sets are given.
 
     Args:
         options: What :func:`parse_options` returns.
         command: How this run was called; goes into card and report.
         title: Heading of the report.
+        callbacks: Callbacks for the trainer, beside its own.
+
+    Raises:
+        CheckpointError: Another process uses the output folder, nothing can be written there, or it cannot be resumed.
     """
-    model_options, corpus_options, recipe_options, arguments = options
+    _, corpus_options, recipe_options, arguments = options
     check(corpus_options, arguments)
     check_text(Recipe.load(recipe_options.recipe), corpus_options)
     prepare_process()
-    resumed = checkpoint_to_resume(arguments)
+    with ExitStack() as stack:
+        with arguments.main_process_first(local=False, desc="choice of a checkpoint"):
+            if arguments.process_index == 0:
+                stack.enter_context(exclusive(arguments.output_dir))
+                tidy(Path(arguments.output_dir))
+            arguments.resume_from_checkpoint = checkpoint_to_resume(arguments)
+        return _train_and_report(options, command=command, title=title, callbacks=callbacks)
+
+
+def _train_and_report(
+    options: tuple[Any, ...], *, command: Sequence[str], title: str | None, callbacks: Sequence[TrainerCallback]
+) -> int:
+    model_options, corpus_options, recipe_options, arguments = options
     output = Path(arguments.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
     set_seed(arguments.seed)
     recipe = with_choices(Recipe.load(recipe_options.recipe), recipe_options)
     model = load_encoder(
@@ -197,11 +217,19 @@ def train_and_report(options: tuple[Any, ...], *, command: Sequence[str], title:
     )
     main_process = arguments.process_index == 0
     tests = read_tests(corpus_options) if main_process else {}
-    before = measure_before(model, tests, output, name=model_options.model, resuming=resumed is not None)
-    arguments.resume_from_checkpoint = resumed
+    resuming = arguments.resume_from_checkpoint is not None
+    before = measure_before(model, tests, output, name=model_options.model, resuming=resuming)
     tested = {language for sets in tests.values() for language in sets}
     facts, embedding = train(
-        model, recipe, model_options, corpus_options, recipe_options, arguments, command=command, tested=tested
+        model,
+        recipe,
+        model_options,
+        corpus_options,
+        recipe_options,
+        arguments,
+        command=command,
+        tested=tested,
+        callbacks=callbacks,
     )
     if not main_process:
         return 0
@@ -244,7 +272,12 @@ def write_release(
     recipe: Recipe,
     card: AlignmentModelCardData,
 ) -> None:
-    """Release to ``output``; with a language embedding to a folder for each language in it."""
+    """Release to ``output``; with a language embedding to a folder for each language in it.
+
+    Raises:
+        NonFiniteError: A weight is infinite or no number.
+    """
+    check_finite(model)
     if embedding is None:
         release(model, output, recipe=recipe.to_dict(), card=card)
     else:
@@ -311,6 +344,7 @@ def train(
     *,
     command: Sequence[str],
     tested: Collection[str] = (),
+    callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[dict[str, Any], LanguageEmbedding | None]:
     """Train a model in place.
 
@@ -323,6 +357,7 @@ def train(
         arguments: Training arguments.
         command: How this run was called.
         tested: Languages that will be measured.
+        callbacks: Callbacks for the trainer.
 
     Returns:
         The facts of the run, for card and report, and the input language embedding that was trained with the model.
@@ -370,7 +405,12 @@ def train(
     if evaluators and arguments.eval_strategy == IntervalStrategy.NO:
         arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, arguments.save_steps
     trainer = AlignmentTrainer(
-        model=model, args=arguments, train_dataset=dataset, loss=loss, evaluator=evaluators or None
+        model=model,
+        args=arguments,
+        train_dataset=dataset,
+        loss=loss,
+        evaluator=evaluators or None,
+        callbacks=list(callbacks),
     )
     result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     facts = {
@@ -388,7 +428,7 @@ def train(
         "seconds": round(time.time() - started, 1),
         "training_seconds": round(result.metrics["train_runtime"], 1),
         "hardware": hardware(),
-        "versions": {name: version(name) for name in PACKAGES},
+        "versions": versions(),
         "log_history": trainer.state.log_history,
     }
     return facts, embedding
@@ -559,39 +599,31 @@ def make_loss(
     return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
 
 
-def checkpoints(output: str | Path) -> list[Path]:
-    """The complete checkpoints of a folder, oldest first; one that a crash cut off lacks the trainer's state."""
-    found = [
-        path for path in Path(output).glob(f"{PREFIX_CHECKPOINT_DIR}-*") if (path / "trainer_state.json").is_file()
-    ]
-    return sorted(found, key=lambda path: int(path.name.rpartition("-")[2]))
-
-
 def checkpoint_to_resume(arguments: Any) -> str | None:
-    """The checkpoint that ``--resume_from_checkpoint`` means: a path, or the output folder's last for ``true``.
+    """The checkpoint that ``--resume_from_checkpoint`` means: a path, or the output folder's last good one for ``true``.
 
     Raises:
-        ValueError: The checkpoint does not exist, or the folder holds checkpoints and resuming was not asked for: a later
-            resume could not tell them from this run's.
+        CheckpointError: The checkpoint does not exist or is damaged, or the folder holds checkpoints and resuming was not
+            asked for: a later resume could not tell them from this run's.
     """
     asked = str(arguments.resume_from_checkpoint or "false")
-    present = checkpoints(arguments.output_dir)
     if asked.lower() in ("false", "no", "0"):
-        if present:
-            raise ValueError(
+        if present := checkpoint_folders(arguments.output_dir):
+            raise CheckpointError(
                 f"{arguments.output_dir} holds {present[-1].name} of an earlier run. Go on with it by "
                 "--resume_from_checkpoint true, or choose another --output_dir."
             )
         return None
     if asked.lower() in ("true", "yes", "1"):
-        if not present:
+        checkpoint = newest(arguments.output_dir)
+        if checkpoint is None:
             logger.info("No checkpoint in %s yet; training starts from the beginning.", arguments.output_dir)
-            return None
-        logger.info("Resuming from %s.", present[-1])
-        return str(present[-1])
-    if not Path(asked).is_dir():
-        raise ValueError(f"--resume_from_checkpoint {asked}: there is no such folder.")
-    return asked
+    else:
+        checkpoint = Path(asked)
+        verify(checkpoint)
+    if checkpoint is not None:
+        logger.info("Resuming from %s.", checkpoint)
+    return None if checkpoint is None else str(checkpoint)
 
 
 def hardware() -> dict[str, Any]:

@@ -1,0 +1,64 @@
+"""Write the table of docs/reliability.md: faults that were triggered, how often, and how often nothing was lost.
+
+pytest --fault-table faults.jsonl
+python scripts/reliability.py faults.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).parents[1] / "docs" / "reliability.md"
+BEGIN, END = "<!-- begin: the table is written by scripts/reliability.py -->", "<!-- end -->"
+
+
+def read(paths: list[Path]) -> list[dict[str, Any]]:
+    """The rows of one or several runs of the tests; of a test that ran twice, the last."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for path in paths:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            rows[row["test"], row["fault"]] = row
+    return list(rows.values())
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """A Markdown table, the same faults of several tests put together."""
+    sums: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        total = sums.setdefault((row["number"], row["fault"]), [0, 0])
+        total[0] += row["tried"]
+        total[1] += row["survived"]
+
+    def order(item: tuple[tuple[str, str], list[int]]) -> tuple[Any, ...]:
+        (number, fault), _ = item
+        return number[0], int(re.sub(r"\D", "", number) or 0), fault
+
+    lines = ["| | fault | tried | survived |", "|---|---|---:|---:|"]
+    for (number, fault), (tried, survived) in sorted(sums.items(), key=order):
+        lines.append(f"| {number} | {fault.replace('|', chr(92) + '|')} | {tried:,} | {survived:,} |")
+    tried, survived = (sum(total[at] for total in sums.values()) for at in (0, 1))
+    return "\n".join([*lines, f"| | **all** | **{tried:,}** | **{survived:,}** |"])
+
+
+def main() -> int:
+    """Put the table into the page; exit with 1 where something was lost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="+", type=Path, help="what `pytest --fault-table` wrote")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    options = parser.parse_args()
+    rows = read(options.rows)
+    page = options.page.read_text(encoding="utf-8")
+    before, rest = page.split(BEGIN)
+    options.page.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    lost = sum(row["tried"] - row["survived"] for row in rows)
+    print(f"{len(rows)} rows, {lost} lost.")
+    return int(lost > 0)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,340 @@
+import json
+import logging
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+from metaphrase import checkpoints
+from metaphrase.checkpoints import (
+    MANIFEST,
+    NewerCheckpointError,
+    check_space,
+    checkpoint_folders,
+    exclusive,
+    newest,
+    publish,
+    rotate,
+    tidy,
+    verify,
+)
+from metaphrase.exceptions import CheckpointError
+from metaphrase.trainer import NonFiniteError
+from tests.faults.children import Child
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path):
+    def make(step, output="out"):
+        staging = tmp_path / output / "_partial" / f"checkpoint-{step}"
+        (staging / "heads").mkdir(parents=True)
+        (staging / "model.safetensors").write_bytes(bytes(range(200)))
+        (staging / "heads" / "config.json").write_text("{}")
+        place = tmp_path / output / staging.name
+        publish(staging, place, {"step": step})
+        return place
+
+    return make
+
+
+def names(output):
+    return [path.name for path in checkpoint_folders(output)]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture
+def trained(make_trainer, tmp_path, kept):
+    """A folder with two real checkpoints, and how a run goes on from it."""
+    if not (kept / "run").exists():
+        trainer = make_trainer("kept")
+        trainer.train()
+        shutil.move(tmp_path / "kept", kept / "run")
+        torch.save(trainer.loss.state_dict(), kept / "weights.pt")
+    shutil.copytree(kept / "run", tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_manifest_names_every_file_and_the_versions(trained):
+    checkpoint = trained / "checkpoint-4"
+    manifest = verify(checkpoint)
+    files = {path.relative_to(checkpoint).as_posix() for path in checkpoint.rglob("*") if path.is_file()}
+    assert set(manifest["files"]) == files - {MANIFEST}
+    assert {"model.safetensors", "heads/model.safetensors", "optimizer.pt", "trainer_state.json"} < files
+    assert "training_args.bin" not in files
+    assert json.loads((checkpoint / "training_args.json").read_text())["max_steps"] == 4
+    assert manifest["step"] == 4
+    assert manifest["format"] == checkpoints.FORMAT
+    assert manifest["versions"]["torch"].startswith(torch.__version__.split("+")[0])
+
+
+def test_nothing_in_a_checkpoint_needs_an_unsafe_pickle(trained):
+    import numpy as np
+    from transformers.trainer_pt_utils import safe_globals
+
+    pickles = [
+        path for path in (trained / "checkpoint-4").rglob("*") if path.suffix in (".pt", ".pth", ".bin", ".pkl")
+    ]
+    assert {path.name for path in pickles} == {"optimizer.pt", "scheduler.pt", "rng_state.pth"}
+    for path in pickles:
+        with safe_globals():
+            assert torch.load(path, weights_only=True)
+    assert np
+
+
+def test_damage_to_any_file_is_found(trained, fault):
+    """Each file cut off and with a flipped bit at places from its first byte to its last, or gone, or grown."""
+    checkpoint, tried, found = trained / "checkpoint-4", 0, 0
+
+    def damaged(name):
+        nonlocal tried, found
+        tried += 1
+        try:
+            verify(checkpoint)
+        except CheckpointError as error:
+            found += name in str(error)
+
+    for path in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+        whole, name = path.read_bytes(), path.relative_to(checkpoint).as_posix()
+        places = sorted({len(whole) * part // 8 for part in range(8)} | {len(whole) - 1})
+        for at in places if whole else []:
+            if name == MANIFEST and chr(whole[at]).isspace():  # between its words
+                continue
+            path.write_bytes(whole[:at])
+            damaged(name)
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+            damaged(name)
+        path.unlink()
+        damaged(name)
+        path.write_bytes(whole + b" " * (name != MANIFEST))
+        if name != MANIFEST:
+            damaged(name)
+        path.write_bytes(whole)
+        verify(checkpoint)
+    fault("A6", "a file of a checkpoint cut off, grown, gone, or with a flipped bit", tried=tried, survived=found)
+
+
+def test_resuming_takes_the_last_that_verifies_and_names_the_rest(make_trainer, trained, kept, caplog, fault):
+    file = trained / "checkpoint-4" / "optimizer.pt"
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    trainer = make_trainer()
+    with caplog.at_level(logging.WARNING, logger="metaphrase"):
+        trainer.train(resume_from_checkpoint=True)
+    said = [record.getMessage() for record in caplog.records if "Skipped" in record.getMessage()]
+    assert said == [
+        f"Skipped: {trained / 'checkpoint-4'}: optimizer.pt is not what was written; the file was damaged since."
+    ]
+    wanted = torch.load(kept / "weights.pt")
+    same = all(torch.equal(value, wanted[name]) for name, value in trainer.loss.state_dict().items())
+    verify(trained / "checkpoint-4")  # written again
+    fault("A6", "the last checkpoint damaged: the one before it is taken", tried=1, survived=same)
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused(make_trainer, trained):
+    (trained / "checkpoint-4" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"checkpoint-4: model.safetensors has 0 bytes in place of \d+"):
+        make_trainer().train(resume_from_checkpoint=str(trained / "checkpoint-4"))
+    (trained / "checkpoint-2" / MANIFEST).unlink()
+    with pytest.raises(
+        CheckpointError, match=r"checkpoint-2 has no manifest.json: it was cut off, or written by another"
+    ):
+        make_trainer().train(resume_from_checkpoint=trained / "checkpoint-2")
+    with pytest.raises(CheckpointError, match=r"No checkpoint of .* can be gone on from"):
+        make_trainer().train(resume_from_checkpoint=True)
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*empty"):
+        make_trainer("empty").train(resume_from_checkpoint=True)
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*checkpoint-9"):
+        make_trainer().train(resume_from_checkpoint=str(trained / "checkpoint-9"))
+
+
+def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fault):
+    path = trained / "checkpoint-4" / MANIFEST
+    manifest = json.loads(path.read_text())
+    manifest["format"] += 1
+    manifest["versions"]["metaphrase"] = "99.0"
+    path.write_text(json.dumps(manifest))
+    refused = 0
+    for asked in (True, str(trained / "checkpoint-4")):
+        with pytest.raises(
+            NewerCheckpointError, match=r"metaphrase 99\.0 in format 2; metaphrase \S+ reads formats up to 1"
+        ):
+            make_trainer().train(resume_from_checkpoint=asked)
+        refused += 1
+    fault("I2", "a checkpoint of a newer version", tried=2, survived=refused)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"per_device_train_batch_size": 4}, r"per_device_train_batch_size \(8 → 4\)"),
+        ({"seed": 3}, r"seed \(42 → 3\)"),
+        ({"recipe": "tr"}, r"terms \(.* → .*\)"),
+    ],
+)
+def test_another_run_is_not_gone_on_with(make_trainer, trained, fault, changes, message):
+    with pytest.raises(CheckpointError, match=rf"was written by another run, which differs in: .*{message}"):
+        make_trainer(**changes).train(resume_from_checkpoint=True)
+    fault("A5", f"resumed with another {', '.join(changes)}", tried=1, survived=1)
+
+
+def test_other_data_are_noticed_and_may_be_allowed(make_trainer, trained, full_bitext, fault):
+    from datasets import Dataset
+
+    changed = Dataset.from_list([*full_bitext[:-1], {**full_bitext[-1], "target": "something else"}])
+    with pytest.raises(CheckpointError, match=r"differs in: data .*--allow_changes"):
+        make_trainer(dataset=changed).train(resume_from_checkpoint=True)
+    fault("A5", "resumed with another corpus", tried=1, survived=1)
+    trainer = make_trainer(dataset=changed, allow_changes=True, max_steps=5)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 5
+
+
+def test_old_checkpoints_go_when_a_newer_one_is_there(make_checkpoint, tmp_path):
+    output = tmp_path / "out"
+    for step in (1, 2, 10):
+        last = make_checkpoint(step)
+    rotate(output, last, None)
+    assert names(output) == ["checkpoint-1", "checkpoint-2", "checkpoint-10"]
+    rotate(output, last, 2, best=str(output / "checkpoint-1"))
+    assert names(output) == ["checkpoint-1", "checkpoint-10"]
+    rotate(output, last, 1)
+    assert names(output) == ["checkpoint-10"]
+    again = make_checkpoint(5)  # of a run that went on from an older one
+    rotate(output, again, 1)
+    assert names(output) == ["checkpoint-5"]
+
+
+def test_no_checkpoint_goes_for_one_that_does_not_verify(make_checkpoint, tmp_path, caplog, fault):
+    make_checkpoint(1)
+    last = make_checkpoint(2)
+    (last / "model.safetensors").write_bytes(bytes(200))
+    rotate(tmp_path / "out", last, 1)
+    assert "Older checkpoints are kept." in caplog.text
+    kept = newest(tmp_path / "out") == tmp_path / "out" / "checkpoint-1"
+    fault("A6", "a checkpoint damaged while it is written", tried=1, survived=kept)
+
+
+def test_a_checkpoint_is_replaced_in_one_piece(make_checkpoint, tmp_path):
+    (make_checkpoint(3) / "stray").touch()
+    assert not (make_checkpoint(3) / "stray").exists()
+    assert not (tmp_path / "out" / "_deleted").exists()
+
+
+def test_leftovers_are_cleared_away(make_checkpoint, tmp_path):
+    output = tmp_path / "out"
+    whole = make_checkpoint(4)
+    (output / "_partial").mkdir(exist_ok=True)
+    whole.rename(output / "_partial" / "checkpoint-4")
+    shutil.copytree(make_checkpoint(2), output / "_deleted" / "checkpoint-2")
+    (output / "_partial" / "checkpoint-5").mkdir()
+    (output / "_partial" / "checkpoint-5" / "model.safetensors").touch()
+    tidy(output)
+    assert sorted(path.name for path in output.iterdir()) == ["checkpoint-2", "checkpoint-4"]
+
+
+def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path, fault):
+    read, write = os.pipe()
+
+    def work():
+        with exclusive(tmp_path / "out"):
+            os.write(write, b".")
+            signal.pause()
+
+    child = Child(work, tmp_path / "log")
+    assert os.read(read, 1) == b"."
+    with pytest.raises(CheckpointError, match=rf"is in use by process {child.pid} on \S+\. Wait for it or stop it"):
+        exclusive(tmp_path / "out").__enter__()
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert (tmp_path / "out" / "_lock").exists()  # stale
+    with exclusive(tmp_path / "out"), exclusive(tmp_path / "out"):
+        pass
+    assert not (tmp_path / "out" / "_lock").exists()
+    fault("A7", "two processes on one folder; the first dies", tried=2, survived=2)
+    os.close(read)
+    os.close(write)
+
+
+def test_a_run_on_a_folder_in_use_is_refused(make_trainer, tmp_path, run, fault):
+    with exclusive(tmp_path / "run"):
+        assert run() == 70
+    said = (tmp_path / "run.log").read_text()
+    fault("A7", "a second run on one folder", tried=1, survived=f"in use by process {os.getpid()}" in said)
+
+
+def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fault):
+    (tmp_path / "file").touch()
+    for output in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(CheckpointError, match=r"The output folder .* is a file, or lies in one"):
+            exclusive(output).__enter__()
+
+    (tmp_path / "locked").mkdir(mode=0o500)
+
+    def work():
+        if os.geteuid() == 0:
+            os.setuid(65534)
+        with exclusive(tmp_path / "locked" / "out"):
+            pass
+
+    child = Child(work, tmp_path / "log")
+    assert child.wait() == 70
+    assert "Nothing can be written to the output folder" in child.said()
+    fault("A8", "an output folder that is a file, or may not be written to", tried=3, survived=3)
+
+
+def test_a_folder_that_vanishes_is_made_again(make_trainer, tmp_path, fault):
+    trainer = make_trainer(max_steps=3, save_steps=3)
+    trainer.add_callback(vanish(trainer.args.output_dir))
+    trainer.train()
+    verify(tmp_path / "run" / "checkpoint-3")
+    fault("A8", "an output folder that vanishes", tried=1, survived=1)
+
+
+def vanish(output):
+    from transformers import TrainerCallback
+
+    class Vanish(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == 1:
+                shutil.rmtree(output)
+
+    return Vanish()
+
+
+def test_a_full_disk_is_noticed_before_the_first_step(make_trainer, tmp_path, monkeypatch, caplog, fault):
+    monkeypatch.setattr(
+        checkpoints.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
+    )
+    trainer = make_trainer()
+    with pytest.raises(CheckpointError, match=r"has 0\.0 MB free, and a checkpoint takes about 0\.\d MB\. Make room"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    check_space(tmp_path, 500, 2000)
+    assert "The first checkpoint may not fit" in caplog.text
+    fault("A2", "a disk that is full before the first step", tried=1, survived=1)
+
+
+def test_weights_that_are_not_finite_are_not_written(make_trainer, tmp_path, fault):
+    trainer = make_trainer(max_steps=2, save_steps=2)
+    trainer.train()
+    with torch.no_grad():
+        trainer.model[0].auto_model.embeddings.word_embeddings.weight[3, 3] = torch.inf
+    trainer.state.global_step = 3
+    for save in (
+        lambda: trainer._save_checkpoint(trainer.model, None),
+        lambda: trainer.save_model(str(tmp_path / "m")),
+    ):
+        with pytest.raises(
+            NonFiniteError, match=r"word_embeddings.weight has become infinite.*last good .*checkpoint-2"
+        ):
+            save()
+    assert names(tmp_path / "run") == ["checkpoint-2"]
+    assert not (tmp_path / "m").exists()
+    fault("B1", "weights that are not finite are to be written", tried=2, survived=2)

@@ -1,0 +1,127 @@
+import json
+import logging
+
+import pytest
+import torch
+from transformers import TrainerCallback
+
+from metaphrase.checkpoints import checkpoint_folders
+from metaphrase.trainer import NonFiniteError
+
+
+class Watch(TrainerCallback):
+    """Keeps the weights behind every step."""
+
+    def __init__(self):
+        self.weights = []
+
+    def bind(self, trainer):
+        self.trainer = trainer
+        trainer.add_callback(self)
+        self.on_step_end(None, None, None)
+        return self
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.weights.append({name: value.clone() for name, value in self.trainer.loss.state_dict().items()})
+
+
+def spoil(trainer, objective, steps, value=torch.nan):
+    """Multiply a term of the loss in some steps, counted from 1."""
+
+    def hook(module, args, output):
+        return output * value if module.training and trainer.state.global_step + 1 in steps else output
+
+    trainer.loss.objectives[objective].register_forward_hook(hook)
+
+
+def same(one, other):
+    return all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def logs(trainer, key):
+    return [log[key] for log in trainer.state.log_history if key in log]
+
+
+@pytest.mark.parametrize(("accumulation", "value"), [(1, torch.nan), (2, torch.inf)])
+def test_a_step_whose_loss_is_not_finite_changes_nothing(make_trainer, caplog, fault, accumulation, value):
+    trainer = make_trainer(
+        recipe="ppa",
+        gradient_accumulation_steps=accumulation,
+        per_device_train_batch_size=8 // accumulation,
+        logging_steps=2,
+        save_strategy="no",
+    )
+    spoil(trainer, "moco", {2}, value)
+    watch = Watch().bind(trainer)
+    with caplog.at_level(logging.WARNING, logger="metaphrase"):
+        trainer.train()
+    before, first, second, third, _ = watch.weights
+    assert same(first, second)  # the queue and the momentum encoder too
+    assert not same(before, first)
+    assert not same(second, third)
+    assert "The loss of moco is not finite in step 2, which is skipped." in caplog.text
+    assert logs(trainer, "skipped_steps") == [1, 1]
+    alone, _ = logs(trainer, "loss")
+    again = make_trainer(
+        recipe="ppa",
+        gradient_accumulation_steps=accumulation,
+        per_device_train_batch_size=8 // accumulation,
+        max_steps=1,
+        save_strategy="no",
+    )
+    again.train()
+    assert alone == pytest.approx(logs(again, "loss")[0])  # the mean is that of the step that was made
+    fault("B1", f"a loss that is {value}, {accumulation} micro-batches", tried=1, survived=1)
+
+
+def test_a_gradient_that_is_not_finite_is_skipped_too(make_trainer, caplog, fault):
+    trainer = make_trainer(save_strategy="no", max_grad_norm=0.0)
+    weight = trainer.model[0].auto_model.encoder.layer[0].output.dense.weight
+    weight.register_hook(lambda grad: grad * torch.inf if trainer.state.global_step == 1 else grad)
+    watch = Watch().bind(trainer)
+    trainer.train()
+    assert same(watch.weights[1], watch.weights[2])
+    assert not same(watch.weights[2], watch.weights[3])
+    assert "A gradient, or the loss of another process, is not finite in step 2" in caplog.text
+    fault("B1", "a gradient that is not finite", tried=1, survived=1)
+
+
+def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
+    trainer = make_trainer(max_steps=20, save_steps=2, max_skipped_steps=3)
+    spoil(trainer, "rtl", {2, 3, *range(5, 21)})
+    with pytest.raises(NonFiniteError) as error:
+        trainer.train()
+    assert "The loss of rtl is not finite in step 7, as in the 2 before it, which were skipped." in str(error.value)
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(error.value)
+    assert trainer.state.global_step == 6
+    fault("B1", "losses that are not finite from some step on", tried=1, survived=1)
+
+
+def test_skipped_steps_are_counted_across_a_resume(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=2, save_steps=2)
+    spoil(trainer, "tr", {1, 2})
+    trainer.train()
+    assert logs(trainer, "loss") == []
+    assert [
+        json.loads((p / "manifest.json").read_text())["skipped_in_a_row"] for p in checkpoint_folders(tmp_path / "run")
+    ] == [2]
+    resumed = make_trainer(max_steps=6, save_steps=2, max_skipped_steps=3)
+    spoil(resumed, "tr", {3, 4})
+    with pytest.raises(NonFiniteError, match=r"in step 3, as in the 2 before it"):
+        resumed.train(resume_from_checkpoint=True)
+    third = make_trainer(max_steps=4, save_steps=2)
+    third.train(resume_from_checkpoint=True)
+    assert logs(third, "skipped_steps") == [1, 2, 2, 2]
+
+
+def test_a_step_size_that_breaks_the_weights_is_not_written(make_trainer, tmp_path, fault):
+    trainer = make_trainer(learning_rate=1e39, max_steps=2, save_steps=1, lr_scheduler_type="constant")
+    with pytest.raises(NonFiniteError, match=r"has become infinite or no number; the model is not written"):
+        trainer.train()
+    assert checkpoint_folders(tmp_path / "run") == []
+    fault("B1", "a learning rate that breaks the weights", tried=1, survived=1)
+
+
+def test_no_steps_in_a_row_are_refused(make_trainer):
+    with pytest.raises(ValueError, match="max_skipped_steps is a number of steps from 1"):
+        make_trainer(max_skipped_steps=0)

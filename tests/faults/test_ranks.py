@@ -1,0 +1,129 @@
+import os
+import signal
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from transformers import TrainerCallback
+
+from metaphrase.checkpoints import checkpoint_folders, newest, verify
+from metaphrase.exceptions import CheckpointError
+from tests.faults.children import Child
+from tests.faults.conftest import digest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+class In(TrainerCallback):
+    """Does something in a step of one rank."""
+
+    def __init__(self, step, rank, work):
+        self.step, self.rank, self.work = step, rank, work
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step and args.process_index == self.rank:
+            self.work()
+
+
+@pytest.fixture
+def ranks(make_trainer, tmp_path):
+    """Two processes that train together; their exit statuses and the digests of their weights."""
+
+    def ranks(folder, *, callbacks=(), **options):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+
+        def work(rank):
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            for state in (PartialState, AcceleratorState, GradientState):
+                state._reset_state()
+            settings = {"ddp_backend": "gloo", "per_device_train_batch_size": 4, "dataloader_drop_last": True}
+            trainer = make_trainer(folder, callbacks=callbacks, recipe="ppa", **settings, **options)
+            dist.barrier()
+            resume = torch.tensor(bool(checkpoint_folders(trainer.args.output_dir)))
+            dist.broadcast(resume, src=0)
+            trainer.train(resume_from_checkpoint=bool(resume))
+            (tmp_path / f"{folder}-{rank}.digest").write_text(digest(trainer))
+            dist.barrier()
+
+        for rank in (0, 1):
+            (tmp_path / f"{folder}-{rank}.digest").unlink(missing_ok=True)
+        children = [Child(lambda rank=rank: work(rank), tmp_path / f"{folder}-{rank}.log") for rank in (0, 1)]
+        statuses = [child.wait(120) for child in children]
+        digests = [path.read_text() for path in sorted(tmp_path.glob(f"{folder}-?.digest"))]
+        return statuses, digests
+
+    return ranks
+
+
+def said(tmp_path, folder):
+    return "\n".join((tmp_path / f"{folder}-{rank}.log").read_text() for rank in (0, 1))
+
+
+def test_a_rank_that_dies_ends_all_and_the_run_goes_on(ranks, tmp_path, fault):
+    statuses, whole = ranks("whole")
+    assert statuses == [0, 0], said(tmp_path, "whole")
+    assert len(set(whole)) == 1
+    survived = 0
+    for rank in (0, 1):
+        folder = f"dead-{rank}"
+        statuses, _ = ranks(folder, callbacks=[In(4, rank, lambda: os.kill(os.getpid(), signal.SIGKILL))])
+        assert statuses[rank] == -signal.SIGKILL
+        assert statuses[1 - rank] != 0
+        verify(newest(tmp_path / folder))
+        assert newest(tmp_path / folder).name == "checkpoint-2"
+        statuses, resumed = ranks(folder)
+        assert statuses == [0, 0], said(tmp_path, folder)
+        survived += resumed == whole
+    fault("F1", "a rank of two is killed in a step", tried=2, survived=survived)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_dies_while_a_checkpoint_is_written(ranks, tmp_path, fault, rank):
+    def die_in_the_next_save():
+        torch.save = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+
+    statuses, whole = ranks("whole")
+    assert statuses == [0, 0]
+    statuses, _ = ranks("dead", callbacks=[In(4, rank, die_in_the_next_save)])
+    assert statuses[rank] == -signal.SIGKILL
+    assert statuses[1 - rank] != 0
+    assert [path.name for path in checkpoint_folders(tmp_path / "dead")] == ["checkpoint-2"]
+    statuses, resumed = ranks("dead")
+    assert statuses == [0, 0], said(tmp_path, "dead")
+    fault("F2", "a rank of two is killed while a checkpoint is written", tried=1, survived=resumed == whole)
+
+
+def test_a_signal_to_one_rank_stops_all_behind_the_same_step(ranks, tmp_path, fault):
+    statuses, whole = ranks("whole")
+    statuses, _ = ranks("stopped", callbacks=[In(3, 1, lambda: os.kill(os.getpid(), signal.SIGTERM))])
+    assert statuses == [143, 143], said(tmp_path, "stopped")
+    assert newest(tmp_path / "stopped").name == "checkpoint-3"
+    statuses, resumed = ranks("stopped")
+    assert statuses == [0, 0]
+    fault("A3", "SIGTERM to a rank of two", tried=1, survived=resumed == whole)
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_all(ranks, tmp_path, fault):
+    class Spoil(TrainerCallback):
+        def on_train_begin(self, args, state, control, model=None, **kwargs):
+            if args.process_index == 1:
+                weight = model[0].auto_model.encoder.layer[0].output.dense.weight
+                weight.register_hook(lambda grad: grad * torch.nan if state.global_step == 1 else grad)
+
+    statuses, digests = ranks("spoilt", callbacks=[Spoil()])
+    assert statuses == [0, 0], said(tmp_path, "spoilt")
+    assert said(tmp_path, "spoilt").count("not finite in step 2, which is skipped") == 2
+    fault("B1", "a gradient that is not finite on one rank of two", tried=1, survived=len(set(digests)) == 1)
+
+
+def test_a_run_of_two_ranks_is_not_gone_on_with_by_one(ranks, make_trainer, tmp_path, fault):
+    assert ranks("two")[0] == [0, 0]
+    trainer = make_trainer("two", recipe="ppa", per_device_train_batch_size=4)
+    with pytest.raises(CheckpointError, match=r"differs in: processes \(2 → 1\)"):
+        trainer.train(resume_from_checkpoint=True)
+    fault("A5", "resumed with another number of processes", tried=1, survived=1)

@@ -1,0 +1,99 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import TrainerCallback
+
+from metaphrase.checkpoints import checkpoint_folders, verify
+
+
+class Send(TrainerCallback):
+    """Sends this process a signal when a step begins."""
+
+    def __init__(self, step, *numbers):
+        self.step, self.numbers = step, numbers
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step + 1 == self.step:
+            for number in self.numbers:
+                os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_the_step_with_a_checkpoint(run, result, undisturbed, tmp_path, fault, number, status):
+    options = {"save_steps": 100}
+    assert run("stopped", callbacks=[Send(3, number)], **options) == status
+    said = (tmp_path / "stopped.log").read_text()
+    assert f"{number.name}: a checkpoint is written behind this step" in said
+    assert f"Stopped by {number.name} behind step 3 of 4; go on with --resume_from_checkpoint true." in said
+    assert [path.name for path in checkpoint_folders(tmp_path / "stopped")] == ["checkpoint-3"]
+    assert run("stopped", **options) == 0
+    fault("A3", f"{number.name} in a step", tried=1, survived=result("stopped") == undisturbed()[0])
+
+
+def test_a_second_signal_ends_it_at_once(run, tmp_path, fault):
+    assert run(callbacks=[Send(4, signal.SIGTERM, signal.SIGTERM)]) == -signal.SIGTERM
+    fault(
+        "A3",
+        "a second signal",
+        tried=1,
+        survived=[p.name for p in checkpoint_folders(tmp_path / "run")] == ["checkpoint-2"],
+    )
+
+
+def test_a_signal_behind_a_checkpoint(run, result, undisturbed, tmp_path, fault):
+    class Late(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 4:  # nothing is left to do but to exit
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    assert run("stopped", callbacks=[Late()]) == 143
+    assert run("stopped") == 0
+    for checkpoint in checkpoint_folders(tmp_path / "stopped"):
+        verify(checkpoint)
+    fault("A3", "SIGTERM behind the last step", tried=1, survived=result("stopped") == undisturbed()[0])
+
+
+def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_path):
+    options = {"save_strategy": "epoch"}  # three steps an epoch
+    assert run("stopped", callbacks=[Send(3, signal.SIGTERM)], **options) == 143
+    assert [path.name for path in checkpoint_folders(tmp_path / "stopped")] == ["checkpoint-3"]
+    assert run("stopped", **options) == 0
+    assert result("stopped") == undisturbed()[0]
+
+
+def test_handlers_are_given_back(make_trainer):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    make_trainer(max_steps=1).train()
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+@pytest.mark.slow
+def test_the_command_exits_with_143(tiny_encoder_dir, bitext_path, tmp_path, fault):
+    command = [sys.executable, "-m", "tests.faults.stopped_command", "train", "--model", str(tiny_encoder_dir)]
+    options = [
+        "--corpus",
+        str(bitext_path),
+        "--languages",
+        "de",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--recipe",
+        "dap",
+    ]
+    small = ["--max_length", "24", "--max_steps", "5", "--per_device_train_batch_size", "8", "--use_cpu"]
+    done = subprocess.run(
+        [*command, *options, *small, "--report_to", "none"],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    fault("A3", "SIGTERM to the command", tried=1, survived=done.returncode == 143)
+    assert "go on with --resume_from_checkpoint true" in done.stderr
+    assert "Traceback" not in done.stderr
+    verify(tmp_path / "run" / "checkpoint-2")

@@ -1,0 +1,108 @@
+import os
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from metaphrase.trainer import WorkerError, _Collator
+from tests.faults.conftest import digest
+
+
+def read(rows):
+    yield from rows
+
+
+@pytest.fixture
+def stream(full_bitext):
+    """24 pairs, three batches; every pass in an order of its own."""
+    features = Dataset.from_list(full_bitext).features
+    made = IterableDataset.from_generator(read, gen_kwargs={"rows": tuple(full_bitext)}, features=features)
+    return made.shuffle(seed=3, buffer_size=10)
+
+
+def seen(trainer):
+    """The pieces of every batch that is trained on, masks included."""
+    batches = []
+    step = trainer.training_step
+
+    def training_step(model, inputs, *args):
+        batches.append([view["input_ids"].tolist() for view in inputs.values() if isinstance(view, dict)])
+        return step(model, inputs, *args)
+
+    trainer.training_step = training_step
+    return batches
+
+
+@pytest.mark.parametrize("step", [pytest.param(at, marks=pytest.mark.slow) for at in (2, 3, 7)] + [4, 6])
+def test_a_stream_goes_on_where_it_was_in_a_later_pass(make_trainer, stream, tmp_path, fault, step):
+    """In the middle of the first, second and third pass, and at their ends; masks are drawn anew in every pass."""
+    options = {"recipe": "ppa", "dataset": stream, "max_steps": 8, "save_steps": step}
+    whole = make_trainer("whole", **options)
+    batches = seen(whole)
+    whole.train()
+    assert len(batches) == 8
+    assert batches[:2] != batches[3:5]
+    resumed = make_trainer("resumed", **options)
+    rest = seen(resumed)
+    resumed.train(resume_from_checkpoint=tmp_path / "whole" / f"checkpoint-{step}")
+    assert rest == batches[step:]
+    fault(
+        "A4",
+        "a stream resumed in the middle and at the end of its passes",
+        tried=1,
+        survived=digest(resumed) == digest(whole),
+    )
+
+
+def test_accumulated_batches_of_a_stream_go_on_too(make_trainer, stream, tmp_path, fault):
+    options = {
+        "dataset": stream,
+        "max_steps": 5,
+        "save_steps": 3,
+        "gradient_accumulation_steps": 2,
+        "per_device_train_batch_size": 4,
+    }
+    whole = make_trainer("whole", **options)
+    batches = seen(whole)
+    whole.train()
+    resumed = make_trainer("resumed", **options)
+    rest = seen(resumed)
+    resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-3")
+    assert rest == batches[6:]
+    fault("A4", "a stream resumed, two micro-batches a step", tried=1, survived=digest(resumed) == digest(whole))
+
+
+def test_a_stream_read_by_a_worker_goes_on_too(make_trainer, stream, tmp_path, fault):
+    options = {"dataset": stream, "max_steps": 6, "save_steps": 4, "dataloader_num_workers": 1}
+    whole = make_trainer("whole", **options)
+    whole.train()
+    resumed = make_trainer("resumed", **options)
+    resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-4")
+    fault("A4", "a stream resumed that a worker reads", tried=1, survived=digest(resumed) == digest(whole))
+
+
+def test_batches_that_are_passed_over_are_not_made(make_trainer, stream, tmp_path, monkeypatch):
+    options = {"dataset": stream, "max_steps": 3, "save_steps": 2}
+    make_trainer("whole", **options).train()
+    resumed = make_trainer("resumed", **options)
+    made = []
+    build = type(resumed.data_collator.views[0]).build
+    monkeypatch.setattr(type(resumed.data_collator.views[0]), "build", lambda *args: made.append(1) or build(*args))
+    assert isinstance(resumed.data_collator, _Collator)
+    resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2")
+    assert len(made) == len(resumed.data_collator.views)
+
+
+def dies(rows):
+    for at, row in enumerate(rows):
+        if at == 16:
+            os._exit(3)
+        yield row
+
+
+def test_a_dead_worker_ends_the_run_with_its_number(make_trainer, full_bitext, tmp_path, fault):
+    features = Dataset.from_list(full_bitext).features
+    broken = IterableDataset.from_generator(dies, gen_kwargs={"rows": tuple(full_bitext)}, features=features)
+    trainer = make_trainer(dataset=broken, dataloader_num_workers=1, dataloader_prefetch_factor=1, save_steps=1)
+    with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(?s?\)? \d+\).*lower --dataloader_num_workers"):
+        trainer.train()
+    fault("E3", "a data loader's worker dies", tried=1, survived=1)
