@@ -1,15 +1,23 @@
-"""A small Hub on loopback that speaks the wire protocol of `huggingface_hub` 2.x over Git LFS.
+"""A small Hub on loopback that speaks the wire protocol of `huggingface_hub` 2.x over Git LFS and, if asked to, Xet.
 
 It proves what this project does *through* the real client against real HTTP: create, upload, commit, list, download,
-permissions. It does not prove the policies of huggingface.co (quotas, scanners, moderation, exact texts).
+permissions, faults. It does not prove the policies of huggingface.co (quotas, scanners, moderation, exact texts).
 
     with serve_hub() as hub:
         hub.url                             # to be given as HF_ENDPOINT, with HF_HUB_DISABLE_XET=1
         hub.requests                        # what arrived: method, path, query, host, whether a token came along
         hub.faults.append({"path": "/commit/", "status": 503})
 
+A fault strikes requests whose raw path its regular expression `path` finds, of its `method` if it has one, `times` over
+(default 1) after `skip` of them went through:
+
+    status, error, code, headers    answer so, instead of doing the work
+    delay                           wait so many seconds first
+    then                            call this first, e.g. to kill the client
+    truncate                        do the work, send so many bytes of the answer, and cut the connection
+
 Routes are matched on the raw path: a revision such as `refs%2Fpr%2F1` is one segment of it.
-Everything stays in memory.
+Everything but a Xet store stays in memory.
 """
 
 import asyncio
@@ -23,17 +31,22 @@ import re
 import socket
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import transformers.utils.hub
 import uvicorn
 import yaml
+from huggingface_hub import constants
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
+
+from tests.xet_store import XetStore
 
 BINARY = re.compile(r"\.(safetensors|bin|pt|npz|parquet|gz|zip|model)$|(^|/)tokenizer\.json$")
 LFS_THRESHOLD = 10 << 20
@@ -57,11 +70,12 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a commit: its blob and git object id, and its SHA-256 where it is stored over LFS."""
+    """One file of a commit: its git object id, its SHA-256 where it is stored over LFS, and its hash in a Xet store."""
 
     oid: str
     size: int
     sha256: str | None = None
+    xet: str | None = None
 
     @property
     def blob(self) -> str:
@@ -70,7 +84,7 @@ class Entry:
     def as_json(self, path: str) -> dict[str, Any]:
         lfs = {"oid": self.sha256, "sha256": self.sha256, "size": self.size, "pointerSize": 130}
         return {"type": "file", "path": path, "oid": self.oid, "size": self.size} | (
-            {"lfs": lfs} if self.sha256 else {}
+            ({"lfs": lfs} if self.sha256 else {}) | ({"xetHash": self.xet} if self.xet else {})
         )
 
 
@@ -87,7 +101,7 @@ class Commit:
 
 class Repository:
     def __init__(self, kind: str, name: str, private: bool, user: str):
-        self.kind, self.name, self.private = kind, name, private
+        self.kind, self.name, self.private, self.gated = kind, name, private, False
         self.commits: dict[str, Commit] = {}
         self.branches: dict[str, str] = {}
         self.tags: dict[str, str] = {}
@@ -137,14 +151,24 @@ def git_oid(data: bytes) -> str:
 class Hub:
     """The state of the server and the answers to its routes."""
 
-    def __init__(self) -> None:
-        self.url = ""
+    def __init__(self, xet: XetStore | None = None) -> None:
+        self.url, self.xet = "", xet
         self.tokens: dict[str, dict[str, Any]] = {token: dict(user) for token, user in TOKENS.items()}
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.blobs: dict[str, bytes] = {}
         self.requests: list[dict[str, Any]] = []
         self.faults: list[dict[str, Any]] = []
         self.secret = os.urandom(16)
+
+    def put(self, name: str, files: dict[str, bytes], kind: str = "model") -> str:
+        """Test control, no part of a Hub: somebody's commit, hostile or not, without a client; returns its id."""
+        repository = self.repositories.setdefault((kind, name), Repository(kind, name, False, "somebody"))
+        tree = dict(repository.resolve("main").tree)
+        for path, data in files.items():
+            sha256 = hashlib.sha256(data).hexdigest() if BINARY.search(path) else None
+            tree[path] = Entry(git_oid(data), len(data), sha256)
+            self.blobs[tree[path].blob] = data
+        return repository.commit("main", "somebody", "put", "", tree).oid
 
     # Who asks, and what for
 
@@ -164,6 +188,8 @@ class Hub:
         member = user is not None and path["namespace"] in [user["name"], *user["orgs"]]
         if repository is None or (repository.private and not member):  # a private one looks like a missing one
             raise HubError(404 if user else 401, "Repository not found", "RepoNotFound")
+        if repository.gated and not member:
+            raise HubError(403 if user else 401, f"Access to {name} is restricted.", "GatedRepo")
         if write and not (user and member and user["role"] == "write"):
             raise HubError(403 if user else 401, "You don't have the required permissions to perform this action.")
         return repository
@@ -206,6 +232,12 @@ class Hub:
         del self.repositories[repository.kind, repository.name]
         return Response("OK")
 
+    async def settings(self, request: Request) -> Response:
+        repository, body = self.repository(request, write=True), await request.json()
+        repository.private = body.get("visibility", "private" if repository.private else "public") == "private"
+        repository.gated = body.get("gated", repository.gated)
+        return JSONResponse({"private": repository.private, "gated": repository.gated})
+
     # What a repository holds
 
     async def info(self, request: Request) -> Response:
@@ -215,7 +247,7 @@ class Hub:
         return JSONResponse(
             {
                 **{"_id": "0", "id": repository.name, "modelId": repository.name, "sha": commit.oid},
-                **{"private": repository.private, "gated": False, "tags": [], "downloads": 0, "likes": 0},
+                **{"private": repository.private, "gated": repository.gated, "tags": [], "downloads": 0, "likes": 0},
                 **{"siblings": files, "lastModified": commit.date, "createdAt": commit.date},
             }
         )
@@ -360,20 +392,31 @@ class Hub:
             tree[path] = Entry(git_oid(data), len(data))
             self.blobs[tree[path].oid] = data
         elif kind == "lfsFile":
-            if value["oid"] not in self.blobs:
+            in_xet = self.xet.files().get(value["oid"]) if self.xet else None
+            if value["oid"] not in self.blobs and in_xet is None:
                 raise HubError(400, f"LFS object {value['oid']} was not uploaded")
-            size = len(self.blobs[value["oid"]])
+            size = len(self.blobs[value["oid"]]) if in_xet is None else in_xet[1]
             pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{value['oid']}\nsize {size}\n"
-            tree[path] = Entry(git_oid(pointer.encode()), size, value["oid"])
+            tree[path] = Entry(git_oid(pointer.encode()), size, value["oid"], in_xet[0] if in_xet else None)
         elif kind == "deletedFile":
-            del tree[path]
+            if tree.pop(path, None) is None:
+                raise HubError(404, f"{path} does not exist", "EntryNotFound")
         else:
             raise HubError(400, f"unknown operation {kind}")
+
+    async def xet_token(self, request: Request) -> Response:
+        self.repository(request, write=request.path_params["access"] == "write")
+        if self.xet is None:
+            raise HubError(404, "Xet is not enabled on this server")
+        answer = {"casUrl": self.xet.url, "accessToken": self.xet.token, "exp": self.xet.expiry}
+        headers = {"X-Xet-Cas-Url": self.xet.url, "X-Xet-Access-Token": self.xet.token}
+        return JSONResponse(answer, headers=headers | {"X-Xet-Token-Expiration": str(answer["exp"])})
 
     # Download: HEAD and GET of /resolve/, LFS files from another host
 
     async def resolve(self, request: Request) -> Response:
-        commit = self.repository(request).resolve(request.path_params["revision"])
+        repository = self.repository(request)
+        commit = repository.resolve(request.path_params["revision"])
         headers = {"X-Repo-Commit": commit.oid, "Accept-Ranges": "bytes"}
         entry = commit.tree.get(request.path_params["path"])
         if entry is None:
@@ -382,6 +425,9 @@ class Hub:
         if entry.sha256 is None:
             return Response(self.blobs[entry.blob], headers=headers, media_type="text/plain; charset=utf-8")
         headers |= {"X-Linked-Size": str(entry.size), "X-Linked-Etag": headers["ETag"]}
+        if entry.xet:
+            route = f"{self.url}/api/{repository.kind}s/{repository.name}/xet-read-token/{commit.oid}"
+            headers |= {"X-Xet-Hash": entry.xet, "X-Xet-Refresh-Route": route, "Link": f'<{route}>; rel="xet-auth"'}
         # As on the real Hub, LFS files live elsewhere. On the same host the client would follow the redirect of its
         # HEAD and lose the headers above; on another one it must also drop the Authorization header.
         other = self.url.replace("//127.0.0.1", "//localhost")
@@ -389,6 +435,8 @@ class Hub:
 
     async def cdn(self, request: Request) -> Response:
         oid = self.signed(request)
+        if oid not in self.blobs and self.xet:
+            self.blobs[oid] = await asyncio.to_thread(self.xet.read, oid)
         data, headers = self.blobs[oid], {"ETag": f'"{oid}"', "Accept-Ranges": "bytes"}
         span = re.fullmatch(r"bytes=(\d+)-(\d*)", request.headers.get("range", ""))
         if span is None:
@@ -408,14 +456,8 @@ class Hub:
 
     # The application
 
-    async def control(self, request: Request) -> Response:
-        """Test control, no part of a Hub: POST a list of faults; answers with what arrived so far."""
-        if request.method == "POST":
-            self.faults[:] = await request.json()
-        return JSONResponse({"faults": self.faults, "requests": self.requests})
-
     def application(self) -> Any:
-        api, repository = "/api/{kind}/{namespace}/{name}", "/{namespace}/{name}"
+        api, repository, data = "/api/{kind}/{namespace}/{name}", "/{namespace}/{name}", "/{kind}/{namespace}/{name}"
         table = [
             ("GET", "/api/whoami-v2", self.whoami),
             ("POST", "/api/repos/create", self.create),
@@ -431,14 +473,15 @@ class Hub:
             ("POST", api + "/branch/{revision}", self.branch),
             ("POST", api + "/tag/{revision}", self.tag),
             ("GET", api + "/auth-check", self.auth_check),
+            ("PUT", api + "/settings", self.settings),
+            ("GET", api + "/xet-{access}-token/{revision}", self.xet_token),
             ("POST", api + "/preupload/{revision}", self.preupload),
             ("POST", api + "/commit/{revision}", self.commit),
-            ("POST", repository + ".git/info/lfs/objects/batch", self.lfs_batch),
-            ("POST", repository + ".git/info/lfs/objects/verify", self.lfs_verify),
+            *(("POST", at + ".git/info/lfs/objects/batch", self.lfs_batch) for at in (repository, data)),
+            *(("POST", at + ".git/info/lfs/objects/verify", self.lfs_verify) for at in (repository, data)),
             ("PUT", "/__lfs/{oid}", self.lfs_put),
             ("GET", "/__cdn/{oid}", self.cdn),
-            ("GET", "/__test", self.control),
-            ("POST", "/__test", self.control),
+            ("GET", data + "/resolve/{revision}/{path:path}", self.resolve),
             ("GET", repository + "/resolve/{revision}/{path:path}", self.resolve),
         ]
         routes = [Route(path, with_slashes(answer), methods=[method]) for method, path, answer in table]
@@ -453,10 +496,14 @@ class Hub:
                 for fault in self.faults:
                     if self.strikes(fault, scope["method"], raw):
                         await asyncio.sleep(fault.get("delay", 0))
+                        if "then" in fault:
+                            fault["then"]()
                         if "status" in fault:
-                            message = fault.get("error", "injected fault")
-                            answer = error_answer(None, HubError(fault["status"], message, fault.get("code")))
-                            return await answer(scope, receive, send)
+                            message, headers = fault.get("error", "injected fault"), fault.get("headers")
+                            error = HubError(fault["status"], message, fault.get("code"), headers)
+                            return await error_answer(None, error)(scope, receive, send)
+                        if "truncate" in fault:
+                            send = cut_after(send, fault["truncate"])
                 scope = scope | {"path": urllib.parse.unquote(re.sub("%2[fF]", "\0", raw))}
             await inner(scope, receive, send)
 
@@ -464,11 +511,12 @@ class Hub:
 
     @staticmethod
     def strikes(fault: dict[str, Any], method: str, path: str) -> bool:
-        """Whether this request meets `{"path": regex, "method", "status", "code", "error", "delay", "times"}`."""
-        if fault.get("method", method) != method or not re.search(fault["path"], path) or fault.get("times", 1) == 0:
+        """Whether this request meets a fault that is left."""
+        if fault.get("method", method) != method or not re.search(fault["path"], path):
             return False
-        fault["times"] = fault.get("times", 1) - 1
-        return True
+        left = "skip" if fault.get("skip") else "times"
+        fault[left] = fault.get(left, 1) - 1
+        return left == "times" and fault[left] >= 0
 
 
 def with_slashes(answer: Any) -> Any:
@@ -481,18 +529,36 @@ def with_slashes(answer: Any) -> Any:
     return answered
 
 
+def cut_after(send: Any, size: int) -> Any:
+    """An ASGI `send` that passes so many bytes of a body and then cuts the connection."""
+    left = size
+
+    async def sent(message: dict[str, Any]) -> None:
+        nonlocal left
+        if message["type"] == "http.response.body":
+            body = message.get("body", b"")
+            message = message | {"body": body[:left]}
+            left -= len(body)
+            if left <= 0:
+                await send(message | {"more_body": True})
+                raise ConnectionResetError("injected cut")
+        await send(message)
+
+    return sent
+
+
 def error_answer(_: Any, error: Any) -> Response:
     return JSONResponse({"error": error.message}, error.status, error.headers)
 
 
 @contextlib.contextmanager
-def serve_hub() -> Iterator[Hub]:
-    """A running Hub on a free port of 127.0.0.1, in a thread of this process."""
-    hub = Hub()
+def serve_hub(xet: Path | None = None) -> Iterator[Hub]:
+    """A running Hub on a free port of 127.0.0.1, in a thread of this process; with a Xet store in a folder, if given."""
+    hub = Hub(XetStore(xet) if xet else None)
     listener = socket.create_server(("127.0.0.1", 0))
     hub.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     # `localhost` may mean ::1 first; a refused connection there falls back to 127.0.0.1.
-    server = uvicorn.Server(uvicorn.Config(hub.application(), log_level="warning", lifespan="off"))
+    server = uvicorn.Server(uvicorn.Config(hub.application(), log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
@@ -501,3 +567,32 @@ def serve_hub() -> Iterator[Hub]:
         server.should_exit = True
         thread.join()
         listener.close()
+
+
+def reach(hub: Hub, patch: Callable[..., None], folder: Path) -> None:
+    """Point the client of this process to a Hub, as the user `tester`, with all that it keeps in a folder.
+
+    Args:
+        hub: The Hub.
+        patch: `monkeypatch.setattr`.
+        folder: Where tokens and caches go.
+    """
+    settings = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": hub.xet is None,
+        "HF_HUB_CACHE": str(folder / "cache"),
+        "HF_TOKEN_PATH": str(folder / "no-token"),
+        "AGENT_HARNESSES_PATH": str(folder / "harnesses.json"),
+    }
+    for name, value in settings.items():
+        patch(constants, name, value)
+    patch(transformers.utils.hub, "_hf_api", None)  # it would go on with the Hub that it met first
+
+
+def environment(hub: Hub, folder: Path, token: str) -> dict[str, str]:
+    """The same for another process: its environment."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder), "HF_TOKEN": token, "HF_DEBUG": "1"}
+    return kept | settings | ({} if hub.xet else {"HF_HUB_DISABLE_XET": "1"})

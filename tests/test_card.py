@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 
-from metaphrase.card import AlignmentModelCardData, cell, fence, redact, table
+from metaphrase.card import AlignmentModelCardData, cell, corpus_card, fence, redact, table
 
 RECIPE = {
     "name": "dap",
@@ -96,6 +96,72 @@ def test_a_comparison_becomes_rows_with_the_pooled_one_last(card):
     card.add_comparison("UDHR", {"languages": {"sw": test | {"n": 50, "p_value": 0.01}}, "pooled": test})
     assert [row["language"] for row in card.results] == ["sw", "all"]
     assert card.results[0] == {"data": "UDHR", "language": "sw", "n": 50} | test
+
+
+def test_languages_without_training_data_show_what_was_kept(card, tmp_path):
+    card.results = [
+        *(ROW | {"language": language} for language in ("sw", "fr", "all")),
+        *(ROW | {"data": "Far", "language": language} for language in ("fi", "all")),
+    ]
+    text = written(card, tmp_path).text
+    before, after = text.split("### Retention")
+    rows = (
+        re.findall(r"^\| (Tatoeba|Far) \| (\w+) ", before, re.M),
+        re.findall(r"^\| (Tatoeba|Far) \| (\w+) ", after, re.M),
+    )
+    assert rows == ([("Tatoeba", "sw"), ("Tatoeba", "all")], [("Tatoeba", "fr"), ("Far", "fi"), ("Far", "all")])
+
+
+def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):
+    card.results = [ROW]
+    assert "was not looked up" in written(card, tmp_path).text
+    card.leakage = [{"data": "Tatoeba", "pairs": 390, "shared": 0}]
+    text = written(card, tmp_path).text
+    assert "| Tatoeba | 390 | 0 |" in text
+    assert "was not looked up" not in text
+
+
+def test_origin_and_licence_of_the_data_are_told(card, tmp_path):
+    row = {"file": "/data/sw-en.tsv.gz", "language": "sw", "pairs": 3, "origin": "lafand", "license": "cc-by-nc-4.0"}
+    card.corpus = [row, {"file": "hf:acme/corpus:sw-en@train", "language": "sw", "pairs": 2}]
+    made = written(card, tmp_path)
+    assert "| sw-en.tsv.gz | sw | 3 | lafand | cc-by-nc-4.0 |" in made.text
+    assert "Files without a licence here" in made.text
+    assert made.data.datasets == ["acme/corpus"]
+    card.corpus = [row]
+    assert "Files without a licence here" not in written(card, tmp_path).text
+
+
+def test_front_matter_records_what_makes_the_model_again(card, tmp_path):
+    card.corpus = [{"file": "/data/sw-en.tsv.gz", "language": "sw", "pairs": 3, "sha256": "ab"}]
+    card.command, card.seed, card.hardware = "metaphrase train --recipe dap", 0, "cpus 2"
+    card.weights = {"model.safetensors": "cd"}
+    facts = written(card, tmp_path).data.to_dict()["metaphrase"]
+    assert {key: facts[key] for key in ("recipe", "command", "seed", "hardware")} == {
+        **{"recipe": "dap", "command": "metaphrase train --recipe dap"},
+        **{"seed": 0, "hardware": "cpus 2"},
+    }
+    assert facts["data"] == [{"file": "sw-en.tsv.gz", "language": "sw", "pairs": 3, "sha256": "ab"}]
+    assert facts["weights"] == {"model.safetensors": "cd"}
+    assert "metaphrase" in facts["versions"]
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_hostile_names_stay_in_the_card_of_a_corpus(data):
+    text = st.text(max_size=40) | st.sampled_from(HOSTILE)
+    language, column, license = (data.draw(text) for _ in range(3))
+    made = corpus_card("acme/corpus", pairs=3, columns=["source", column], languages=[language], license=license)
+    front, body = made.removeprefix("---\n").split("\n---\n", 1)
+    metadata = yaml.safe_load(front)
+    assert metadata["language"] == [redact(language)]
+    assert metadata.get("license", "") == redact(license)
+    (row,) = [
+        line
+        for line in body.split("\n")
+        if line.startswith("| ") and "Column" not in line and "A sentence" not in line and ":--" not in line
+    ]
+    assert cells(row)[0] == escaped_back(column)
 
 
 def test_text_tells_recipe_data_seed_command_and_head(card, tmp_path):
@@ -205,12 +271,15 @@ def test_hostile_data_stay_in_their_places(card, tmp_path, data):
     card.model_name, card.language = name or None, [language]
     card.recipe = {"name": name, "note": note}
     card.results = [ROW | {"data": name, "language": language, "verdict": note}]
-    card.corpus = [{"file": "f", "language": language, "pairs": 1}]
+    card.corpus = [{"file": "f", "language": language, "pairs": 1, "license": note, "origin": name}]
+    card.leakage = [{"data": name, "pairs": 1, "shared": 0}]
     card.command = command
     card.tags = ["metaphrase", note]
     made = written(card, tmp_path)
     metadata = yaml.safe_load(made.content.split("\n---\n")[0].removeprefix("---\n"))
     assert metadata["language"] == [language]
+    assert metadata["metaphrase"]["data"][0]["license"] == note
+    assert metadata["metaphrase"].get("command", "") == command
     assert metadata["tags"][:2] == ["metaphrase", note]
     assert metadata["model-index"][0]["results"][0]["dataset"]["config"] == language
     assert yaml.safe_load(blocks(made.text, "yaml")[0]) == {"name": name, "note": note}

@@ -4,6 +4,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from metaphrase.encoders import english_piece_ids, freeze_word_embeddings, load_encoder, pretrained_mlm_head
+from metaphrase.exceptions import MetaphraseError
 
 
 def pooling_of(model):
@@ -26,6 +27,13 @@ def test_no_encoder_has_a_transformers_pooler(request, name, capfd):
     assert not [key for key in model.state_dict() if "pooler" in key]
     assert model.max_seq_length == 17
     assert "MISSING" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["acme/nothing", "acme/nothing@v1", "runs/there/is/none", "nothing"])
+def test_what_is_nowhere_is_said_in_one_sentence(name):
+    with pytest.raises(OSError, match=rf"^There is no folder {name}, and no model of that name") as caught:
+        load_encoder(name)
+    assert isinstance(caught.value, MetaphraseError)
 
 
 def test_word_embeddings_can_be_frozen(tiny_encoder):

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from datasets import Dataset
+from huggingface_hub import EvalResultEntry
 from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import YAML_FIELDS
@@ -48,23 +49,30 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     Attributes:
         recipe: The recipe as data; its `name` becomes a tag.
         results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
-            percent), and where they were compared `difference`, `interval` (its bounds) and `verdict`.
-        corpus: One row per training file: `file`, `language`, `pairs`, `sha256`.
+            percent), and where they were compared `difference`, `interval` (its bounds) and `verdict`. A row of a
+            benchmark that the Hub knows also has its `dataset_id` and `task_id`, and may have a `dataset_revision`.
+        leakage: One row per test set: `data`, `pairs`, and `shared`, how many of these have a sentence that stands in the
+            training data too. None where nobody looked.
+        corpus: One row per training file: `file`, `language`, `pairs`, `sha256`, and where they are known `origin` and
+            `license`.
         command: The command that trains this model again.
         seed: Its random seed.
         mlm_head: What stood between the encoder and the vocabulary while training, in words.
         hardware: What it was trained on.
+        weights: SHA-256 of each weights file of the release.
         limitations: Sentences on what not to expect.
     """
 
     model_name: str | None = None
     recipe: dict[str, Any] | None = None
     results: list[dict[str, Any]] = field(default_factory=list)
+    leakage: list[dict[str, Any]] | None = None
     corpus: list[dict[str, Any]] = field(default_factory=list)
     command: str | None = None
     seed: int | None = None
     mlm_head: str | None = None
     hardware: str | None = None
+    weights: dict[str, str] = field(default_factory=dict)
     limitations: list[str] = field(default_factory=lambda: list(LIMITATIONS))
     tags: list[str] = field(default_factory=lambda: list(TAGS))
     local_files_only: bool = True
@@ -110,6 +118,20 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
                 {"data": data, "language": language} | {key: result[key] for key in keys if key in result}
             )
 
+    def eval_result_entries(self) -> list[EvalResultEntry]:
+        """The results on benchmarks that the Hub knows, for its `.eval_results` folder."""
+        return [
+            EvalResultEntry(
+                dataset_id=str(row["dataset_id"]),
+                task_id=str(row["task_id"]),
+                value=round(float(row["after"]), 2),
+                dataset_revision=row.get("dataset_revision"),
+                notes=redact(f"{row['data']}, {row['language']}: accuracy in percent, mean of both directions"),
+            )
+            for row in self.results
+            if row.get("dataset_id") and row.get("task_id")
+        ]
+
     # What sentence-transformers asks its cards for
 
     def set_widget_examples(self, dataset: Any) -> None:
@@ -138,6 +160,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         if self.results:
             values |= {"metrics": ["accuracy"], "model-index": self._model_index(values["model_name"])}
         values["base_model"] = self.base_model if _is_hub_id(self.base_model) else None
+        values["datasets"] = [name for row in self.corpus if (name := _hub_corpus(row))]
+        values["metaphrase"] = self._facts()
         values["show"] = self._show(values)
         self._cached_dict = values  # spares `to_yaml` a second call
         return values
@@ -146,7 +170,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         """The card's metadata as YAML of plain types."""
         values = self._cached_dict or self.to_dict()
         self._cached_dict = None
-        metadata = {key: values[key] for key in YAML_FIELDS if values.get(key) not in (None, [])}
+        metadata = {key: values[key] for key in (*YAML_FIELDS, "metaphrase") if values.get(key) not in (None, [], {})}
         return _yaml(metadata, line_break=line_break).strip()
 
     # The card's own text
@@ -167,16 +191,50 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         ]
         return eval_results_to_model_index(name, results)
 
+    def _facts(self) -> dict[str, Any]:
+        """What it takes to make the same model again, and to tell whether it is the same."""
+        facts = {
+            "recipe": (self.recipe or {}).get("name"),
+            "command": self.command,
+            "seed": self.seed,
+            "base_model_revision": self.base_model_revision,
+            "data": [row | {"file": _file_name(row)} for row in self.corpus if "file" in row],
+            "hardware": self.hardware,
+            "versions": {"metaphrase": __version__} | self.version if self.command else None,
+            "weights": self.weights,
+        }
+        return {key: value for key, value in facts.items() if value not in (None, [], {})}
+
+    def _trained_on(self, data: str) -> bool:
+        """Whether the model was trained on a language of this test set, as far as is known."""
+        trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
+        tested = {row["language"] for row in self.results if row["data"] == data} - {"all"}
+        return not trained or not tested or bool(tested & trained)
+
+    def _retention(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The results in languages that were trained, with the pooled ones, and those in other languages."""
+        trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
+        kept = [
+            row
+            for row in self.results
+            if trained
+            and row["language"] not in trained
+            and not (row["language"] == "all" and self._trained_on(row["data"]))
+        ]
+        return [row for row in self.results if row not in kept], kept
+
     def _show(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The template's whole vocabulary: Markdown that is safe in its place, empty where there is nothing to say."""
         recipe = self.recipe or {}
         languages = [self.language] if isinstance(self.language, str) else self.language or []
-        corpus = [row | {"file": Path(str(row["file"])).name} for row in self.corpus if "file" in row]
+        corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
+        results, retention = self._retention()
         samples = [row for info in self.train_datasets for row in info.get("samples", [])]
         versions = {"metaphrase": __version__} | self.version
         bibtex = "\n\n".join(citation.strip() for citation in self.citations.values())
         return {
             "title": cell(values["model_name"]),
+            "base_revision": cell(self.base_model_revision),
             "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
             "languages": ", ".join(cell(language) for language in languages),
             "license": cell(self.license),
@@ -187,13 +245,16 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "architecture": fence(values.get("model_string")),
             "usage": fence(self._usage(), "python"),
             "usage_transformers": fence(self._usage_transformers(), "python"),
-            "results": table([_result_row(row) for row in self.results]),
+            "results": table([_result_row(row) for row in results]),
+            "retention": table([_result_row(row) for row in retention]),
+            "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
             "metrics": table(_metric_rows(self.eval_results_dict or {})),
             "prompted": any((self.model.prompts or {}).values()) if self.model is not None else False,
             "recipe_name": cell(recipe.get("name")),
             "paper": cell(recipe.get("paper")),
             "recipe": fence(_yaml(recipe), "yaml") if recipe else "",
             "corpus": table([_corpus_row(row) for row in corpus]),
+            "unlicensed": any(not row.get("license") for row in corpus),
             "samples": table([_sample_row(row) for row in samples]),
             "seed": cell(None if self.seed is None else str(self.seed)),
             "command": fence(self.command, "bash"),
@@ -256,6 +317,54 @@ POOLINGS = {
         "embeddings = (hidden * mask).sum(1) / mask.sum(1)  # mean over the pieces of each sentence"
     ),
 }
+
+
+def corpus_card(
+    repo_id: str, *, pairs: int, columns: Sequence[str], languages: Sequence[str], license: str | None = None
+) -> str:
+    """The card of a bitext that is pushed as a data set.
+
+    Args:
+        repo_id: `organisation/name`.
+        pairs: How many it has.
+        columns: Names of its columns.
+        languages: Languages of both sides.
+        license: Licence of the text, as the Hub spells it.
+    """
+    metadata = {
+        "language": list(languages),
+        "license": license,
+        "task_categories": ["translation"],
+        "tags": ["metaphrase", "bitext", *(["word-alignment"] if "alignment" in columns else [])],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train.parquet"}]}],
+    }
+    head = _yaml({key: value for key, value in metadata.items() if value})
+    rows = [{"Column": name, "Content": COLUMN_CONTENT.get(name, "")} for name in columns]
+    return (
+        f"---\n{head}---\n\n# {cell(repo_id)}\n\n"
+        f"{pairs:,} sentence pairs{' in ' if languages else ''}{', '.join(map(cell, languages))}.\n\n"
+        f"{table(rows)}\n\n{fence(CORPUS_USAGE.format(name=repo_id), 'python')}\n\n"
+        f"Licence: {cell(license) or 'not stated; ask whoever owns the text'}.\n"
+    )
+
+
+COLUMN_CONTENT = {
+    "source": "A sentence",
+    "target": "Its translation",
+    "source_lang": "Language of the sentence",
+    "target_lang": "Language of the translation",
+    "alignment": "Word links in Pharaoh's form: 0-0 1-2",
+    "alignment_scores": "A number for each link",
+    "segmenter": "Which words the links count: whitespace or icu",
+    "source_bt": "Translations of the translation back",
+    "target_bt": "Translations of the sentence back",
+}
+
+CORPUS_USAGE = """\
+from metaphrase.corpus import load_corpus
+
+corpus = load_corpus("hf:{name}")
+print(corpus.report)"""
 
 
 def redact(text: str) -> str:
@@ -327,8 +436,25 @@ def _metric_rows(results: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any
 
 
 def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    names = {"file": "File", "language": "Language", "pairs": "Pairs", "sha256": "SHA-256"}
+    names = {"file": "File", "language": "Language", "pairs": "Pairs", "origin": "Origin", "license": "Licence"}
+    names |= {"sha256": "SHA-256"}
     return {names[key]: row[key] for key in names if row.get(key) is not None}
+
+
+def _leakage_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"Test set": str(row["data"]), "Pairs": row["pairs"], "Shared with the training data": row["shared"]}
+
+
+def _file_name(row: Mapping[str, Any]) -> str:
+    """The bare name of a training file, or the whole name of a Hub's data set."""
+    name = str(row["file"])
+    return name if name.startswith("hf:") else Path(name).name
+
+
+def _hub_corpus(row: Mapping[str, Any]) -> str | None:
+    """`organisation/name` of a training file that is a Hub's data set."""
+    match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)([:@].*)?", str(row.get("file")), re.ASCII)
+    return match[1] if match else None
 
 
 def _sample_row(row: Mapping[str, Any]) -> dict[str, str]:

@@ -1,14 +1,22 @@
-"""Loading the encoder that is to be trained or measured."""
+"""Loading the encoder that is to be trained or measured.
+
+What a repository holds is data to us: weights in safetensors form, and modules of sentence-transformers' own. Pickles are
+not read and code is not run, whatever the repository's files ask for.
+"""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HFValidationError, RevisionResolutionError
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -18,9 +26,14 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
+from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError
+
 logger = logging.getLogger(__name__)
 
 STARTER = "starter"
+
+# Where a repository has pickles only, transformers would ask a bot on the Hub to convert them and load what it wrote.
+os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
 def load_encoder(
@@ -34,7 +47,7 @@ def load_encoder(
     """Load an encoder as a SentenceTransformer, without the transformers pooler that sentence embeddings never use.
 
     Args:
-        name_or_path: ``"starter"``, a Hub id or a folder.
+        name_or_path: ``"starter"``, a folder, or a Hub id, also of one commit, tag or branch: ``organisation/name@revision``.
         pooling: ``"cls"``, ``"mean"`` or another of sentence-transformers' modes, in place of the encoder's own.
         default_pooling: Pooling given to an encoder that comes without one, such as ``xlm-roberta-base``.
         max_length: Pieces kept of a text; None keeps the encoder's own limit.
@@ -44,35 +57,89 @@ def load_encoder(
         The model. Saved, it is a stock SentenceTransformer folder.
 
     Raises:
-        OSError: There is no such model, or the starter cannot be built.
+        OSError: There is no such model, it has no weights in safetensors form, or the starter cannot be built.
+        ValueError: The model has modules that are not sentence-transformers' own.
     """
-    name = str(name_or_path)
+    name, revision = split_revision(str(name_or_path))
     if name == STARTER:
         from metaphrase.starter import starter_path
 
         name = str(starter_path())
-    kwargs = {"add_pooling_layer": False} if _takes_pooling_flag(name) else {}
-    if is_sentence_transformer_model(name):
-        model = SentenceTransformer(name, device=device, model_kwargs=kwargs)
-        if pooling is not None:
-            _replace_pooling(model, pooling)
-    else:
-        transformer = Transformer(name, model_kwargs=kwargs)
-        mode = pooling or default_pooling
-        logger.info("%s comes without pooling; its sentence embedding is %s.", name, mode)
-        size = transformer.get_embedding_dimension()
-        model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
+    kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
+    commit = None
+    if not Path(name).exists():
+        kwargs["revision"] = commit = _commit_of(name, revision)
+    if _takes_pooling_flag(name, commit):
+        kwargs["add_pooling_layer"] = False
+    with _refusals(name):
+        if is_sentence_transformer_model(name, revision=commit):
+            model = SentenceTransformer(
+                name, device=device, revision=commit, trust_remote_code=False, model_kwargs=kwargs
+            )
+            if pooling is not None:
+                _replace_pooling(model, pooling)
+        else:
+            same = {"revision": commit} if commit else {}
+            transformer = Transformer(name, model_kwargs=kwargs, processor_kwargs=same, config_kwargs=same)
+            mode = pooling or default_pooling
+            logger.info("%s comes without pooling; its sentence embedding is %s.", name, mode)
+            size = transformer.get_embedding_dimension()
+            model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
     encoder: Any = model[0].auto_model
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
+    if commit is not None:
+        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, commit
     if max_length is not None:
         model.max_seq_length = max_length
     return model
 
 
-def _takes_pooling_flag(name: str) -> bool:
+def split_revision(name: str) -> tuple[str, str | None]:
+    """The name and the revision of ``organisation/name@revision``; a folder may have an ``@`` of its own.
+
+    >>> split_revision("intfloat/multilingual-e5-small@fd1525a"), split_revision("starter")
+    (('intfloat/multilingual-e5-small', 'fd1525a'), ('starter', None))
+    """
+    before, at, revision = name.partition("@")
+    return (name, None) if not at or Path(name).exists() else (before, revision)
+
+
+def _commit_of(name: str, revision: str | None) -> str:
+    """The one commit that all files of a model are taken from; what is not reachable may be in the cache."""
     try:
-        config = AutoConfig.from_pretrained(name)
+        return HfApi().resolve_revision(name, revision=revision).resolved
+    except (RevisionResolutionError, HFValidationError) as error:
+        at = f"@{revision}" if revision else ""
+        raise MissingFileError(
+            f"There is no folder {name}{at}, and no model of that name in the cache; the Hub has none, or is out of reach."
+        ) from error
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Says in one sentence why a model's files are not read, where other libraries advise to read them all the same."""
+    try:
+        yield
+    except OSError as error:
+        if "safetensors" in str(error):
+            raise ModelFileError(
+                f"{name} has no weights in safetensors form. Others are pickles, which can run code when they are read, and "
+                "are not loaded: ask its makers to convert it, or choose another encoder."
+            ) from error
+        raise
+    except ValueError as error:
+        if "trust_remote_code" in str(error) or "sentence_transformers" in str(error):
+            raise ModelError(
+                f"{name} needs code of its own, which is not run: only modules of sentence-transformers and models of "
+                "transformers are loaded. Choose another encoder."
+            ) from error
+        raise
+
+
+def _takes_pooling_flag(name: str, revision: str | None = None) -> bool:
+    try:
+        config = AutoConfig.from_pretrained(name, revision=revision or "main", trust_remote_code=False)
     except (OSError, ValueError):
         return False
     known = type(config) in MODEL_MAPPING
@@ -85,7 +152,7 @@ def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
             size = model[0].get_embedding_dimension()
             model[at] = Pooling(size, pooling_mode=mode)
             return
-    raise ValueError("This model has no pooling that could be replaced; leave pooling out.")
+    raise ModelError("This model has no pooling that could be replaced; leave pooling out.")
 
 
 def freeze_word_embeddings(model: SentenceTransformer) -> None:
@@ -94,8 +161,9 @@ def freeze_word_embeddings(model: SentenceTransformer) -> None:
 
 
 def origin_of(model: SentenceTransformer) -> str | None:
-    """The Hub id or folder that a model was loaded from."""
-    return model[0].auto_model.config._name_or_path or None
+    """The folder that a model was loaded from, or its Hub id with the commit (``organisation/name@commit``)."""
+    name, card = model[0].auto_model.config._name_or_path, model.model_card_data
+    return f"{name}@{card.base_model_revision}" if name and name == card.base_model else name or None
 
 
 def pooling_of(model: SentenceTransformer) -> str:
@@ -108,16 +176,18 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
     """The masked language modelling head of a checkpoint.
 
     Args:
-        name: Hub id or folder.
+        name: Folder or Hub id, with or without ``@revision``.
 
     Returns:
         Weights by ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias``; None where the
         checkpoint has no such head (E5, LaBSE), keeps it in a form that is not BERT's or RoBERTa's, or in no
         ``model.safetensors``.
     """
+    name, revision = split_revision(name)
     weights = cached_file(
         name,
         "model.safetensors",
+        revision=revision,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )

@@ -90,8 +90,10 @@ class AlignmentHeads(PreTrainedModel):
             )
         if language_embedding:
             check_language_embedding(sources.encoder)
+        shape = sources.encoder.config.to_dict()
+        shape.pop("_name_or_path", None)  # a folder of this machine is nobody else's business
         config = AlignmentHeadsConfig(
-            encoder=sources.encoder.config.to_dict(),
+            encoder=shape,
             objectives={
                 name: {"args": args, "settings": objective.head_settings(sources)}
                 for name, (objective, args) in objectives.items()

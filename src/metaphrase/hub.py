@@ -1,7 +1,12 @@
-"""Releases: a plain SentenceTransformer folder on disk, and its way to a Hub.
+"""Releases: a plain SentenceTransformer folder on disk, and its way to a Hub and back.
 
-A release holds what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe, a model
-card and reference embeddings, and nothing else: no head, no pooler, no pickle, no class that only this package knows.
+A release holds what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe, the training
+arguments, a model card and reference embeddings, and nothing else: no head, no pooler, no pickle, no class that only this
+package knows.
+
+A push is one commit on top of the head that it was planned for, never forced. It bears a name of its own, so that one whose
+answer was lost is found again instead of being made twice. Files go up before the commit: a push that dies between the two
+leaves the repository as it was, and the next one uploads the rest.
 """
 
 from __future__ import annotations
@@ -9,43 +14,72 @@ from __future__ import annotations
 import contextlib
 import copy
 import fnmatch
+import hashlib
 import inspect
 import json
 import logging
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 import yaml
-from httpx2 import HTTPError
-from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token, hf_hub_download
-from huggingface_hub.errors import OfflineModeIsEnabled
+from httpx2 import HTTPError, TransportError
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationDelete,
+    HfApi,
+    constants,
+    eval_result_entries_to_yaml,
+    get_token,
+    snapshot_download,
+)
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
-from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, redact
+from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card, redact
+from metaphrase.exceptions import HubError, MissingFileError, ModelError, UsageError
 from metaphrase.languages import LanguageEmbedding, fold_language
 
 logger = logging.getLogger(__name__)
 
-CARD, RECIPE, REFERENCE = "README.md", "recipe.yaml", "reference.json"
+Result = TypeVar("Result")
+
+CARD, RECIPE, REFERENCE, TRAINING_ARGS = "README.md", "recipe.yaml", "reference.json", "training_args.json"
+#: What a Hub shows on the pages of benchmarks.
+EVAL_RESULTS = ".eval_results/metaphrase.yaml"
 # AutoConfig cannot do without it, so that a folder that lacks it loads nowhere: it goes first and comes last.
 SEAL = "config.json"
 ROOT_FILES = (
     *("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json", SEAL, CARD, RECIPE, REFERENCE),
+    TRAINING_ARGS,
     *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
 )
 MODULE_FILES = ("*.json", "*.safetensors")
 CHECKPOINT_FILES = ("optimizer.pt", "optimizer.bin", "scheduler.pt")
+#: Folder of the objectives' heads, beside the release on disk and inside of its repository.
+HEADS = "heads"
+#: Files that can run code when they are read, or that no release needs. They are not even downloaded.
+UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.py", "*.onnx", "*.ot")
+#: Seconds between attempts at what the client itself tries only once: a commit, a new repository, a download.
+PAUSES = (1.0, 4.0, 15.0)
+#: Where the rows of a pushed corpus lie in its repository.
+CORPUS_FILE = "data/train.parquet"
 TOLERANCE = 1e-5
 LANGUAGE_NOTE = (
     "The model embeds texts of one language, {language}, as its training added a vector of each text's language to the "
@@ -55,6 +89,18 @@ REFERENCE_TEXTS = (
     "All human beings are born free and equal in dignity and rights.",
     "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
 )
+
+
+class HubAccessError(HubError, PermissionError):
+    """There is no token, or the Hub does not let it do what was asked for."""
+
+
+class HubConnectionError(HubError, ConnectionError):
+    """The Hub is not there, or fails for longer than there was patience."""
+
+
+class HubMissingError(HubError, FileNotFoundError):
+    """The Hub has no such repository, or does not show it to this token."""
 
 
 def release(
@@ -121,10 +167,18 @@ def release(
                 )
             model.save_pretrained(str(staging), create_model_card=False)
             _load_without_pooler(model, staging)
+            card.weights = {path: _sha256(staging / path) for path in release_files(staging) if _is_weights(path)}
             (staging / CARD).write_text(generate_model_card(model), encoding="utf-8")
         if recipe:
             text = yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True)
             (staging / RECIPE).write_text(text, encoding="utf-8")
+        if card.all_hyperparameters:
+            text = json.dumps(card.all_hyperparameters, indent=2, default=str, ensure_ascii=False)
+            (staging / TRAINING_ARGS).write_text(redact(text) + "\n", encoding="utf-8")
+        if entries := card.eval_result_entries():
+            (staging / EVAL_RESULTS).parent.mkdir()
+            text = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, allow_unicode=True)
+            (staging / EVAL_RESULTS).write_text(text, encoding="utf-8")
         reference = {"texts": list(texts), "tolerance": TOLERANCE, "embeddings": embeddings_bh.tolist()}
         (staging / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
         _check_release(model, staging)
@@ -165,6 +219,22 @@ def release_languages(
     }
 
 
+def load(folder: str | Path, *, device: str | None = None) -> SentenceTransformer:
+    """Load a model from a folder without running code or unpickling anything that comes with it.
+
+    Raises:
+        OSError: The folder holds no weights in safetensors form.
+        ValueError: The folder names a module that is not one of sentence-transformers' own.
+    """
+    return SentenceTransformer(
+        str(folder),
+        device=device,
+        trust_remote_code=False,
+        local_files_only=True,
+        model_kwargs={"use_safetensors": True},
+    )
+
+
 def verify(name_or_path: str | Path, *, revision: str | None = None, device: str | None = None) -> float:
     """Load a release, from a folder or a Hub, and compare it with its own reference embeddings.
 
@@ -173,12 +243,57 @@ def verify(name_or_path: str | Path, *, revision: str | None = None, device: str
         release was made on, a little more elsewhere.
 
     Raises:
+        FileNotFoundError: There are no reference embeddings.
         RuntimeError: The difference exceeds the tolerance that the release states.
+        OSError: The Hub cannot be reached or refuses.
     """
-    local = Path(name_or_path) / REFERENCE
-    path = local if local.is_file() else Path(hf_hub_download(str(name_or_path), REFERENCE, revision=revision))
-    model = SentenceTransformer(str(name_or_path), revision=revision, device=device)
-    return _compare(model, json.loads(path.read_text(encoding="utf-8")), str(name_or_path))
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        folder = download(str(name_or_path), revision=revision)
+    if not (folder / REFERENCE).is_file():
+        raise MissingFileError(f"{name_or_path} has no {REFERENCE}, so that nothing says what it should give.")
+    reference = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
+    return _compare(load(folder, device=device), reference, str(name_or_path))
+
+
+def download(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    repo_type: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    """Download a repository, trying again where a server fails or cuts a file; what is there already stays.
+
+    Args:
+        repo_id: `organisation/name`.
+        revision: Branch, tag or commit; None takes `main`.
+        repo_type: None or "dataset".
+        token: Access token; None takes `HF_TOKEN`, then the one stored by `hf auth login`.
+        cache_dir: Where to keep it; None takes the client's cache.
+
+    Returns:
+        A folder with its files, but for pickles and code.
+
+    Raises:
+        PermissionError: The Hub refuses the token, or there is none and one is needed.
+        FileNotFoundError: There is no such repository or revision.
+        ConnectionError: The Hub cannot be reached, or fails for longer than there was patience.
+    """
+    later = f"What has come is kept; run it again to download the rest of {repo_id}."
+    with _explained(repo_id, "read", later, given=token is not None):
+        folder = _patiently(
+            lambda: snapshot_download(
+                repo_id,
+                repo_type=repo_type,
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                ignore_patterns=list(UNWANTED),
+            )
+        )
+    return Path(folder)
 
 
 def release_files(folder: str | Path) -> list[str]:
@@ -190,6 +305,7 @@ def release_files(folder: str | Path) -> list[str]:
     modules = folder / "modules.json"
     listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
     files = [path.name for path in folder.iterdir() if path.is_file() and _matches(path.name, ROOT_FILES)]
+    files += [EVAL_RESULTS] if (folder / EVAL_RESULTS).is_file() else []
     for part in {module["path"] for module in listed} - {""}:
         if Path(part).name != part:
             raise ValueError(f"{modules} names the module folder {part!r}; it must lie directly in {folder}.")
@@ -206,8 +322,12 @@ def push(
     revision: str | None = None,
     token: str | None = None,
     commit_message: str | None = None,
+    with_heads: bool = False,
+    check: bool = True,
 ) -> str:
     """Upload a release to a Hub, in one commit; `HF_ENDPOINT` names a Hub other than huggingface.co.
+
+    Files of an earlier release that this one lacks are deleted by the same commit; what else lies in the repository stays.
 
     Args:
         folder: A folder that :func:`release` wrote. Only its release files are uploaded.
@@ -216,6 +336,9 @@ def push(
         revision: Branch to commit to; made if it does not exist.
         token: Access token; None takes `HF_TOKEN`, then the one stored by `hf auth login`.
         commit_message: Title of the commit.
+        with_heads: Upload the objectives' heads too, to the folder `heads` of the repository, where
+            ``AlignmentHeads.from_pretrained(repo_id, subfolder="heads")`` finds them.
+        check: Compare the release with its reference embeddings before, and once more as it comes back from the Hub.
 
     Returns:
         URL of the commit; of the present one where nothing has changed.
@@ -225,32 +348,156 @@ def push(
         ValueError: `folder` is a training checkpoint or holds weights that are not finite, or `repo_id` is no name.
         PermissionError: The Hub refuses the token, or there is none.
         ConnectionError: The Hub cannot be reached, or the upload failed on its side.
+        RuntimeError: The release does not give its reference embeddings, here or as it comes back.
     """
     folder = Path(folder)
-    if repo_id.count("/") != 1 or not all(repo_id.split("/")):
-        raise ValueError(f"A repository is named organisation/name; got {repo_id!r}.")
-    files = _files_to_push(folder)
-    if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
-        raise PermissionError(
-            f"Pushing to {repo_id} needs a token with write access: set HF_TOKEN or run `hf auth login`. "
-            f"The release is kept in {folder}."
+    files = {path: _content(folder / path, repo_id) for path in _files_to_push(folder, with_heads=with_heads)}
+    check = check and REFERENCE in files
+    if check:
+        verify(folder)
+    options = f"{' --private' if private else ''}{f' --revision {revision}' if revision else ''}"
+    options += " --with_heads" if with_heads else ""
+    pushed = _Push(
+        repo_id, None, private, revision, token, again=f"metaphrase push {folder} --repo {repo_id}{options}"
+    )
+    sha = pushed.upload(files, commit_message or "Release by metaphrase", replaces=_is_release_file)
+    if check:
+        with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
+            verify(download(repo_id, revision=sha, token=token, cache_dir=cache))
+        logger.info("%s at %s gives its reference embeddings.", repo_id, sha)
+    return pushed.url(sha)
+
+
+def push_corpus(
+    path: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    commit_message: str | None = None,
+    license: str | None = None,
+) -> str:
+    """Upload a bitext, with its word links if it has some, as a data set that ``load_corpus("hf:organisation/name")`` reads.
+
+    Args:
+        path: A Parquet file that ``metaphrase align`` or ``metaphrase filter`` wrote.
+        repo_id: `organisation/name` of the data set; it is made if it does not exist.
+        private: Make a new data set private.
+        revision: Branch to commit to; made if it does not exist.
+        token: Access token; None takes `HF_TOKEN`, then the one stored by `hf auth login`.
+        commit_message: Title of the commit.
+        license: Licence of the text, as the Hub spells it, e.g. ``cc-by-4.0``.
+
+    Returns:
+        URL of the commit; of the present one where nothing has changed.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is no Parquet of pairs, or `repo_id` is no name.
+        PermissionError: The Hub refuses the token, or there is none.
+        ConnectionError: The Hub cannot be reached, or the upload failed on its side.
+        RuntimeError: Other bytes come back from the Hub than were sent.
+    """
+    path = Path(path)
+    facts = _corpus_facts(path)
+    card = corpus_card(repo_id, license=license, **facts).encode()
+    pushed = _Push(repo_id, "dataset", private, revision, token, again=f"metaphrase push {path} --repo {repo_id}")
+    sha = pushed.upload({CARD: card, CORPUS_FILE: str(path)}, commit_message or "Corpus by metaphrase")
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
+        folder = download(repo_id, revision=sha, repo_type="dataset", token=token, cache_dir=cache)
+        if _sha256(folder / CORPUS_FILE) != _sha256(path):
+            raise HubError(f"{pushed.url(sha)} does not hold what {path} holds; push it again.")
+    return pushed.url(sha)
+
+
+class _Push:
+    """One push, from the repository that it makes to the commit that it ends with.
+
+    Args:
+        repo_id: `organisation/name`.
+        repo_type: None or "dataset".
+        private: Make a new repository private.
+        revision: Branch; None is `main`.
+        token: Access token, or None.
+        again: The command that pushes the same later.
+    """
+
+    def __init__(
+        self,
+        repo_id: str,
+        repo_type: str | None,
+        private: bool,
+        revision: str | None,
+        token: str | None,
+        *,
+        again: str,
+    ) -> None:
+        if repo_id.count("/") != 1 or not all(repo_id.split("/")):
+            raise UsageError(f"A repository is named organisation/name; got {repo_id!r}.")
+        self.later = f"What you have is kept; push it later with `{again}`."
+        if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
+            raise HubAccessError(
+                f"Pushing to {repo_id} needs a token with write access: set HF_TOKEN or run `hf auth login`. {self.later}"
+            )
+        self.repo_id, self.private, self.given = repo_id, private, token is not None
+        self.where: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type}
+        self.revision = revision
+        self.api = HfApi(token=token)
+        self.name = uuid.uuid4().hex
+        self.start: str | None = None
+
+    def upload(
+        self,
+        files: Mapping[str, str | bytes],
+        message: str,
+        replaces: Callable[[str], bool] = lambda path: False,
+    ) -> str:
+        """Make the repository hold `files`, and none else that `replaces` accepts; returns the commit's sha."""
+        with _explained(self.repo_id, "write to", self.later, given=self.given):
+            _patiently(lambda: self.api.create_repo(**self.where, private=self.private, exist_ok=True), PAUSES[:1])
+            if self.private and not self.api.repo_info(**self.where).private:
+                raise UsageError(
+                    f"{self.repo_id} exists and is public. Make it private in its settings, or name another one."
+                )
+            if self.revision is not None:
+                self.api.create_branch(**self.where, branch=self.revision, exist_ok=True)
+            return _patiently(lambda: self._commit(files, message, replaces))
+
+    def _commit(
+        self, files: Mapping[str, str | bytes], message: str, replaces: Callable[[str], bool] = lambda path: False
+    ) -> str:
+        """One attempt: ask whether an earlier one has landed, plan for the present head, and commit onto it."""
+        if self.start is not None and (landed := self._landed()):
+            logger.warning("The commit had landed; only the Hub's answer was lost.")
+            return landed
+        head: Any = self.api.repo_info(**self.where, revision=self.revision)
+        self.start = self.start or str(head.sha)
+        there = {sibling.rfilename for sibling in head.siblings or ()}
+        deletions = [CommitOperationDelete(path) for path in sorted(there - files.keys()) if replaces(path)]
+        commit = self.api.create_commit(
+            **self.where,
+            operations=[*(CommitOperationAdd(path, content) for path, content in files.items()), *deletions],
+            commit_message=message,
+            commit_description=f"metaphrase push {self.name}",
+            revision=self.revision,
+            parent_commit=head.sha,
         )
-    api = HfApi(token=token)
-    try:
-        api.create_repo(repo_id, private=private, exist_ok=True)
-        if private and not api.repo_info(repo_id).private:
-            raise ValueError(f"{repo_id} exists and is public. Make it private in its settings, or name another one.")
-        if revision is not None:
-            api.create_branch(repo_id, branch=revision, exist_ok=True)
-        commit = api.create_commit(
-            repo_id,
-            [CommitOperationAdd(path, _content(folder / path, repo_id)) for path in files],
-            commit_message=commit_message or "Release by metaphrase",
-            revision=revision,
-        )
-    except (HTTPError, OSError, RuntimeError) as error:
-        raise _explained(error, folder, repo_id, given=token is not None) from error
-    return str(commit.commit_url)
+        return str(commit.oid)
+
+    def _landed(self) -> str | None:
+        """The commit of this push among those that came after its start."""
+        for commit in self.api.list_repo_commits(**self.where, revision=self.revision):
+            if commit.commit_id == self.start:
+                break
+            if self.name in commit.message:
+                return str(commit.commit_id)
+        return None
+
+    def url(self, sha: str) -> str:
+        """Address of a commit."""
+        kind = "datasets/" if self.where["repo_type"] == "dataset" else ""
+        return f"{self.api.endpoint}/{kind}{self.repo_id}/commit/{sha}"
 
 
 def _check_modules(model: SentenceTransformer) -> None:
@@ -295,7 +542,7 @@ def _load_without_pooler(model: SentenceTransformer, folder: Path) -> None:
 
 
 def _check_release(model: SentenceTransformer, folder: Path) -> None:
-    loaded = SentenceTransformer(str(folder), device=str(model.device), local_files_only=True)
+    loaded = load(folder, device=str(model.device))
     _compare(loaded, json.loads((folder / REFERENCE).read_text(encoding="utf-8")), "The written release")
     if loaded.max_seq_length != model.max_seq_length:
         raise RuntimeError(
@@ -308,7 +555,7 @@ def _compare(model: SentenceTransformer, reference: Mapping[str, Any], name: str
     embeddings_bh = model.encode(reference["texts"], prompt="", show_progress_bar=False)
     difference = float(np.abs(embeddings_bh - np.array(reference["embeddings"], dtype=np.float32)).max())
     if not difference <= reference["tolerance"]:
-        raise RuntimeError(
+        raise HubError(
             f"{name} does not give its reference embeddings: a component differs by {difference:.1e}, "
             f"more than {reference['tolerance']:.0e}."
         )
@@ -325,60 +572,184 @@ def _move_into_place(staging: Path, folder: Path) -> None:
         (staging / path).replace(folder / path)
 
 
-def _files_to_push(folder: Path) -> list[str]:
+def _files_to_push(folder: Path, *, with_heads: bool = False) -> list[str]:
     for name in CHECKPOINT_FILES:
         if (folder / name).exists():
-            raise ValueError(
+            raise ModelError(
                 f"{folder} holds {name}: it is a training checkpoint, not a release. Push the run's own folder, "
                 "or write a release with `metaphrase.hub.release`."
             )
     missing = [name for name in ("modules.json", SEAL) if not (folder / name).is_file()]
     if missing:
-        raise FileNotFoundError(f"{folder} is no release: it lacks {' and '.join(missing)}.")
+        raise MissingFileError(f"{folder} is no release: it lacks {' and '.join(missing)}.")
     files = release_files(folder)
-    weights = [path for path in files if path.endswith(".safetensors")]
-    if not weights:
-        raise FileNotFoundError(f"{folder} is no release: it lacks weights in safetensors form.")
-    for path in weights:
+    if not any(_is_weights(path) for path in files):
+        raise MissingFileError(f"{folder} is no release: it lacks weights in safetensors form.")
+    if with_heads:
+        heads = [
+            f"{HEADS}/{path.name}" for path in sorted((folder / HEADS).glob("*")) if _matches(path.name, MODULE_FILES)
+        ]
+        if not any(_is_weights(path) for path in heads):
+            raise MissingFileError(f"{folder} has no heads to push: there are no weights in {folder / HEADS}.")
+        files += heads
+    for path in filter(_is_weights, files):
         with safe_open(folder / path, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 tensor = tensors.get_tensor(name)
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                    raise ValueError(f"Tensor {name} in {folder / path} is not finite; such a model is not pushed.")
+                    raise ModelError(f"Tensor {name} in {folder / path} is not finite; such a model is not pushed.")
     return files
 
 
+def _is_weights(path: str) -> bool:
+    return path.endswith(".safetensors")
+
+
+def _is_release_file(path: str) -> bool:
+    """Whether a file of a repository came with a release, so that the next release replaces it."""
+    folder, _, name = path.rpartition("/")
+    if not folder:
+        return _matches(name, (*ROOT_FILES, "training_args.bin"))
+    return path == EVAL_RESULTS or (
+        re.fullmatch(rf"\d+_\w+|{HEADS}", folder) is not None and _matches(name, MODULE_FILES)
+    )
+
+
 def _content(path: Path, repo_id: str) -> str | bytes:
-    """What to upload for a file: its path, except that the card learns its own address."""
-    if path.name != CARD:
+    """What to upload for a file: its path, except that text of ours loses secrets and the card learns its address."""
+    if path.name not in (CARD, TRAINING_ARGS):
         return str(path)
-    return path.read_text(encoding="utf-8").replace(MODEL_ID_PLACEHOLDER, repo_id).encode()
+    return redact(path.read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id).encode()
 
 
-def _explained(error: Exception, folder: Path, repo_id: str, given: bool) -> Exception:
-    """The one sentence that says what went wrong and what to do; the token itself never stands in it."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
+def _sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _corpus_facts(path: Path) -> dict[str, Any]:
+    """Pairs, columns and languages of a bitext in Parquet form."""
+    if not path.is_file():
+        raise MissingFileError(f"There is no file {path}.")
+    try:
+        table = pq.ParquetFile(path)
+        columns = table.schema_arrow.names
+        named = [name for name in ("source_lang", "target_lang") if name in columns]
+        languages: set[str] = set()
+        for batch in table.iter_batches(columns=named):
+            languages |= {value for column in batch.columns for value in pc.unique(column).to_pylist() if value}
+    except (pa.ArrowException, OSError) as error:
+        raise UsageError(
+            f"{path} is no Parquet file, which is what is pushed; `metaphrase align` and `metaphrase filter` write one "
+            "where their output ends in .parquet."
+        ) from error
+    if not {"source", "target"} <= set(columns):
+        raise UsageError(f"{path} is no bitext: it has the columns {', '.join(columns)}, and not source and target.")
+    return {"pairs": table.metadata.num_rows, "columns": columns, "languages": sorted(languages)}
+
+
+# ------------------------------------------------------------------------------------------------------ the Hub's faults
+
+#: What the client raises: its own HTTP errors, those of the transport, and a RuntimeError where a file's upload failed.
+_FAULTS = (HTTPError, OSError, RuntimeError)
+
+
+def _patiently(action: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
+    """Do something, and again after a pause where it failed by what may have passed by then."""
+    for pause in (*(PAUSES if pauses is None else pauses), None):
+        try:
+            return action()
+        except _FAULTS as error:
+            if pause is None or not _may_pass(error):
+                raise
+            wait = max(pause, _retry_after(error))
+            logger.warning("%s. Trying again in %g seconds.", _told(error), wait)
+            time.sleep(wait)
+    raise AssertionError  # the last attempt returned or raised
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether a fault may be gone when the same is done again: never where the Hub refuses or a file here is missing."""
+    status = _status(error)
+    if status is None:
+        return any(isinstance(cause, TransportError) for cause in _causes(error))
+    if type(error) is RuntimeError and status in (403, 404):  # the signed address of an upload has expired
+        return True
+    return status in (408, 409, 412, 429) or status >= 500
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it came from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status behind an error, which the client may have wrapped."""
+    answers = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
+    return next((answer.status_code for answer in answers if answer is not None), None)
+
+
+def _retry_after(error: BaseException) -> float:
+    answers = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
+    asked = next((answer.headers.get("Retry-After", "") for answer in answers if answer is not None), "")
+    return min(float(asked), 60.0) if asked.isdigit() else 0.0
+
+
+def _told(error: BaseException) -> str:
+    """What an error and its causes say, on one line and without secrets."""
+    reasons: list[str] = []
+    for cause in _causes(error):
+        reason = re.sub(r"For more information check: \S+", "", redact(str(cause)))
+        reason = " ".join(reason.split()).rstrip(".:")
+        if not any(reason in told for told in reasons):
+            reasons.append(reason)
+    return ": ".join(reasons)
+
+
+@contextlib.contextmanager
+def _explained(repo_id: str, wish: str, later: str, *, given: bool) -> Iterator[None]:
+    """Turns the client's errors into one sentence each: what went wrong and what to do. No token stands in it."""
+    try:
+        yield
+    except (HubError, UsageError):
+        raise
+    except _FAULTS as error:
+        raise _explanation(error, repo_id, wish, later, given) from error
+
+
+def _explanation(error: Exception, repo_id: str, wish: str, later: str, given: bool) -> HubError:
+    status, told = _status(error), _told(error)
     stored = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the token of `hf auth login`"
-    token = "the given token" if given else stored
-    later = f"The release is kept in {folder}; push it later with `metaphrase push {folder} --to {repo_id}`."
-    reasons = dict.fromkeys(str(reason) for reason in (error, error.__cause__) if reason is not None)
-    told = " ".join(redact(": ".join(reasons)).split()).rstrip(".")
+    token = "the given token" if given else stored if get_token() else "a visitor without a token"
+    gated = any(type(cause).__name__ == "GatedRepoError" for cause in _causes(error))
+    if any(isinstance(cause, OfflineModeIsEnabled) for cause in _causes(error)):
+        return HubConnectionError(f"The Hub could not be reached, as HF_HUB_OFFLINE is set: unset it. {later}")
     if "xet-write-token" in told:
-        return ConnectionError(
+        return HubConnectionError(
             f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {later}"
         )
-    if status == 401:
-        return PermissionError(f"The Hub does not accept {token} for {repo_id} (401): renew it and log in. {later}")
-    if status == 403:
-        return PermissionError(
-            f"The Hub does not let {token} write to {repo_id} (403): it needs write access to "
-            f"{repo_id.split('/')[0]!r}, or choose another repository. {later}"
+    if gated:
+        return HubAccessError(
+            f"{repo_id} is gated, and the Hub does not show it to {token} ({status}): ask for access on its page, "
+            f"{constants.ENDPOINT}/{repo_id}. {later}"
         )
-    if status == 404:
-        return FileNotFoundError(f"The Hub knows no {repo_id}, or does not show it to {token} (404). {later}")
-    if status is None and isinstance(error, HTTPError | OfflineModeIsEnabled):
-        return ConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {told}. {later}")
-    return ConnectionError(f"The upload to {repo_id} failed: {told}. {later}")
+    if type(error) is not RuntimeError and status == 401:
+        return HubAccessError(f"The Hub does not accept {token} for {repo_id} (401): renew it and log in. {later}")
+    if type(error) is not RuntimeError and status == 403:
+        owner = repo_id.split("/")[0]
+        need = f"{'write ' if wish != 'read' else ''}access to {owner!r}"
+        return HubAccessError(
+            f"The Hub does not let {token} {wish} {repo_id} (403): it needs {need}, or choose another repository. {later}"
+        )
+    if type(error) is not RuntimeError and status == 404:
+        return HubMissingError(f"The Hub knows no {repo_id}, or does not show it to {token} (404). {later}")
+    if status is None and any(isinstance(cause, TransportError) for cause in _causes(error)):
+        return HubConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {told}. {later}")
+    doing = "download of" if wish == "read" else "upload to"
+    return HubConnectionError(f"The {doing} {repo_id} failed: {told}. {later}")
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:

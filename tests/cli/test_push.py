@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from metaphrase import hub
@@ -14,26 +16,49 @@ def pushed(monkeypatch) -> list[tuple]:
         return f"https://hub/{repo_id}/commit/1"
 
     monkeypatch.setattr(hub, "push", push)
+    monkeypatch.setattr(hub, "push_corpus", push)
     return calls
 
 
+DEFAULTS = {"private": False, "revision": None, "commit_message": None, "with_heads": False, "check": True}
+
+
 def test_the_folder_comes_first(pushed, capsys):
-    assert run(["out/sw", "--to", "acme/sw", "--private", "--revision", "next", "--message", "First"]) == 0
-    assert pushed == [("out/sw", "acme/sw", {"private": True, "revision": "next", "commit_message": "First"})]
+    assert run(["out/sw", "--repo", "acme/sw", "--private", "--revision", "next", "--message", "First"]) == 0
+    given = {"private": True, "revision": "next", "commit_message": "First"}
+    assert pushed == [("out/sw", "acme/sw", DEFAULTS | given)]
     assert "https://hub/acme/sw/commit/1" in capsys.readouterr().out
 
 
-def test_options_have_defaults(pushed):
-    run(["out/sw", "--to", "acme/sw"])
-    assert pushed == [("out/sw", "acme/sw", {"private": False, "revision": None, "commit_message": None})]
+@pytest.mark.parametrize("flag", ["--repo", "--to"])
+def test_options_have_defaults(pushed, flag):
+    run(["out/sw", flag, "acme/sw"])
+    assert pushed == [("out/sw", "acme/sw", DEFAULTS)]
+
+
+def test_heads_and_checks_are_chosen(pushed):
+    run(["out/sw", "--repo", "acme/sw", "--with-heads", "--no-check"])
+    assert pushed == [("out/sw", "acme/sw", DEFAULTS | {"with_heads": True, "check": False})]
+
+
+def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
+    path = tmp_path / "aligned.parquet"
+    path.touch()
+    assert main(["push", str(path), "--repo", "acme/corpus", "--license", "cc0-1.0", "--json"]) == 0
+    options = {"private": False, "revision": None, "commit_message": None, "license": "cc0-1.0"}
+    assert pushed == [(str(path), "acme/corpus", options)]
+    assert json.loads(capsys.readouterr().out)["url"] == "https://hub/acme/corpus/commit/1"
+    assert main(["push", str(path), "--repo", "acme/corpus", "--with_heads"]) == 2
+    assert main(["push", str(tmp_path), "--repo", "acme/sw", "--license", "mit"]) == 2
+    assert len(pushed) == 1
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["--to", "acme/sw"], "Name its folder first"),
-        (["out/sw"], "--to"),
-        (["out/sw", "--to", "acme/sw", "--token", "hf_x"], "no option --token"),
+        (["--repo", "acme/sw"], "Name a run's folder or a corpus first"),
+        (["out/sw"], "--repo"),
+        (["out/sw", "--repo", "acme/sw", "--token", "hf_x"], "no option --token"),
     ],
 )
 def test_what_is_missing_or_unknown_is_said(pushed, argv, message, capsys):

@@ -1,0 +1,133 @@
+"""Make the release of a model card again from what the card records, and say what differs.
+
+    python scripts/release.py multilingual-e5-small-dap-demo --output runs/again
+
+The card's front matter holds, under `metaphrase`, the command, the seed, the SHA-256 of every training file and of the
+weights. The files are checked before anything is trained. The same command with the same versions gives the same weights on
+the same hardware; on other hardware they are not compared. With `--write` the new card takes the old one's place.
+"""
+
+import argparse
+import hashlib
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard
+
+from metaphrase.cli import main as metaphrase
+from metaphrase.cli.demo import DATA
+from metaphrase.cli.train import parse_options
+from metaphrase.corpus import find_files
+
+CARDS = Path(__file__).parents[1] / "model_cards"
+#: What has to be the same everywhere; versions may explain why weights are not.
+BINDING = ("recipe", "seed", "base_model_revision", "data")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Rebuild a release; 0 where everything that has to be the same is, else 1."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", help="name of a card in model_cards/, or its path")
+    parser.add_argument("--output", type=Path, help="where to train (default: runs/NAME)")
+    parser.add_argument("--write", action="store_true", help="put the new card in the place of the old one")
+    options = parser.parse_args(argv)
+    path = Path(options.name) if options.name.endswith(".md") else CARDS / f"{options.name}.md"
+    recorded = read_facts(path)
+    command = [
+        str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(recorded["command"])
+    ]
+    if missing := differing_files(recorded["data"], training_files(command)):
+        print("The training data are not those of the card; nothing was trained.", *missing, sep="\n  ")
+        return 1
+    output = options.output or Path("runs") / path.stem
+    print(f"Training to {output}: {recorded['command']}")
+    if metaphrase([*command[1:], "--output_dir", str(output)]) != 0:
+        return 1
+    differences, same = compare(recorded, read_facts(output / "README.md"))
+    print("", *(differences or ["Nothing differs."]), sep="\n")
+    if options.write:
+        path.write_text((output / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+        print(f"{path} is the new card.")
+    return 0 if same else 1
+
+
+def read_facts(card: Path) -> dict[str, Any]:
+    """What the front matter of a card says under `metaphrase`."""
+    if not card.is_file():
+        known = ", ".join(sorted(path.stem for path in card.parent.glob("*.md")))
+        raise SystemExit(f"There is no card {card}. There are: {known or 'none'}.")
+    facts = ModelCard.load(card).data.to_dict().get("metaphrase") or {}
+    if missing := [key for key in ("command", "seed", "data") if key not in facts]:
+        raise SystemExit(f"{card} does not record its {', '.join(missing)}, so that it cannot be made again.")
+    return dict(facts)
+
+
+def training_files(command: Sequence[str]) -> dict[str, str]:
+    """SHA-256 of the files that a command trains on, by their bare names."""
+    name, *arguments = command[1:]
+    if name == "demo":
+        corpus, languages = [str(DATA / "demo")], None
+    else:
+        chosen = parse_options(arguments)[1]
+        corpus, languages = chosen.corpus, chosen.languages or None
+    digests = {}
+    for file in find_files(corpus, languages=languages):
+        names, parts = [path.name for path in file.paths], [digest(path) for path in file.paths]
+        digests[",".join(names)] = ",".join(parts)
+    return digests
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def differing_files(recorded: Iterable[Mapping[str, Any]], present: Mapping[str, str]) -> list[str]:
+    """A line for every recorded file that is not there, or not as it was."""
+    lines = []
+    for row in recorded:
+        name, wanted = row["file"], row.get("sha256")
+        if name.startswith("hf:") or wanted is None:
+            continue
+        if name not in present:
+            lines.append(f"{name} is missing.")
+        elif present[name] != wanted:
+            lines.append(f"{name} has the SHA-256 {present[name]}, not {wanted}.")
+    return lines
+
+
+def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[str], bool]:
+    """A line for everything in which two releases differ, and whether all that has to be the same is."""
+    lines = [
+        f"{key}: {recorded.get(key)!r} was recorded, {made.get(key)!r} was made."
+        for key in BINDING
+        if recorded.get(key) != made.get(key)
+    ]
+    same = not lines
+    then, now = recorded.get("versions") or {}, made.get("versions") or {}
+    lines += [
+        f"version of {name}: {then.get(name)} was recorded, {now.get(name)} is here."
+        for name in sorted(then.keys() | now.keys())
+        if then.get(name) != now.get(name)
+    ]
+    if recorded.get("hardware") != made.get("hardware"):
+        lines.append(
+            f"hardware: {recorded.get('hardware')} was recorded, {made.get('hardware')} is here; weights are not compared."
+        )
+        return lines, same
+    for name, weights in sorted((made.get("weights") or {}).items()):
+        wanted = (recorded.get("weights") or {}).get(name)
+        if wanted is None:
+            lines.append(f"{name}: the card records no SHA-256; here it is {weights}.")
+        elif wanted != weights:
+            same = False
+            lines.append(f"{name}: the SHA-256 {wanted} was recorded, {weights} was made.")
+    return lines, same
+
+
+if __name__ == "__main__":
+    sys.exit(main())

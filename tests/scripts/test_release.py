@@ -1,0 +1,97 @@
+"""The release of a card is made again, and what differs is said."""
+
+import copy
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+from metaphrase.cli import main as metaphrase
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "release.py"
+
+RECORDED = {
+    "recipe": "tr",
+    "command": "metaphrase train --corpus x.tsv",
+    "seed": 3,
+    "data": [{"file": "x.tsv", "language": "de", "pairs": 2, "sha256": "ab"}],
+    "hardware": "machine x86_64, cpus 2",
+    "versions": {"metaphrase": "0.1.0", "torch": "2.13.0"},
+    "weights": {"model.safetensors": "cd"},
+}
+
+
+def load_script():
+    spec = importlib.util.spec_from_file_location("release", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+release = load_script()
+
+
+def test_the_same_is_the_same():
+    assert release.compare(RECORDED, copy.deepcopy(RECORDED)) == ([], True)
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "same"),
+    [
+        ({"seed": 4}, "seed: 3 was recorded, 4 was made.", False),
+        ({"data": []}, "data: ", False),
+        (
+            {"weights": {"model.safetensors": "ef"}},
+            "model.safetensors: the SHA-256 cd was recorded, ef was made.",
+            False,
+        ),
+        (
+            {"versions": {"metaphrase": "0.1.0", "torch": "3"}},
+            "version of torch: 2.13.0 was recorded, 3 is here.",
+            True,
+        ),
+        ({"hardware": "a GPU", "weights": {"model.safetensors": "ef"}}, "weights are not compared", True),
+    ],
+    ids=["seed", "data", "weights", "versions", "hardware"],
+)
+def test_what_differs_is_said(change, line, same):
+    lines, verdict = release.compare(RECORDED, RECORDED | change)
+    assert len(lines) == 1
+    assert line in lines[0]
+    assert verdict == same
+
+
+def test_a_card_without_weights_is_told_them():
+    recorded = {key: value for key, value in RECORDED.items() if key != "weights"}
+    assert release.compare(recorded, RECORDED) == (
+        ["model.safetensors: the card records no SHA-256; here it is cd."],
+        True,
+    )
+
+
+def test_files_are_looked_up_by_name_and_content():
+    rows = [{"file": "x.tsv", "sha256": "ab"}, {"file": "y.tsv", "sha256": "cd"}, {"file": "hf:acme/corpus"}]
+    assert release.differing_files(rows, {"x.tsv": "ab", "y.tsv": "cd"}) == []
+    assert release.differing_files(rows, {"x.tsv": "00"}) == ["x.tsv has the SHA-256 00, not ab.", "y.tsv is missing."]
+
+
+def test_every_card_records_what_it_takes():
+    cards = sorted(release.CARDS.glob("*.md"))
+    assert cards
+    for card in cards:
+        assert release.read_facts(card)["data"]
+
+
+@pytest.mark.slow
+def test_a_run_is_made_again(tiny_encoder_dir, bitext_path, tmp_path, capsys):
+    corpus = shutil.copy(bitext_path, tmp_path / "bitext.tsv")
+    command = ["--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--recipe", "tr", "--max_steps", "2"]
+    command += ["--per_device_train_batch_size", "4", "--report_to", "none", "--use_cpu", "true"]
+    assert metaphrase(["train", *command, "--output_dir", str(tmp_path / "first")]) == 0
+    card = tmp_path / "first" / "README.md"
+    assert release.main([str(card), "--output", str(tmp_path / "again")]) == 0
+    assert "Nothing differs." in capsys.readouterr().out
+    (tmp_path / "bitext.tsv").write_text(bitext_path.read_text() + "noch ein\tone more\tde\ten\n")
+    assert release.main([str(card), "--output", str(tmp_path / "third")]) == 1
+    assert "nothing was trained" in capsys.readouterr().out
