@@ -46,6 +46,7 @@ from datasets import (
     load_dataset_builder,
 )
 
+from metaphrase.exceptions import AlignmentFormatError, CorpusError, MissingFileError
 from metaphrase.words import format_links, parse_links, word_spans
 
 logger = logging.getLogger(__name__)
@@ -412,12 +413,12 @@ def find_files(
         if file.language is None and given:
             files[i] = dataclasses.replace(file, source_lang=given, target_lang=into)
         elif source_lang and file.language != given:
-            raise ValueError(f"{file.name} is in {file.language!r} by its name, but source_lang is {given!r}.")
+            raise CorpusError(f"{file.name} is in {file.language!r} by its name, but source_lang is {given!r}.")
     found = {file.language for file in files}
     if wanted and None not in found:
         if missing := [language for language in wanted if language not in found]:
             there = ", ".join(sorted(filter(None, found))) or "none"
-            raise FileNotFoundError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {there}.")
+            raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {there}.")
         files = [file for file in files if file.language in wanted]
     return files
 
@@ -427,7 +428,7 @@ def _files(item: str, into: str, split: str) -> list[BitextFile]:
     if item.startswith("hf:"):
         match = _HUB.fullmatch(item)
         if match is None:
-            raise ValueError(f"{item!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
+            raise CorpusError(f"{item!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
         pair = _named_pair(match["config"] or Path(match["name"]).name, into)
         return [BitextFile(item, "hub", (), *pair, into, match["split"] or split)]
     path = Path(item)
@@ -443,7 +444,7 @@ def _files(item: str, into: str, split: str) -> list[BitextFile]:
         return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
     sides = _sides_of(path, into)
     if sides is None:
-        raise FileNotFoundError(f"There is no file, folder or Moses pair {item}.")
+        raise MissingFileError(f"There is no file, folder or Moses pair {item}.")
     return [_moses(",".join(map(str, sides)), *sides, into)]
 
 
@@ -470,7 +471,7 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
         files += chosen or [file for part, file in candidates if part is None]
     if not files:
         has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}." if splits else "It has no parallel files."
-        raise FileNotFoundError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or the like. {has}")
+        raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or the like. {has}")
     return files
 
 
@@ -478,7 +479,7 @@ def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:
     """A Moses pair, its languages told by the suffixes; the corpus's target comes second."""
     for path in (first, second):
         if not path.is_file():
-            raise FileNotFoundError(f"The Moses pair {name} lacks the file {path}.")
+            raise MissingFileError(f"The Moses pair {name} lacks the file {path}.")
     languages = [_code(s) if _LANGUAGE.fullmatch((s := _suffix(path)).lower()) else None for path in (first, second)]
     if languages[0] == into:
         return BitextFile(name, "moses", (second, first), languages[1], into, into)
@@ -504,7 +505,7 @@ def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
 def _format(path: Path) -> str:
     suffix = "." + _suffix(path)
     if suffix not in FORMATS:
-        raise ValueError(
+        raise CorpusError(
             f"{path} is of no known format; known are {', '.join(FORMATS)} (also .gz), and the Moses pair 'x.sw,x.en'."
         )
     return FORMATS[suffix]
@@ -592,7 +593,7 @@ def read_pairs(
 
     def check_rate() -> None:
         if read >= BAD_RATE_AFTER and bad > max_bad_rate * read:
-            raise ValueError(
+            raise CorpusError(
                 f"{file.name}: {bad} of the first {read} lines are unreadable, more than {max_bad_rate:.0%}: "
                 f"{_first(unreadable)}. Mend the file, or raise max_bad_rate."
             )
@@ -615,7 +616,7 @@ def read_pairs(
                 check_rate()
         check_rate()
         if read and bad == read:
-            raise ValueError(f"None of the {read} lines of {file.name} is a pair: {_first(unreadable)}.")
+            raise CorpusError(f"None of the {read} lines of {file.name} is a pair: {_first(unreadable)}.")
     finally:
         report.log_unreadable(file.name, unreadable, bad, read)
 
@@ -634,16 +635,16 @@ def read_parallel(path: str | Path) -> list[tuple[str, str]]:
     """
     file = _one_file(path, None, "en")
     if file.format != "tsv":
-        raise ValueError(f"{path} is no TSV file.")
+        raise CorpusError(f"{path} is no TSV file.")
     with closing(_lines(file.paths[0], MAX_CHARS)) as lines:
         first = next(lines, None)
     if first is not None and not isinstance(first[1], _Bad) and _layout(first[1].split("\t"), file) is None:
-        raise ValueError(f"{path}:1: there is no header 'source<TAB>target', but {first[1][:80]!r}.")
+        raise CorpusError(f"{path}:1: there is no header 'source<TAB>target', but {first[1][:80]!r}.")
     pairs = []
     for line, row in _read_tsv(file, MAX_CHARS):
         checked = row if isinstance(row, _Bad) else _checked(row, file.into, MAX_CHARS)
         if isinstance(checked, _Bad):
-            raise ValueError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
+            raise CorpusError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
         pairs.append((checked.source, checked.target))
     return pairs
 
@@ -651,7 +652,7 @@ def read_parallel(path: str | Path) -> list[tuple[str, str]]:
 def _one_file(path: str | Path, source_lang: str | None, target_lang: str) -> BitextFile:
     files = find_files(path, source_lang=source_lang, target_lang=target_lang)
     if len(files) != 1:
-        raise ValueError(f"{path} has {len(files)} parallel files; name one of them.")
+        raise CorpusError(f"{path} has {len(files)} parallel files; name one of them.")
     return files[0]
 
 
@@ -694,19 +695,19 @@ def _with_links(row: Row) -> Row:
     if row.alignment is None:
         return row._replace(alignment_scores=None, segmenter=None)
     if not isinstance(row.alignment, str):
-        raise ValueError(f"{str(row.alignment)[:40]!r} is not in the form '0-0 1-2'")
+        raise AlignmentFormatError(f"{str(row.alignment)[:40]!r} is not in the form '0-0 1-2'")
     links = parse_links(row.alignment)
     segmenter = row.segmenter or "whitespace"
     n_source = len(word_spans(row.source, row.source_lang, segmenter))
     n_target = len(word_spans(row.target, row.target_lang, segmenter))
     if any(i >= n_source or j >= n_target for i, j in links):
-        raise ValueError(f"a link points outside of {n_source} and {n_target} words")
+        raise AlignmentFormatError(f"a link points outside of {n_source} and {n_target} words")
     if not row.alignment_scores:
         return row._replace(alignment_scores=None)
     if not isinstance(row.alignment_scores, str):
-        raise ValueError(f"the scores {row.alignment_scores!r:.40} are no text")
+        raise AlignmentFormatError(f"the scores {row.alignment_scores!r:.40} are no text")
     if len([float(score) for score in row.alignment_scores.split()]) != len(links):
-        raise ValueError(f"{len(row.alignment_scores.split())} scores for {len(links)} links")
+        raise AlignmentFormatError(f"{len(row.alignment_scores.split())} scores for {len(links)} links")
     return row
 
 
@@ -732,8 +733,8 @@ def _open(path: Path) -> BinaryIO:
     return cast("BinaryIO", gzip.open(path)) if packed else path.open("rb")
 
 
-def _damage(path: Path, line: int, error: Exception) -> ValueError:
-    return ValueError(f"{path}, after line {line}: the gzip file is damaged or ends early ({error}). Fetch it again.")
+def _damage(path: Path, line: int, error: Exception) -> CorpusError:
+    return CorpusError(f"{path}, after line {line}: the gzip file is damaged or ends early ({error}). Fetch it again.")
 
 
 def _lines(path: Path, max_chars: int) -> Generator[tuple[int, str | _Bad], None, None]:
@@ -746,7 +747,7 @@ def _lines(path: Path, max_chars: int) -> Generator[tuple[int, str | _Bad], None
                 number += 1
                 if number == 1:
                     if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or raw.count(0) > len(raw) / 4:
-                        raise ValueError(f"{path}:1: this is UTF-16 text; convert it to UTF-8.")
+                        raise CorpusError(f"{path}:1: this is UTF-16 text; convert it to UTF-8.")
                     raw = raw.removeprefix(b"\xef\xbb\xbf")
                 if len(raw) == limit and not raw.endswith(b"\n"):
                     while (rest := stream.readline(limit)) and not rest.endswith(b"\n"):
@@ -773,17 +774,17 @@ def _read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Ba
     if first is None:
         return
     if isinstance(first[1], _Bad):
-        raise ValueError(f"{file.name}:1: {first[1].reason} ({first[1].detail}); a TSV begins with its header.")
+        raise CorpusError(f"{file.name}:1: {first[1].reason} ({first[1].detail}); a TSV begins with its header.")
     columns = first[1].split("\t")
     if _layout(columns, file) is None:
         if len(columns) != 2:
-            raise ValueError(
+            raise CorpusError(
                 f"{file.name}:1: without a header, a TSV has two columns, source and target, not {len(columns)}. "
                 "Give it a header such as 'source<TAB>target<TAB>source_lang'."
             )
         columns, lines = ["source", "target"], chain([first], lines)
     if len(set(columns)) < len(columns):
-        raise ValueError(f"{file.name}:1: the header names a column twice: {', '.join(columns)}.")
+        raise CorpusError(f"{file.name}:1: the header names a column twice: {', '.join(columns)}.")
 
     def records() -> Iterator[tuple[int, Mapping[str, str] | _Bad]]:
         for line, text in lines:
@@ -819,7 +820,7 @@ def _read_parquet(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row |
         batches = table.iter_batches(batch_size=_CHUNK)
         yield from _rows_of(enumerate((row for batch in batches for row in batch.to_pylist()), 1), file)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{file.name} is no readable Parquet file: {error}") from error
+        raise CorpusError(f"{file.name} is no readable Parquet file: {error}") from error
 
 
 def _read_hub(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
@@ -853,7 +854,7 @@ def check_line_counts(file: BitextFile) -> None:
     """
     first, second = map(_count_lines, file.paths)
     if first != second:
-        raise ValueError(
+        raise CorpusError(
             f"The sides of a Moses pair have as many lines as each other, but {file.paths[0]} has {first} and "
             f"{file.paths[1]} has {second}. A line is missing somewhere, and none after it is paired right: fetch "
             "both again."
@@ -887,7 +888,7 @@ def _read_tmx(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Ba
             yield from parser.take()
         parser.expat.Parse(b"", True)
     except expat.ExpatError as error:
-        raise ValueError(f"{path}:{error.lineno}: this is not well-formed TMX ({error}).") from error
+        raise CorpusError(f"{path}:{error.lineno}: this is not well-formed TMX ({error}).") from error
     yield from parser.take()
 
 
@@ -998,7 +999,7 @@ def _rows_of(
         if layout is None:
             layout = _layout(record, file)
             if layout is None:
-                raise ValueError(
+                raise CorpusError(
                     f"{file.name}:{line}: no columns 'source' and 'target' (or two language codes, one of them "
                     f"{file.into!r}); found {', '.join(map(repr, record))}. Rename them."
                 )
@@ -1161,8 +1162,8 @@ def _rows(files: Iterable[BitextFile], reading: _Reading, report: CorpusReport) 
                 break
 
 
-def _unknown_language(file: BitextFile) -> ValueError:
-    return ValueError(
+def _unknown_language(file: BitextFile) -> CorpusError:
+    return CorpusError(
         f"{file.name} does not tell its language. Name it like 'sw-{file.into}.tsv', give it a column 'source_lang', "
         "or pass the language: languages=['sw']."
     )
@@ -1210,7 +1211,7 @@ def _look(counts: Counts, row: Row, file: str) -> None:
         counts.english[side] += not _ENGLISH.isdisjoint(text.lower().split())
     if counts.kept in (100, _INSPECTED):
         if counts.identical > counts.kept / 2:
-            raise ValueError(
+            raise CorpusError(
                 f"{file}: both sides are the same text in {counts.identical} of the first {counts.kept} pairs. "
                 "Was one side given twice?"
             )
@@ -1233,10 +1234,10 @@ def _load(files: Sequence[BitextFile], reading: _Reading, temperature: float | N
         for column, values in zip(chunks, zip(*chunk, strict=True), strict=True):
             column.append(pa.array(values, pa.string()))
     if not report.kept:
-        raise ValueError(f"No pair was kept of {_names(files)}.\n{report}")
+        raise CorpusError(f"No pair was kept of {_names(files)}.\n{report}")
     if missing := reading.languages - set(report.languages):
         there = ", ".join(sorted(report.languages))
-        raise ValueError(f"No pair was kept for {', '.join(sorted(missing))}; the corpus has: {there}.")
+        raise CorpusError(f"No pair was kept for {', '.join(sorted(missing))}; the corpus has: {there}.")
     columns = {name: pa.chunked_array(arrays) for name, arrays in zip(Row._fields, chunks, strict=True)}
     features = _features(name for name, column in columns.items() if len(column) > column.null_count)
     columns = {name: columns[name].fill_null("") if name in BACK_TRANSLATIONS else columns[name] for name in features}
@@ -1321,7 +1322,7 @@ def _stream(files: Sequence[BitextFile], reading: _Reading, temperature: float |
         glance = CorpusReport(logged={file.name})
         known = [row[3] for row in islice(read_pairs(file, max_chars=reading.max_chars, report=glance), _PEEKED)]
         if not known:
-            raise ValueError(f"{file.name}: no pairs at all.")
+            raise CorpusError(f"{file.name}: no pairs at all.")
         optional.update(*known)
         if "source_lang" not in known[0]:
             raise _unknown_language(file)
@@ -1329,7 +1330,7 @@ def _stream(files: Sequence[BitextFile], reading: _Reading, temperature: float |
         groups[file.language].append(file)
     features = _features(optional)
     if temperature is not None and None in groups:
-        raise ValueError(
+        raise CorpusError(
             f"A stream is mixed by files, but {_names(groups[None])} does not tell its language by its name. "
             "Split it by language, or read it without streaming."
         )
@@ -1378,7 +1379,7 @@ def _size(file: BitextFile) -> int:
     if file.format == "hub":
         splits = load_dataset_builder(*_hub_name(file)).info.splits or {}
         if file.split not in splits:
-            raise ValueError(
+            raise CorpusError(
                 f"The size of {file.name} is not known, so it cannot be mixed: read it without streaming."
             )
         return int(splits[file.split].num_examples)
@@ -1398,7 +1399,7 @@ def check_writable(path: str | Path) -> None:
         ValueError: With the formats that it knows.
     """
     if not str(path).endswith(WRITTEN):
-        raise ValueError(f"{path} is of no format that can be written; write {', '.join(WRITTEN)}.")
+        raise CorpusError(f"{path} is of no format that can be written; write {', '.join(WRITTEN)}.")
 
 
 def write_corpus(dataset: Dataset, path: str | Path) -> Path:
@@ -1472,8 +1473,8 @@ def overlap(train: Any, test: Any) -> int:
     known: tuple[set[str], set[str]] = set(), set()
     for pair in _texts(train):
         for side, text in zip(known, pair, strict=True):
-            side.add(_normalised(text))
-    return sum(any(_normalised(text) in side for side, text in zip(known, pair, strict=True)) for pair in _texts(test))
+            side.add(normalised(text))
+    return sum(any(normalised(text) in side for side, text in zip(known, pair, strict=True)) for pair in _texts(test))
 
 
 def _texts(rows: Any) -> Iterator[tuple[str, str]]:
@@ -1484,5 +1485,6 @@ def _texts(rows: Any) -> Iterator[tuple[str, str]]:
         yield from ((row["source"], row["target"]) for row in rows)
 
 
-def _normalised(text: str) -> str:
+def normalised(text: str) -> str:
+    """A sentence as it is compared with others: NFKC, case folded, whitespace joined."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -1,0 +1,281 @@
+"""``metaphrase adapt --corpus my.tsv --languages xx``: from a few thousand pairs to a verdict, with nothing to decide."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.text import Text
+from sentence_transformers import SentenceTransformer
+from transformers import EarlyStoppingCallback
+
+from metaphrase import plots
+from metaphrase.adaptation import (
+    PATIENCE,
+    Plan,
+    Split,
+    batch_size_for,
+    make_plan,
+    replay,
+    split,
+    verdict_in_words,
+    write_pairs,
+)
+from metaphrase.checks import check_corpus, errors, read_corpus
+from metaphrase.cli import emit, notes, parse
+from metaphrase.cli.diagnose import findings_table
+from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
+from metaphrase.collator import ParallelCollator
+from metaphrase.corpus import load_corpus
+from metaphrase.encoders import freeze_word_embeddings, load_encoder
+from metaphrase.evaluation.retrieval import ParallelSet, compare_retrieval, load_parallel_folder
+from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.identification import language_name
+from metaphrase.packing import packed
+from metaphrase.recipe import Recipe
+from metaphrase.report import write_json
+
+SUMMARY = "Adapt an encoder to your language: check, train, measure, and an honest verdict"
+EXAMPLES = [
+    "metaphrase adapt --corpus my.tsv --languages sw",
+    "metaphrase adapt --model BAAI/bge-m3 --corpus my.tsv --languages wo --minutes 120 --anchor 1 --output_dir runs/wo",
+]
+
+#: Bitext of other languages that comes with the package, and the Declaration of Human Rights, for retention.
+DATA = Path(__file__).parents[1] / "data"
+
+#: Names of the test sets.
+HELD_OUT, RETENTION = "held-out", "udhr"
+
+
+@dataclass
+class AdaptOptions:
+    """What is adapted, to what."""
+
+    corpus: list[str] = field(
+        metadata={"help": "Your bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
+    )
+    languages: list[str] = field(metadata={"help": "The language, or languages, to adapt to."})
+    model: str = field(
+        default="starter", metadata={"help": "Encoder to adapt: 'starter', a Hub id or a folder (default: starter)."}
+    )
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Where the release, its report and the split of the corpus go (default: runs/adapt-XX)."},
+    )
+    recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
+    minutes: float = field(default=20.0, metadata={"help": "Time for training; checks and measuring come on top."})
+    replay: float = field(
+        default=1.0,
+        metadata={"help": "Pairs of other languages that come with the package, for each pair of yours; 0 for none."},
+    )
+    anchor: float = field(
+        default=0.0,
+        metadata={"help": "Weight of an objective that holds English where the original encoder had it; 0 for none."},
+    )
+    force: bool = field(default=False, metadata={"help": "Train although the checks found errors."})
+    seed: int = field(default=42, metadata={"help": "Seed of split and training."})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Check the data, plan, train, measure, and say what came of it."""
+    (options,) = parse("metaphrase adapt", [AdaptOptions], argv, description=SUMMARY, examples=EXAMPLES)
+    if options.minutes <= 0 or options.replay < 0 or options.anchor < 0:
+        raise UsageError("--minutes must be positive, --replay and --anchor at least 0.")
+    started = time.time()
+    prepare_process()
+    languages = [code for item in options.languages for code in item.replace(",", " ").split()]
+    output = Path(options.output_dir or f"runs/adapt-{'-'.join(languages)}")
+    sets, _ = read_corpus(options.corpus, languages=languages)
+    findings = check_corpus(sets, seed=options.seed)
+    if findings:
+        notes().print(findings_table(findings))
+    if wrong := errors(findings):
+        if not options.force:
+            raise CorpusError(
+                f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Mend the corpus, or give --force."
+            )
+    splits = {language: split(pairs, seed=options.seed) for language, pairs in sets.items()}
+    folders = write_data(output, splits, others(sets, options), seed=options.seed, ratio=options.replay)
+    recipe = write_recipe(output, options)
+    plan = plan_for(options, folders["training"], recipe, sum(len(one.train) for one in splits.values()))
+    say(splits, folders["training"], plan)
+    arguments = [
+        *("--model", options.model, "--recipe", str(recipe), "--corpus", str(folders["training"])),
+        *("--dev", str(folders["dev"]), "--test", str(folders[HELD_OUT]), str(DATA / RETENTION)),
+        *("--output_dir", str(output), "--seed", str(options.seed), "--max_steps", str(plan.max_steps)),
+        *("--per_device_train_batch_size", str(plan.batch_size), "--learning_rate", str(plan.learning_rate)),
+        *("--head_learning_rate", "5e-4", "--warmup_steps", "0.1", "--batch_sampler", "no_duplicates"),
+        *("--eval_strategy", "steps", "--eval_steps", str(plan.eval_steps), "--save_steps", str(plan.eval_steps)),
+        *("--load_best_model_at_end", "true", "--metric_for_best_model", "eval_dev_mean_accuracy"),
+        *("--greater_is_better", "true", "--save_total_limit", "1", "--logging_steps", "5"),
+        *("--resume_from_checkpoint", "true"),
+        *(("--freeze_word_embeddings", "true") if plan.freeze_word_embeddings else ()),
+        *(("--micro_batch_size", str(plan.micro_batch_size)) if plan.micro_batch_size else ()),
+    ]
+    train_and_report(
+        parse_options(arguments),
+        command=["metaphrase", "adapt", *argv],
+        title=f"{options.model} adapted to {', '.join(map(language_name, languages))}",
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=PATIENCE)],
+    )
+    result = judge(output, trained=load_languages(folders["training"])) | {
+        "plan": asdict(plan),
+        "findings": [finding.to_dict() for finding in findings],
+        "seconds": round(time.time() - started, 1),
+    }
+    write_json(output / "verdict.json", result)
+    lines = [f"\n{line}" for line in result["said"]]
+    emit(
+        result,
+        *(Text(line, style="bold") for line in lines),
+        f"\n{result['seconds'] / 60:.0f} minutes. The model is in {output}, its report is {output / 'report.html'}; "
+        f"`metaphrase report {output}` looks closer. Publish it: metaphrase push {output} --to me/my-encoder",
+    )
+    return 0
+
+
+def others(sets: Mapping[str, ParallelSet], options: AdaptOptions) -> dict[str, ParallelSet]:
+    """The packaged bitext of all languages but the user's."""
+    if options.replay == 0:
+        return {}
+    packaged = load_parallel_folder(DATA / "demo", split="train")
+    return {language: pairs for language, pairs in packaged.items() if language not in sets}
+
+
+def write_data(
+    output: Path, splits: Mapping[str, Split], others: Mapping[str, ParallelSet], *, ratio: float, seed: int
+) -> dict[str, Path]:
+    """Write what is trained on and what is held out, so that a run can be made again and others can be judged by it."""
+    folders = {name: output / "data" / name for name in ("training", "dev", HELD_OUT)}
+    for language, one in splits.items():
+        write_pairs(folders["training"], language, "train", one.train)
+        write_pairs(folders["dev"], language, "dev", one.dev)
+        write_pairs(folders[HELD_OUT], language, "test", one.test)
+    wanted = int(ratio * sum(len(one.train) for one in splits.values()))
+    for language, pairs in replay(others, wanted, seed=seed).items():
+        write_pairs(folders["training"], language, "train", pairs)
+    return folders
+
+
+def write_recipe(output: Path, options: AdaptOptions) -> Path:
+    """The recipe of this run: vocabularies read off the corpus, which suits small machines, and the anchor if any."""
+    content = Recipe.load(options.recipe).to_dict()
+    for term in content["terms"]:
+        if term["objective"] == "rtl":
+            term["args"] = {**term.get("args", {}), "vocabulary": "english"}
+    if options.anchor:
+        content["terms"].append({"objective": "anchor", "weight": options.anchor})
+    path = output / "data" / "recipe.yaml"
+    # JSON is YAML, and says floats exactly.
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def plan_for(options: AdaptOptions, training: Path, recipe: Path, own: int) -> Plan:
+    """Make a step on this machine, and plan the run by what it takes."""
+    model = load_encoder(options.model, default_pooling=Recipe.load(str(recipe)).pooling)
+    encoder: Any = model[0].auto_model
+    parameters = sum(parameter.numel() for parameter in encoder.parameters())
+    table = encoder.get_input_embeddings().weight.numel()
+    cuda = model.device.type == "cuda"
+    memory = float(torch.cuda.mem_get_info()[0]) if cuda else free_memory()
+    corpus = load_corpus(str(training))
+    rows = corpus.dataset
+    size = batch_size_for(len(rows))
+    seconds = step_seconds(model, recipe, corpus, min(size, len(rows)), freeze=not cuda, seed=options.seed)
+    config = encoder.config
+    row_bytes = (
+        32 * config.hidden_size * config.num_hidden_layers * 4 * 34.0
+    )  # 34 numbers a state (Korthikanti et al. 2022)
+    return make_plan(
+        pairs=own,
+        replayed=len(rows) - own,
+        seconds_per_step=seconds,
+        minutes=options.minutes,
+        memory=memory,
+        parameters=parameters,
+        table=table,
+        row_bytes=row_bytes,
+        cuda=cuda,
+    )
+
+
+def free_memory() -> float:
+    """Bytes of memory that this process can get."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):  # another system than Linux
+        return 8e9
+
+
+def step_seconds(
+    model: SentenceTransformer, recipe: Path, corpus: Any, size: int, *, freeze: bool, seed: int
+) -> float:
+    """Seconds of a step's forward and backward pass, after one that warms up; a twentieth more for the optimiser."""
+    if freeze:
+        freeze_word_embeddings(model)
+    loss = make_loss(model, Recipe.load(str(recipe)), corpus).to(model.device).train()
+    collate = ParallelCollator(model.tokenizer, loss.views, seed=seed)
+    rows = corpus.dataset.shuffle(seed=seed)
+    seconds = 0.0
+    for at in (0, 1):
+        chosen = [rows[(at * size + i) % len(rows)] for i in range(size)]
+        batch = {k: _on(v, model.device) for k, v in collate(chosen).items()}
+        start = time.perf_counter()
+        with packed(model):
+            torch.stack(list(loss(batch).values())).sum().backward()
+        if model.device.type == "cuda":
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - start
+        loss.zero_grad()
+    return 1.05 * seconds
+
+
+def _on(view: Any, device: torch.device) -> Any:
+    if not isinstance(view, dict):
+        return view
+    return {key: value.to(device) if torch.is_tensor(value) else value for key, value in view.items()}
+
+
+def load_languages(training: Path) -> list[str]:
+    """Languages that were trained on."""
+    return sorted(path.name.split("-en.")[0] for path in training.glob("*-en.train.tsv.gz"))
+
+
+def say(splits: Mapping[str, Split], training: Path, plan: Plan) -> None:
+    """Tell what will be done before it is."""
+    console = notes()
+    for language, one in splits.items():
+        console.print(
+            f"{language_name(language)}: {len(one.train):,} pairs to train on, {len(one.dev)} to stop by, "
+            f"{len(one.test)} to judge by; {one.left_out:,} left out (repeated, or too like a held-out one).",
+            highlight=False,
+        )
+    if replayed := [language for language in load_languages(training) if language not in splits]:
+        console.print(f"Other languages that are trained on beside it: {', '.join(replayed)}.", highlight=False)
+    for reason in plan.reasons:
+        console.print(f"- {reason}", highlight=False)
+
+
+def judge(output: Path, *, trained: Sequence[str]) -> dict[str, Any]:
+    """The verdict, from the report that training wrote."""
+    report = json.loads((output / "report.json").read_text(encoding="utf-8"))
+    own = report["comparisons"][HELD_OUT]["languages"]
+    before, after = (report[side][RETENTION] for side in ("before", "after"))
+    kept = None
+    untrained = [language for language in after["languages"] if language not in trained]
+    if untrained:
+        sides = [
+            {**result, "languages": {language: result["languages"][language] for language in untrained}}
+            for result in (before, after)
+        ]
+        kept = plots.retention(compare_retrieval(*sides))
+    names = {language: language_name(language) for language in own}
+    return {"said": verdict_in_words(own, kept, names), "languages": own, "retention": kept}

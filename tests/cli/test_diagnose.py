@@ -1,0 +1,78 @@
+import gzip
+import json
+
+import pytest
+
+from metaphrase.cli import diagnose, main
+from metaphrase.cli.demo import DATA
+
+pytest.importorskip("py3langid")
+
+
+def rows_of(language, split="train"):
+    with gzip.open(DATA / "demo" / f"{language}-en.{split}.tsv.gz", "rt", encoding="utf-8", newline="\n") as lines:
+        return [line.rstrip("\n").split("\t")[:2] for line in lines][1:]
+
+
+def written(path, rows):
+    path.write_text("source\ttarget\n" + "".join(f"{s}\t{t}\n" for s, t in rows), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def rows():
+    return rows_of("sw")[:600]
+
+
+def run(*arguments):
+    return main(["diagnose", *arguments, "--languages", "sw", "--lines", "60"])
+
+
+def test_a_sound_corpus(rows, tmp_path, capsys):
+    assert run("--corpus", written(tmp_path / "pairs.tsv", rows), "--test", str(DATA / "demo")) == 0
+    assert "Nothing was found that is wrong." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda rows: [row[::-1] for row in rows], "The sides are swapped"),
+        (lambda rows: rows_of("fi")[:600], "Finnish (fi), not Swahili (sw)"),
+        (lambda rows: list(zip([s for s, _ in rows[1:]], [t for _, t in rows], strict=False)), "1 line below"),
+        (lambda rows: rows + rows_of("sw", "test"), "have a side in the training corpus"),
+        (lambda rows: [(s, s) for s, _ in rows], "Was one side given twice?"),
+    ],
+)
+def test_a_fault_is_an_error_and_exit_status_1(rows, tmp_path, capsys, fault, message):
+    corpus = written(tmp_path / "pairs.tsv", fault(rows))
+    assert run("--corpus", corpus, "--test", str(DATA / "demo"), "--json") == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert any(message in finding["message"] for finding in found if finding["severity"] == "error")
+
+
+def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
+    monkeypatch.setattr(diagnose, "load_encoder", lambda name, **kwargs: tiny_encoder)
+    corpus, output = written(tmp_path / "pairs.tsv", rows[:60]), tmp_path / "diagnosis.json"
+    arguments = ("tiny", "--corpus", corpus, "--baseline", "tiny", "--sample", "40", "--output", str(output))
+    assert run(*arguments) == 1
+    result = json.loads(output.read_text(encoding="utf-8"))
+    assert {"unchanged"} <= {finding["code"] for finding in result["findings"]}
+    assert result["languages"]["sw"]["pairs"] == 40
+    assert result["pairs"] == {"sw": 60}
+    out = capsys.readouterr().out
+    assert "unchanged" in out
+    assert f"Wrote {output}" in out.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--baseline", "starter"], "A baseline is compared with a model"),
+        (["--sample", "1"], "--sample must be at least 2"),
+        (["--tset", "x"], "did you mean 'test'"),
+        (["--test", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_bad_options_are_exit_status_2(rows, tmp_path, capsys, options, message):
+    assert run("--corpus", written(tmp_path / "pairs.tsv", rows[:30]), *options) == 2
+    assert message in capsys.readouterr().err
