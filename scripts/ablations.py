@@ -1,0 +1,727 @@
+"""Run the ablations of the papers: train every cell of a grid with every seed, measure it, and write a table with intervals.
+
+    python scripts/ablations.py wacse-table10 --model starter --corpus BITEXT --steps 100 --seeds 1 2 3
+    python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english
+    python scripts/ablations.py ppa-table5 --set moco.queue_size=256 --set learning_rate=3e-5
+
+A grid is a file in ``configs/ablations``. Options that are not this program's are those of ``metaphrase train`` and hold
+for every cell; so does ``--set OPTION=VALUE``, and ``--set OBJECTIVE.ARGUMENT=VALUE`` wherever a cell has the objective.
+Each cell and seed is trained as ``metaphrase train`` trains, measured by translation retrieval in both directions, and kept
+as a JSON file under a digest of all that decides its result: a killed run goes on with what is missing. Beside them lie
+``results.json``, ``table.md`` and plots. ``--keep`` takes the results into ``scripts/results/ablations`` and
+docs/ablations.md.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import asdict, dataclass, field, fields, replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from scipy.stats import t as student
+from sentence_transformers import SentenceTransformer
+from transformers import HfArgumentParser, set_seed
+from update_readme import fill
+
+from metaphrase.cli.demo import DATA
+from metaphrase.cli.train import (
+    ModelOptions,
+    TrainArguments,
+    check,
+    check_text,
+    checkpoint_to_resume,
+    parse_options,
+    prepare_process,
+    read_corpus,
+    read_tests,
+    train,
+    with_choices,
+)
+from metaphrase.corpus import find_files
+from metaphrase.encoders import STARTER, load_encoder
+from metaphrase.evaluation.identity import files_sha256, model_hash
+from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval
+from metaphrase.languages import fold_languages
+from metaphrase.recipe import Recipe
+from metaphrase.report import write_json
+
+ROOT = Path(__file__).parents[1]
+GRIDS = ROOT / "configs" / "ablations"
+KEPT = ROOT / "scripts" / "results" / "ablations"
+PAGE = ROOT / "docs" / "ablations.md"
+
+#: Measures of a cell, and how tables call them.
+SCORES = {"source_to_target": "xx→en", "target_to_source": "en→xx", "mean": "mean"}
+#: Training options that a result does not depend on.
+PLACES = {
+    "output_dir",
+    "resume_from_checkpoint",
+    "run_name",
+    "report_to",
+    "disable_tqdm",
+    "save_strategy",
+    "save_steps",
+}
+#: Training options that the program gives itself.
+OWN = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
+#: Training options of every cell, unless others are given.
+DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "resume_from_checkpoint": "true"}
+#: Steps of the trial that the estimate is made from.
+TRIAL = 3
+
+
+@dataclass
+class Options:
+    """What is trained, on what, how long and how often."""
+
+    model: str = field(default=STARTER, metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
+    corpus: list[str] = field(
+        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: the demo's)."}
+    )
+    test: list[str] = field(
+        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Folders of test sets (default: the demo's)."}
+    )
+    steps: int = field(default=100, metadata={"help": "Optimiser steps of each cell."})
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each cell."})
+    output: str = field(
+        default="runs/ablations", metadata={"help": "Folder of the results, one inside for each grid."}
+    )
+    batch_size: int | None = field(default=None, metadata={"help": "Short for --per_device_train_batch_size."})
+    set: list[str] = field(
+        default_factory=list,
+        metadata={"help": "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", "action": "extend"},
+    )
+    keep: bool = field(default=False, metadata={"help": "Take the results into scripts/results and docs."})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One variant of a grid.
+
+    Attributes:
+        label: Its name in tables.
+        recipe: What it is trained with.
+        published: The paper's own numbers, one for each of the grid's published columns.
+        x: Its place on the grid's axis, where there is one.
+        costs: What ``scripts/benchmarks/costs.py`` calls its recipe, where operations are shown.
+    """
+
+    label: str
+    recipe: Recipe
+    published: tuple[float, ...] = ()
+    x: float | None = None
+    costs: str | None = None
+
+    @property
+    def slug(self) -> str:
+        """The label as part of a file's name.
+
+        >>> Cell("TR → MLM", Recipe("", ())).slug
+        'tr-mlm'
+        """
+        return re.sub(r"\W+", "-", self.label.lower()).strip("-")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table or figure of a paper, as cells to be trained; differences are taken to the first of them.
+
+    Attributes:
+        name: Its name, after the paper's table or figure.
+        title: Heading.
+        paper: Where it was published.
+        varies: What differs between the cells.
+        cells: The variants.
+        published: ``scale`` and ``columns`` of the paper's numbers.
+        groups: Language sets of Tatoeba whose means are shown, where the test set has them.
+        axis: What is drawn to the right, where the paper has a figure.
+    """
+
+    name: str
+    title: str
+    paper: str
+    varies: str
+    cells: tuple[Cell, ...]
+    published: Mapping[str, Any] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    axis: str | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell with a seed.
+
+    Attributes:
+        cell: The cell.
+        seed: The seed.
+        argv: Options of ``metaphrase train`` but ``--output_dir``.
+        path: Where its result is kept; the name holds the digest of its settings.
+    """
+
+    cell: Cell
+    seed: int
+    argv: tuple[str, ...]
+    path: Path
+
+    def kept(self) -> dict[str, Any] | None:
+        """Its result, where there is one."""
+        return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
+
+
+def load_grid(name: str, *, settings: Mapping[str, Any] | None = None, monolingual: bool = False) -> Grid:
+    """Read a grid.
+
+    Args:
+        name: Its name.
+        settings: Values by ``objective.argument``, for every cell that has the objective.
+        monolingual: Whether there is monolingual text; without any, the cells' ``without_monolingual`` holds.
+
+    Raises:
+        ValueError: There is no such grid; a setting names an objective that no cell has, or an argument that is unknown.
+    """
+    known = sorted(path.stem for path in GRIDS.glob("*.yaml"))
+    if name not in known:
+        raise ValueError(f"There is no ablation {name!r}; there are {', '.join(known)}.")
+    content = yaml.safe_load((GRIDS / f"{name}.yaml").read_text(encoding="utf-8"))
+    cells = []
+    for cell in content.pop("cells"):
+        changes = [cell.get("terms", {}), {} if monolingual else cell.get("without_monolingual", {})]
+        recipe = varied(Recipe.load(cell["recipe"]), changes, settings or {}, name=f"{name}: {cell['label']}")
+        training = {**recipe.training, **cell.get("training", {})}
+        paper_training = {**recipe.paper_training, **cell.get("training", {})} if recipe.paper_training else {}
+        recipe = replace(recipe, training=training, paper_training=paper_training, **cell.get("settings", {}))
+        cells.append(Cell(cell["label"], recipe, tuple(cell.get("published", ())), cell.get("x"), cell.get("costs")))
+    there = {term.objective for cell in cells for term in cell.recipe.terms}
+    if unknown := sorted({key.partition(".")[0] for key in settings or {}} - there):
+        raise ValueError(f"{name} has no objective {', '.join(unknown)}; it has {', '.join(sorted(there))}.")
+    content["groups"] = tuple(content.get("groups", ()))
+    return Grid(name=name, cells=tuple(cells), **content)
+
+
+def varied(recipe: Recipe, changes: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], *, name: str) -> Recipe:
+    """A recipe with terms that are changed, added, or (where a change is None) left out.
+
+    >>> dap = varied(Recipe.load("dap"), [{"tr": None, "rtl": {"args": {"ratio": 0.5}}}], {"rtl.layers": 1}, name="")
+    >>> [(term.objective, dict(term.args)) for term in dap.terms]
+    [('rtl', {'layers': 1, 'direction': 'source_to_target', 'ratio': 0.5})]
+    """
+    content = recipe.to_dict()
+    terms = {term["objective"]: term for term in content["terms"]}
+    for change in changes:
+        for objective, given in change.items():
+            if given is None:
+                del terms[objective]
+            else:
+                term = terms.setdefault(objective, {"objective": objective, "args": {}})
+                terms[objective] = {**term, **given, "args": {**term["args"], **given.get("args", {})}}
+    for key, value in settings.items():
+        objective, _, argument = key.partition(".")
+        if objective in terms:
+            terms[objective] = {**terms[objective], "args": {**terms[objective]["args"], argument: value}}
+    return Recipe.from_dict({**content, "name": name, "terms": list(terms.values())}, origin=name)
+
+
+def parsed(argv: Sequence[str]) -> tuple[Options, list[str], dict[str, Any]]:
+    """The program's options, what goes to ``metaphrase train``, and settings by ``objective.argument``.
+
+    Raises:
+        ValueError: An option is the program's to give, or a setting has no value.
+    """
+    parser = HfArgumentParser(Options, allow_abbrev=False)
+    options, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
+    settings = {}
+    if options.batch_size is not None:
+        rest += ["--per_device_train_batch_size", str(options.batch_size)]
+    for item in options.set:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"--set takes OPTION=VALUE or OBJECTIVE.ARGUMENT=VALUE, but got {item!r}.")
+        if "." in key:
+            settings[key] = yaml.safe_load(value)
+        else:
+            rest += [f"--{key}", value]
+    given = {token[2:].partition("=")[0].replace("-", "_") for token in rest if token.startswith("--")}
+    if taken := sorted(given & OWN):
+        raise ValueError(f"--{taken[0]} is given to every cell by this program; see --steps, --seeds and --output.")
+    return options, rest, settings
+
+
+def commands(grid: Grid, options: Options, rest: Sequence[str]) -> list[list[str]]:
+    """Options of ``metaphrase train`` for each cell, but seed and folder; the cells' recipes are written to files."""
+    folder = Path(options.output) / grid.name / "recipes"
+    folder.mkdir(parents=True, exist_ok=True)
+    common = ["--model", options.model, "--corpus", *options.corpus, "--test", *options.test]
+    argvs = []
+    for cell in grid.cells:
+        text = yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False, allow_unicode=True)
+        recipe = folder / f"{cell.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.yaml"
+        recipe.write_text(text, encoding="utf-8")
+        argvs.append([*common, "--recipe", str(recipe), "--max_steps", str(options.steps), *rest])
+    return argvs
+
+
+def plan(grid: Grid, options: Options, argvs: Sequence[Sequence[str]], settings: Sequence[Any]) -> list[Run]:
+    """The runs of a grid, seed by seed.
+
+    Args:
+        grid: The grid.
+        options: The program's options.
+        argvs: Options of each cell, see :func:`commands`.
+        settings: What decides the result of each cell, but for the seed.
+    """
+    folder = Path(options.output) / grid.name / "cells"
+    runs = []
+    for seed in options.seeds:
+        for cell, argv, decisive in zip(grid.cells, argvs, settings, strict=True):
+            text = json.dumps([seed, decisive], sort_keys=True, default=str)
+            digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+            path = folder / f"{cell.slug}-seed{seed}-{digest}.json"
+            runs.append(Run(cell, seed, (*argv, "--seed", str(seed)), path))
+    return runs
+
+
+def settings_of(argv: Sequence[str]) -> dict[str, Any]:
+    """What decides the result of a run beside weights and seed: texts, recipe and options; not where things lie.
+
+    Raises:
+        ValueError: An option is wrong, or the recipe cannot be trained with it.
+        FileNotFoundError: The corpus, a test set or text is not there.
+    """
+    model, corpus, chosen, arguments = parse_options([*argv, "--output_dir", "unused"], DEFAULTS)
+    check(corpus, arguments)
+    recipe = with_choices(Recipe.load(chosen.recipe), chosen)
+    check_text(recipe, corpus)
+    recipe.objectives(chosen.max_length)
+    files = find_files(corpus.corpus, languages=corpus.languages or None)
+    plain = TrainArguments(output_dir="unused")
+    names = [f.name for f in fields(TrainArguments) if f.name not in PLACES]
+    changed = {name: getattr(arguments, name) for name in names}
+    changed = {name: str(value) for name, value in changed.items() if str(value) != str(getattr(plain, name))}
+    terms = recipe.to_dict()
+    return {
+        "corpus": [[file.name] if not file.paths else files_sha256(file.paths) for file in files],
+        "monolingual": files_sha256(path for path in corpus.monolingual if not path.startswith("hf:")),
+        "tests": {name: {k: s.sha256 for k, s in sets.items()} for name, sets in read_tests(corpus).items()},
+        "recipe": {key: terms[key] for key in ("terms", "max_length", "language_embedding", "pooling")},
+        "options": [
+            {k: v for k, v in asdict(part).items() if k not in ("model", "corpus", "test", "recipe")}
+            for part in (model, corpus, chosen)
+        ],
+        "training": changed,
+    }
+
+
+def check_columns(grid: Grid, dataset: Any) -> None:
+    """Refuse a corpus without the columns that a cell reads, but those that training itself adds.
+
+    Raises:
+        ValueError: A column is missing or empty.
+    """
+    for cell in grid.cells:
+        for column in sorted(cell.recipe.columns - {"alignment", "alignment_scores", "segmenter", "monolingual"}):
+            if column not in dataset.column_names or not any(dataset[column]):
+                how = " scripts/back_translate.py adds it." if column.endswith("_bt") else ""
+                raise ValueError(f"Cell {cell.label!r} reads the column {column!r}, which the corpus lacks.{how}")
+
+
+def trained(argv: Sequence[str], work: Path, links: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """Train as ``metaphrase train`` does, without a release.
+
+    Args:
+        argv: Options of ``metaphrase train``.
+        work: Folder of its checkpoints; what a killed run left there is taken up.
+        links: Folder of the word links, which all cells share.
+
+    Returns:
+        The encoder, or one for each language; the test sets; facts of the run.
+    """
+    started = time.perf_counter()
+    model_options, corpus, chosen, arguments = parse_options([*argv, "--output_dir", str(work)], DEFAULTS)
+    work.mkdir(parents=True, exist_ok=True)
+    links.mkdir(parents=True, exist_ok=True)
+    for path in links.glob("alignment-*.parquet"):
+        (work / path.name).unlink(missing_ok=True)
+        (work / path.name).symlink_to(path.resolve())
+    arguments.resume_from_checkpoint = checkpoint_to_resume(arguments)
+    set_seed(arguments.seed)
+    recipe = with_choices(Recipe.load(chosen.recipe), chosen)
+    model = encoder(model_options, recipe, arguments)
+    tests = read_tests(corpus)
+    tested = {language for sets in tests.values() for language in sets}
+    with redirect_stdout(io.StringIO()):  # the trainer prints its logs
+        facts, embedding = train(
+            model,
+            recipe,
+            model_options,
+            corpus,
+            chosen,
+            arguments,
+            command=["metaphrase", "train", *argv],
+            tested=tested,
+        )
+    for path in work.glob("alignment-*.parquet"):
+        if not path.is_symlink():
+            shutil.move(path, links / path.name)
+    facts["seconds"] = round(time.perf_counter() - started, 2)
+    facts["languages"] = facts.pop("corpus")["languages"]
+    return model if embedding is None else fold_languages(model, embedding), tests, facts
+
+
+def encoder(options: ModelOptions, recipe: Recipe, arguments: TrainArguments) -> SentenceTransformer:
+    """The encoder as it is before training."""
+    device = "cpu" if arguments.use_cpu else None
+    return load_encoder(options.model, pooling=options.pooling, default_pooling=recipe.pooling, device=device)
+
+
+def measured(model: Any, tests: Mapping[str, Mapping[str, ParallelSet]], name: str) -> dict[str, Any]:
+    """Retrieval on every test set."""
+    return {test: evaluate_retrieval(model, sets, name=name) for test, sets in tests.items()}
+
+
+def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) -> float:
+    """Seconds of a run: of those that are done, or from a few steps of the first and of the last cell."""
+    if done := [kept["seconds"] for run in runs if (kept := run.kept())]:
+        return statistics.mean(done)
+    times = []
+    for run in (runs[0], runs[-1]):
+        work = folder / "trial"
+        shutil.rmtree(work, ignore_errors=True)
+        facts = trained([*run.argv, "--max_steps", str(TRIAL)], work, links)[2]
+        shutil.rmtree(work)
+        times.append((facts["seconds"] - facts["training_seconds"], facts["training_seconds"] / TRIAL))
+    beside, step = min(other for other, _ in times), statistics.mean(step for _, step in times)
+    return beside + step * int(runs[0].argv[runs[0].argv.index("--max_steps") + 1]) + evaluation
+
+
+def interval(values: Sequence[float]) -> dict[str, Any]:
+    """Mean of some seeds and half the width of its 95 % interval, by Student's t; None for a single seed.
+
+    >>> interval([1.0, 2.0, 3.0])
+    {'mean': 2.0, 'half': 2.484, 'values': [1.0, 2.0, 3.0]}
+    """
+    n, half = len(values), None
+    if n > 1:
+        half = round(float(student.ppf(0.975, n - 1)) * statistics.stdev(values) / n**0.5, 3)
+    return {"mean": round(statistics.fmean(values), 3), "half": half, "values": [round(v, 3) for v in values]}
+
+
+def difference(old: Sequence[float], new: Sequence[float]) -> dict[str, Any]:
+    """Mean difference of paired seeds, its interval and what it says: smaller than its interval, it is a tie.
+
+    >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1])["verdict"], difference([70.0, 71.0], [71.0, 70.0])["verdict"]
+    ('better', 'tie')
+    """
+    found = interval([b - a for a, b in zip(old, new, strict=True)])
+    if found["half"] is None:
+        return found | {"verdict": "one seed"}
+    tie = abs(found["mean"]) <= found["half"]
+    return found | {"verdict": "tie" if tie else "better" if found["mean"] > 0 else "worse"}
+
+
+def summary(grid: Grid, runs: Sequence[Run], untrained: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
+    """Means over seeds and differences to the first cell, of every cell, test set and language."""
+    kept = {cell.label: [k for run in runs if run.cell == cell and (k := run.kept())] for cell in grid.cells}
+    first, facts = kept[grid.cells[0].label], kept[grid.cells[0].label][0]["facts"]
+    pairs = facts["languages"]
+    result: dict[str, Any] = {
+        "ablation": grid.name,
+        "seeds": [run["seed"] for run in first],
+        "steps": facts["steps"],
+        "batch_size": facts["batch_size"],
+        "model": Path(facts["model"]).name,
+        "frozen_word_embeddings": facts["frozen_word_embeddings"],
+        "pairs": pairs,
+        "hardware": facts["hardware"],
+        "versions": facts["versions"],
+        "untrained": {test: measure["average"]["mean"]["accuracy"] for test, measure in untrained.items()},
+        "cells": [],
+    }
+    for cell in grid.cells:
+        tests: dict[str, Any] = {}
+        for test in untrained:
+            results = [run["results"][test] for run in kept[cell.label]]
+            baseline = [run["results"][test] for run in first]
+            scores = {key: interval([r["average"][key]["accuracy"] for r in results]) for key in SCORES}
+            for group in grid.groups:
+                if group in results[0]["groups"]:
+                    scores[group] = interval([r["groups"][group]["mean"]["accuracy"] for r in results])
+            languages = sorted(results[0]["languages"], key=lambda language: (pairs.get(language, 0), language))
+            tests[test] = {
+                "scores": scores,
+                "difference": difference(
+                    *([r["average"]["mean"]["accuracy"] for r in side] for side in (baseline, results))
+                ),
+                "gains": {
+                    language: difference(
+                        *([r["languages"][language]["mean"]["accuracy"] for r in side] for side in (baseline, results))
+                    )
+                    for language in languages
+                },
+            }
+        milliseconds = [
+            1000 * run["facts"]["training_seconds"] / run["facts"]["steps"] / run["facts"]["batch_size"]
+            for run in kept[cell.label]
+        ]
+        row = {"label": cell.label, "x": cell.x, "published": list(cell.published), "tests": tests}
+        row["ms_per_pair"] = interval(milliseconds)
+        if cell.costs:
+            row["gflop"] = operations(cell.costs, shape)
+        result["cells"].append(row)
+    return result
+
+
+def operations(recipe: str, shape: Mapping[str, int]) -> dict[str, float]:
+    """Forward operations of a pair at full length, in GFLOP, of the paper's encoder and of the one that was trained."""
+    sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
+    costs: Any = import_module("costs")
+    sys.path.pop(0)
+    lengths = {"mBERT, 32 pieces": 32, f"this encoder, {shape['length']} pieces": shape["length"]}
+    ours = costs.Encoder(shape["layers"], shape["hidden"], shape["vocabulary"])
+    encoders = (costs.ENCODERS["mBERT"], ours)
+    return {
+        what: round(costs.step_flops(of, recipe, length, length, length) / 1e9, 3)
+        for (what, length), of in zip(lengths.items(), encoders, strict=True)
+    }
+
+
+def shown(value: Mapping[str, Any], form: str = ".1f") -> str:
+    """A mean with its interval.
+
+    >>> shown({"mean": 70.04, "half": 0.52}), shown({"mean": 1.0, "half": None}, "+.1f")
+    ('70.0 ± 0.5', '+1.0')
+    """
+    half = "" if value["half"] is None else f" ± {value['half']:{form.lstrip('+')}}"
+    return f"{value['mean']:{form}}{half}"
+
+
+def table(grid: Grid, result: Mapping[str, Any]) -> str:
+    """The results as Markdown: cells, then gains per language, for every test set."""
+    total = sum(result["pairs"].values())
+    seeds = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
+    hardware = result["hardware"]
+    threads = f"{hardware['threads']} thread{'s' if hardware['threads'] > 1 else ''}"
+    where = hardware.get("gpu") or f"{hardware['machine']}, {threads}"
+    frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
+    lines = [
+        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} of {total:,} pairs in "
+        f"{len(result['pairs'])} language{'s' if len(result['pairs']) > 1 else ''}; {seeds}; {where}. "
+        "Means over the seeds ± 95 % interval (Student's t); a difference smaller than its interval is a tie.",
+    ]
+    columns = [f"*paper: {column}*" for column in grid.published.get("columns", ())]
+    for test, before in result["untrained"].items():
+        cells = [(cell, cell["tests"][test]) for cell in result["cells"]]
+        scores = list(cells[0][1]["scores"])
+        heads = [SCORES.get(key, f"the {key}") for key in scores]
+        measures = [[shown(tested["scores"][key]) for key in scores] for _, tested in cells]
+        if "gflop" in cells[0][0]:
+            heads = [f"GFLOP, {what}" for what in cells[0][0]["gflop"]] + ["ms a pair", "mean"]
+            measures = [
+                [*(f"{value:.3g}" for value in cell["gflop"].values()), shown(cell["ms_per_pair"], ".2f"), m[2]]
+                for (cell, _), m in zip(cells, measures, strict=True)
+            ]
+        first = result["cells"][0]["label"]
+        lines += ["", f"**{test}**: retrieval, % correct; the encoder before training: {before:.1f}", ""]
+        lines += [f"| | {' | '.join([*heads, f'mean − {first}', '', *columns])} |"]
+        lines += ["|---|" + "--:|" * (len(heads) + 1) + "---|" + "--:|" * len(columns)]
+        for (cell, tested), measure in zip(cells, measures, strict=True):
+            moved = tested["difference"]
+            against = ["", ""] if cell["label"] == first else [shown(moved, "+.1f"), moved["verdict"]]
+            lines.append(f"| {' | '.join([cell['label'], *measure, *against, *map(str, cell['published'])])} |")
+        languages = cells[0][1]["gains"]
+        if len(languages) > 1:
+            others = [cell["label"] for cell in result["cells"][1:]]
+            lines += ["", f"Gain over {first}, by language, those with the smallest corpora first:", ""]
+            lines += [f"| | pairs | {' | '.join(others)} |", "|---|--:|" + "--:|" * len(others)]
+            for language in languages:
+                gains = [tested["gains"][language] for _, tested in cells[1:]]
+                told = [
+                    shown(gain, "+.1f") + ("" if gain["verdict"] in ("tie", "one seed") else " *") for gain in gains
+                ]
+                lines.append(f"| {language} | {result['pairs'].get(language, 0):,} | {' | '.join(told)} |")
+            if len(result["seeds"]) > 1:
+                lines += ["", "\\* larger than its interval"]
+    if columns:
+        lines += ["", f"The paper's numbers are on another scale: {grid.published['scale']}."]
+    return "\n".join(lines) + "\n"
+
+
+def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
+    """The figure of a grid that has an axis, and the gains per language; nothing where matplotlib is not there."""
+    try:
+        import matplotlib
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("No plots: pip install 'metaphrase[report]'.")
+        return []
+    matplotlib.rcParams["svg.hashsalt"] = grid.name
+    cells = result["cells"]
+    figures = {}
+    if grid.axis:
+        figures[grid.name] = figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        for test in result["untrained"]:
+            scores = [cell["tests"][test]["scores"]["mean"] for cell in cells]
+            axes.errorbar(
+                [cell["x"] for cell in cells],
+                [score["mean"] for score in scores],
+                yerr=[score["half"] or 0 for score in scores],
+                marker="o",
+                capsize=4,
+                label=test,
+            )
+        axes.set_xticks([cell["x"] for cell in cells])
+        axes.set(xlabel=grid.axis, ylabel="retrieval, mean of both directions, %", title=grid.title)
+        axes.legend(frameon=False)
+    for test in result["untrained"]:
+        languages = list(cells[0]["tests"][test]["gains"])
+        if len(languages) < 2:
+            continue
+        name = f"{grid.name}-gains" + (f"-{test}" if len(result["untrained"]) > 1 else "")
+        figures[name] = figure = Figure(figsize=(max(7, 0.5 * len(languages) + 4), 4), layout="constrained")
+        axes = figure.subplots()
+        axes.axhline(0, color="black", linewidth=0.8)
+        for i, cell in enumerate(cells[1:]):
+            gains = [cell["tests"][test]["gains"][language] for language in languages]
+            axes.errorbar(
+                [at + 0.6 * ((i + 0.5) / len(cells[1:]) - 0.5) for at in range(len(languages))],
+                [gain["mean"] for gain in gains],
+                yerr=[gain["half"] or 0 for gain in gains],
+                fmt="o",
+                capsize=2,
+                label=cell["label"],
+            )
+        axes.set_xticks(range(len(languages)), [f"{x}\n{result['pairs'].get(x, 0):,}" for x in languages])
+        axes.set(xlabel="language, and its pairs in the corpus", ylabel=f"gain over {cells[0]['label']}, points")
+        axes.set_title(f"{grid.title}, {test}")
+        figure.legend(loc="outside right upper", frameon=False)
+    paths = []
+    for name, figure in figures.items():
+        for suffix in formats:
+            paths.append(folder / f"{name}.{suffix}")
+            figure.savefig(paths[-1], dpi=150, metadata={"Date": None} if suffix == "svg" else None)
+    return paths
+
+
+def keep(grid: Grid, result: Mapping[str, Any], command: str, page: Path = PAGE, kept: Path = KEPT) -> None:
+    """Take results into the repository: JSON, plots, and the table between the grid's markers in the page."""
+    write_json(kept / f"{grid.name}.json", {**result, "command": command})
+    folder = page.parent / "ablations"
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = draw(grid, result, folder, formats=["svg"])
+    pictures = "".join(f"\n![{grid.title}: {path.stem}](ablations/{path.name})\n" for path in plots)
+    fill(page, {grid.name: f"{table(grid, result)}{pictures}\n`{command}`"})
+
+
+def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
+    """What of an encoder its costs depend on."""
+    config = model[0].auto_model.config
+    return {
+        "layers": config.num_hidden_layers,
+        "hidden": config.hidden_size,
+        "vocabulary": config.vocab_size,
+        "length": length,
+    }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train what is missing of a grid, then write its table."""
+    if not argv or argv[0].startswith("-"):
+        HfArgumentParser(Options, usage="python scripts/ablations.py NAME [OPTIONS]").print_help()
+        print(f"\nAblations: {', '.join(sorted(path.stem for path in GRIDS.glob('*.yaml')))}")
+        return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+    try:
+        run_grid(argv[0], argv[1:])
+    except (ValueError, OSError) as error:
+        print(f"ablations: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
+    """Train what is missing of a grid and write its results.
+
+    Raises:
+        ValueError: A cell cannot be trained with these options or on this corpus.
+        FileNotFoundError: A text or model is not there.
+    """
+    options, rest, own = parsed(argv)
+    grid = load_grid(name, settings=own, monolingual="--monolingual" in rest)
+    argvs = commands(grid, options, rest)
+    settings = [settings_of(argv) for argv in argvs]
+    prepare_process()
+    folder, links = Path(options.output) / grid.name, Path(options.output) / "alignment"
+    model_options, corpus, chosen, arguments = parse_options([*argvs[0], "--output_dir", "unused"], DEFAULTS)
+    model = encoder(model_options, grid.cells[0].recipe, arguments)
+    identity = model_hash(model)
+    runs = plan(grid, options, argvs, [[identity, decisive] for decisive in settings])
+    dataset = read_corpus(corpus, model, arguments).dataset
+    assert isinstance(dataset, Dataset)
+    check_columns(grid, dataset)
+    started = time.perf_counter()
+    untrained = measured(model, read_tests(corpus), options.model)
+    evaluation = time.perf_counter() - started
+    shape = shape_of(model, chosen.max_length or grid.cells[0].recipe.max_length)
+    del model, dataset
+    missing = [run for run in runs if run.kept() is None]
+    print(
+        f"{grid.name}: {len(grid.cells)} cells x {len(options.seeds)} seeds, {len(runs) - len(missing)} done before."
+    )
+    if missing:
+        seconds = estimate(runs, evaluation, folder, links)
+        print(f"Estimate: {seconds:.0f} s each, {len(missing) * seconds / 60:.0f} minutes in all.", flush=True)
+    logging.getLogger("metaphrase").setLevel(logging.WARNING)
+    began = time.perf_counter()
+    for at, run in enumerate(missing, 1):
+        started = time.perf_counter()
+        work = folder / "work" / run.path.stem
+        model, tests, facts = trained(run.argv, work, links)
+        trained_in = time.perf_counter() - started
+        results = measured(model, tests, run.cell.label)
+        seconds = round(time.perf_counter() - started, 2)
+        content = {"ablation": grid.name, "cell": run.cell.label, "seed": run.seed, "seconds": seconds}
+        content["evaluation_seconds"] = round(seconds - trained_in, 2)
+        write_json(run.path, {**content, "facts": facts, "results": results})
+        shutil.rmtree(work)
+        score = statistics.fmean(result["average"]["mean"]["accuracy"] for result in results.values())
+        left = (time.perf_counter() - began) / at * (len(missing) - at) / 60
+        print(
+            f"{at}/{len(missing)} {run.cell.label}, seed {run.seed}: {score:.1f} % (before {_mean(untrained):.1f}) in "
+            f"{seconds:.0f} s; {left:.0f} minutes left",
+            flush=True,
+        )
+    result = summary(grid, runs, untrained, shape)
+    write_json(folder / "results.json", result)
+    text = table(grid, result)
+    (folder / "table.md").write_text(text, encoding="utf-8")
+    plots = draw(grid, result, folder)
+    print(f"\n{text}\n{folder / 'results.json'}" + "".join(f"\n{path}" for path in plots))
+    if options.keep:
+        keep(
+            grid, result, re.sub(r"(?<=\s)/\S*/(?=\S)", "", f"python scripts/ablations.py {shlex.join([name, *argv])}")
+        )
+    return result
+
+
+def _mean(results: Mapping[str, Any]) -> float:
+    return statistics.fmean(result["average"]["mean"]["accuracy"] for result in results.values())
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,294 @@
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import BertConfig, BertModel
+
+from metaphrase.recipe import Recipe
+from tests.conftest import shape
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+GRIDS = sorted(path.stem for path in (SCRIPTS.parent / "configs" / "ablations").glob("*.yaml"))
+FAST = ("dap-fig3", "wacse-table8", "dap-table6")
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(SCRIPTS))
+    spec = importlib.util.spec_from_file_location("ablations", SCRIPTS / "ablations.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["ablations"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(SCRIPTS))
+    for name in ("ablations", "update_readme", "costs"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory, full_bitext):
+    """Twenty-four pairs in German, twelve in a made-up Afrikaans, with back-translations and without links."""
+    folder = tmp_path_factory.mktemp("corpus")
+    columns = ("source", "target", "source_bt", "target_bt")
+    for language, rows in (("de", full_bitext), ("af", full_bitext[:12])):
+        for split in ("train", "test"):
+            lines = []
+            for row in rows:
+                texts = {column: row[column] for column in columns}
+                if language == "af":
+                    texts["source"] = " ".join(reversed(row["source"].split()))
+                lines.append(json.dumps(texts) if split == "train" else f"{texts['source']}\t{texts['target']}")
+            name = f"{language}-en.train.jsonl" if split == "train" else f"{language}-en.test.tsv"
+            header = [] if split == "train" else ["source\ttarget"]
+            (folder / name).write_text("\n".join([*header, *lines]) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def deep_encoder_dir(tmp_path_factory, tokenizer):
+    """An encoder with as many layers as RTL's deepest head."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("deep")
+    BertModel(BertConfig(**shape(tokenizer, num_hidden_layers=4)), add_pooling_layer=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def settings(tiny_encoder_dir, corpus, tmp_path):
+    words = f"--model {tiny_encoder_dir} --corpus {corpus} --test {corpus} --output {tmp_path}/out --use_cpu"
+    return [*words.split(), "--batch_size", "6", "--max_length", "24", "--steps", "5"]
+
+
+def planned(script, name, argv, identity=""):
+    options, rest, own = script.parsed(argv)
+    grid = script.load_grid(name, settings=own)
+    argvs = script.commands(grid, options, rest)
+    return script.plan(grid, options, argvs, [[identity, script.settings_of(one)] for one in argvs[:2]] + argvs[2:])
+
+
+@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS])
+def test_every_grid_is_trained_and_told(script, settings, deep_encoder_dir, tmp_path, name, capsys):
+    more = {"ppa-table5": ["--set", "moco.queue_size=12"], "dap-fig4": ["--model", str(deep_encoder_dir)]}.get(
+        name, []
+    )
+    assert script.main([name, *settings, *more, "--seeds", "1", "2"]) == 0
+    grid, folder = script.load_grid(name), tmp_path / "out" / name
+    result = json.loads((folder / "results.json").read_text())
+    assert [cell["label"] for cell in result["cells"]] == [cell.label for cell in grid.cells]
+    assert result["pairs"] == {"de": 24, "af": 12}
+    test = next(iter(result["untrained"]))
+    assert all(len(cell["tests"][test]["scores"]["mean"]["values"]) == 2 for cell in result["cells"])
+    assert list(result["cells"][0]["tests"][test]["gains"]) == ["af", "de"]
+    told = (folder / "table.md").read_text()
+    assert all(f"| {cell.label} | " in told for cell in grid.cells)
+    assert "| af | 12 |" in told
+    assert ("another scale" in told) == bool(grid.published)
+    assert ("GFLOP" in told) == (name == "dap-table6")
+    assert (folder / f"{name}-gains.png").is_file()
+    assert (folder / f"{name}.svg").is_file() == (name in ("dap-fig3", "dap-fig4"))
+    assert not list((folder / "work").iterdir())
+    facts = [json.loads(path.read_text())["facts"] for path in (folder / "cells").iterdir()]
+    assert len(facts) == 2 * len(grid.cells)
+    assert all(fact["steps"] == 5 for fact in facts)
+    digests = {json.dumps(fact["recipe"]["terms"]) for fact in facts}
+    assert len(digests) == len(grid.cells) or name == "wacse-table8"  # whose cells differ in a recipe's key
+    assert_kept(script, grid, result, tmp_path)
+    out = capsys.readouterr().out
+    assert out.index("Estimate:") < out.index(f"1/{2 * len(grid.cells)} {grid.cells[0].label}, seed 1:")
+
+
+def assert_kept(script, grid, result, folder):
+    page, name = folder / "docs.md", grid.name
+    page.write_text(f"before\n<!-- {name} -->\n<!-- /{name} -->\nafter\n")
+    for _ in range(2):
+        script.keep(grid, result, "python …", page, folder / "kept")
+    text = page.read_text()
+    assert text.startswith(f"before\n<!-- {name} -->\n")
+    assert text.endswith(f"<!-- /{name} -->\nafter\n")
+    assert all((folder / target).is_file() for target in re.findall(r"!\[[^]]+\]\(([^)]+)\)", text))
+    assert text.count("![") == 1 + bool(grid.axis)
+    assert text.count("`python …`") == 1
+    assert json.loads((folder / f"kept/{name}.json").read_text())["command"] == "python …"
+
+
+def test_a_killed_run_goes_on_where_it_was(script, settings, tmp_path, monkeypatch, capsys):
+    calls, real = [], script.measured
+
+    def measured(model, tests, name):
+        calls.append(name)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(model, tests, name)
+
+    monkeypatch.setattr(script, "measured", measured)
+    argv = ["dap-table6", *settings, "--seeds", "3"]
+    with pytest.raises(KeyboardInterrupt):
+        script.main(argv)
+    kept = {path: path.read_bytes() for path in (tmp_path / "out/dap-table6/cells").iterdir()}
+    assert [path.name.partition("-seed")[0] for path in kept] == ["tr"]
+    calls[:] = ["x"] * 9
+    assert script.main(argv) == 0
+    assert calls[10:] == ["TR+TLM", "DAP"]  # behind the untrained encoder
+    assert all(path.read_bytes() == content for path, content in kept.items())
+    first = (tmp_path / "out/dap-table6/results.json").read_text()
+    assert script.main(argv) == 0
+    assert calls[10:] == ["TR+TLM", "DAP", str(settings[1])]
+    assert (tmp_path / "out/dap-table6/results.json").read_text() == first
+    assert "3 done before" in capsys.readouterr().out
+    monkeypatch.setattr(script, "trained", lambda *args: pytest.fail("trained again"))
+    with pytest.raises(pytest.fail.Exception):
+        script.main([*argv, "--learning_rate", "1e-3"])
+
+
+def test_a_checkpoint_within_a_cell_is_taken_up(script, settings, tmp_path):
+    saving = ["--save_strategy", "steps", "--save_steps", "2"]
+    run = planned(script, "dap-table6", [*settings, *saving])[0]
+    plain, _, _ = script.trained(run.argv, tmp_path / "a", tmp_path / "links")
+    (tmp_path / "a/checkpoint-5/trainer_state.json").unlink()  # as a crash leaves it
+    resumed, _, facts = script.trained(run.argv, tmp_path / "a", tmp_path / "links")
+    assert facts["steps"] == 5
+    assert len(list((tmp_path / "a").glob("checkpoint-*"))) > 0
+    for name, value in plain.state_dict().items():
+        assert value.equal(resumed.state_dict()[name]), name
+
+
+def test_links_are_found_once_for_all_cells(script, settings, tmp_path, monkeypatch):
+    import metaphrase.aligners.corpus as aligners
+
+    aligned, real = [], aligners.add_alignment
+    monkeypatch.setattr(aligners, "add_alignment", lambda *a, **k: aligned.append(k) or real(*a, **k))
+    assert script.main(["wacse-table9", *settings, "--seeds", "1"]) == 0
+    assert script.main(["wacse-table9", *settings, "--seeds", "1", "2"]) == 0
+    assert len(aligned) == 1
+    assert [path.is_symlink() for path in (tmp_path / "out/alignment").iterdir()] == [False]
+
+
+def test_results_are_those_of_metaphrase_train(script, settings, tmp_path, corpus):
+    from metaphrase.cli.train import parse_options, train_and_report
+
+    run = planned(script, "dap-fig3", [*settings, "--learning_rate", "1e-3"])[0]
+    model, tests, _ = script.trained(run.argv, tmp_path / "work", tmp_path / "links")
+    ours = script.measured(model, tests, "ours")
+    plain = parse_options([*run.argv, "--output_dir", str(tmp_path / "plain"), "--report_to", "none"])
+    train_and_report(plain, command=["metaphrase"])
+    theirs = json.loads((tmp_path / "plain/report.json").read_text())["after"]
+    assert ours[corpus.name]["languages"] == theirs[corpus.name]["languages"]
+
+
+def test_what_cannot_be_trained_is_refused_before_anything_is(script, settings, tmp_path, bitext_path, capsys):
+    corpus = settings.index("--corpus") + 1
+    bare = [*settings[:corpus], str(bitext_path), *settings[corpus + 1 :], "--languages", "de"]
+    for argv, message in (
+        (["mgc-table4", *bare], "scripts/back_translate.py"),
+        (["dap-table5", *settings, "--vocabulary", "english"], "english"),
+        (["dap-fig3", *settings, "--learning_rat", "1"], "learning_rate"),
+        (["dap-fig3", *settings, "--seed", "1"], "--seeds"),
+        (["dap-fig3", *settings, "--set", "moco.queue_size=3"], "no objective moco"),
+        (["dap-fig3", *settings, "--set", "learning_rate"], "OPTION=VALUE"),
+        (["dap-fig9", *settings], "dap-fig4"),
+    ):
+        assert script.main(argv) == 2
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("out/*/cells"))
+
+
+def test_digests_follow_what_decides_a_result(script, settings, corpus, tmp_path):
+    def path(*more, identity="", base=settings):
+        return planned(script, "dap-fig4", [*base, *more], identity)[1].path.name
+
+    plain = path()
+    assert path("--save_strategy", "steps", "--report_to", "none") == plain
+    assert path("--set", "per_device_train_batch_size=6") == plain
+    moved = tmp_path / corpus.name
+    moved.mkdir()
+    for file in corpus.iterdir():
+        (moved / file.name).write_bytes(file.read_bytes())
+    elsewhere = [str(moved) if word == str(corpus) else word for word in settings]
+    assert path(base=elsewhere) == plain
+    changes = [["--steps", "6"], ["--freeze_word_embeddings"], ["--set", "rtl.positions=double"], ["--limit", "9"]]
+    names = {plain, path(identity="other"), *(path(*change) for change in changes)}
+    (moved / "af-en.train.jsonl").write_text((corpus / "de-en.train.jsonl").read_text())
+    assert len(names | {path(base=elsewhere)}) == 7
+
+
+def test_monolingual_text_is_read_where_it_is_given(script):
+    cells = script.load_grid("amber-table2", monolingual=True).cells
+    assert all("monolingual" in cell.recipe.columns for cell in cells)
+    assert cells[-1].recipe.terms == Recipe.load("amber").terms
+    assert not any("monolingual" in cell.recipe.columns for cell in script.load_grid("amber-table2").cells)
+
+
+def test_cells_are_the_papers(script):
+    def terms(name):
+        return [{t.objective: t.weight for t in cell.recipe.terms} for cell in script.load_grid(name).cells]
+
+    full = {"tr": 0.8, "awp": 0.02, "wtr": 0.18}
+    assert terms("wacse-table10") == [
+        {k: full[k] for k in kinds} for kinds in (["tr"], ["tr", "awp"], ["tr", "wtr"], full)
+    ]
+    assert [set(t) for t in terms("ppa-table5")] == [{"moco", "tlm"}, {"tlm"}, {"moco"}, {"moco", "mlm"}]
+    ratios = [cell.recipe.terms[1].args.get("ratio", 1.0) for cell in script.load_grid("dap-fig3").cells]
+    assert ratios == [cell.x for cell in script.load_grid("dap-fig3").cells] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert [cell.recipe.language_embedding for cell in script.load_grid("wacse-table8").cells] == [False, True]
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_published_numbers_fill_their_columns(script, name):
+    grid = script.load_grid(name)
+    assert all(len(cell.published) == len(grid.published.get("columns", ())) for cell in grid.cells)
+    assert bool(grid.axis) == all(cell.x is not None for cell in grid.cells)
+    assert len({cell.slug for cell in grid.cells}) == len(grid.cells)
+
+
+def test_settings_of_a_cell_join_its_recipe(script, tmp_path, monkeypatch):
+    content = {
+        "title": "",
+        "paper": "",
+        "varies": "",
+        "cells": [
+            {"label": "a", "recipe": "dap", "settings": {"max_length": 7}, "training": {"learning_rate": 3e-5}},
+            {"label": "b", "recipe": "tr", "terms": {"tr": {"weight": 0.5, "args": {"temperature": 0.1}}}},
+        ],
+    }
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    monkeypatch.setattr(script, "GRIDS", tmp_path)
+    first, second = (cell.recipe for cell in script.load_grid("mine", settings={"rtl.layers": 3}).cells)
+    assert (first.max_length, first.training["learning_rate"], first.paper_training["learning_rate"]) == (
+        7,
+        3e-5,
+        3e-5,
+    )
+    assert first.terms[1].args["layers"] == 3
+    assert (second.terms[0].weight, second.terms[0].args) == (0.5, {"temperature": 0.1})
+
+
+def test_intervals_are_students(script):
+    from scipy.stats import t, ttest_rel
+
+    old, new = [70.0, 71.5, 72.0], [71.0, 72.0, 73.5]
+    found = script.difference(old, new)
+    low, high = ttest_rel(new, old).confidence_interval(0.95)
+    assert (found["mean"] - found["half"], found["mean"] + found["half"]) == pytest.approx((low, high), abs=2e-3)
+    assert found["verdict"] == "tie"
+    assert script.difference(new, [x - 9 for x in new])["verdict"] == "worse"
+    assert script.difference([1.0], [2.0]) == {"mean": 1.0, "half": None, "values": [1.0], "verdict": "one seed"}
+    assert script.interval(old)["half"] == pytest.approx(t.ppf(0.975, 2) * 1.0408 / 3**0.5, abs=1e-3)
+
+
+def test_the_page_has_a_place_for_every_grid():
+    page = (SCRIPTS.parent / "docs" / "ablations.md").read_text(encoding="utf-8")
+    for name in GRIDS:
+        assert f"<!-- {name} -->" in page
+        assert f"<!-- /{name} -->" in page
+
+
+def test_drawing_waits_for_matplotlib(script, monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert script.draw(script.load_grid("dap-fig3"), {}, tmp_path) == []
+    assert "metaphrase[report]" in capsys.readouterr().out
