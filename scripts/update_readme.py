@@ -2,6 +2,8 @@
 
     python scripts/update_readme.py --demo runs/demo/report.json --swahili out/swahili/report.json
 
+    python scripts/update_readme.py --suites runs/evaluation/results.json --unprompted runs/unprompted/results.json
+
 keeps what the tables need of each report under ``scripts/results`` and rewrites the tables; without options it rewrites
 them from what is kept. Those of docs/word_alignment.md come from what scripts/word_alignment.py keeps there, those of speed
 and memory, there and in docs/scaling.md, from what scripts/benchmarks/run.py keeps.
@@ -30,6 +32,14 @@ class Options:
 
     demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
     swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
+    suites: str | None = field(
+        default=None,
+        metadata={"help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`."},
+    )
+    unprompted: str | None = field(
+        default=None,
+        metadata={"help": "The same of `metaphrase evaluate starter --prompt none …`, a second baseline."},
+    )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
 
 
@@ -77,6 +87,104 @@ def table(content: dict[str, Any]) -> str:
             )
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+#: Groups of languages that a table shows, where a test set has them.
+GROUPS = ("36", "14", "8", "5", "4")
+
+
+def keep_suites(results: Path, path: Path, unprompted: Path | None) -> None:
+    """Keep the averages of a suite's scores, for the baseline and for the release, and their tests."""
+    content = json.loads(results.read_text(encoding="utf-8"))
+    sides = {"before": content["baseline"], "after": content}
+    if unprompted is not None:
+        sides["unprompted"] = json.loads(unprompted.read_text(encoding="utf-8"))
+    parts = content["parts"]
+    kept = {
+        "models": {side: result["model"] for side, result in sides.items()},
+        "hashes": {side: result["model_hash"] for side, result in sides.items()},
+        "scores": {
+            name: {
+                "measure": one["measure"],
+                "protocol": one["protocol"],
+                "lower_is_better": one["lower_is_better"],
+                "languages": len(one["languages"]),
+                **{
+                    side: {"average": found["average"], **found["groups"]}
+                    for side, result in sides.items()
+                    if (found := result["scores"].get(name)) is not None
+                },
+                "test": content["comparisons"].get(name, {}).get("pooled"),
+            }
+            for name, one in content["scores"].items()
+        },
+        "skipped": content["skipped"],
+        "failed": content["failed"],
+        "minutes": {
+            side: round(sum(part["seconds"] for part in result["parts"].values()) / 60)
+            for side, result in sides.items()
+        },
+        "seed": content["settings"]["seed"],
+        "hardware": next(iter(parts.values()))["hardware"],
+        "versions": content["versions"],
+    }
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def suites_table(content: dict[str, Any]) -> str:
+    """A row for each score: the baseline, the release, and the test between them where there is one."""
+    scores = content["scores"]
+    sides = [side for side in ("unprompted", "before", "after") if side in content["models"]]
+    headings = {"unprompted": "starter, no prompt", "before": "starter", "after": "release"}
+    lines = [
+        f"| benchmark | measure | {' | '.join(headings[side] for side in sides)} | release − starter | |",
+        f"|---|---|{'--:|' * len(sides)}--:|---|",
+    ]
+
+    def add(label: str, measure: str, cells: list[str], test: dict[str, Any] | None) -> None:
+        found = "| |"
+        if test is not None:
+            low, high = test["interval"]
+            found = f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}] | {test['verdict']} |"
+        lines.append(f"| {label} | {measure} | {' | '.join(cells)} | {found}")
+
+    for name, one in scores.items():
+        test_set, _, kind = name.partition(" ")
+        measure = f"{one['measure']}{', lower is better' if one['lower_is_better'] else ''}"
+        if kind in ("xx→en", "en→xx"):
+            continue
+        if kind != "both directions":
+            label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
+            cells = [f"{one[side]['average']['score']:.1f}" if side in one else "" for side in sides]
+            add(label, measure, cells, one["test"])
+            continue
+        ways = [scores[f"{test_set} xx→en"], scores[f"{test_set} en→xx"]]
+        for group in ("average", *(group for group in GROUPS if group in one["after"])):
+            if group == str(one["languages"]):
+                continue
+            cells = [
+                " / ".join(f"{way[side][group]['score']:.1f}" for way in ways) if side in one else "" for side in sides
+            ]
+            label = f"{test_set}, {one['languages']} languages" if group == "average" else f"{test_set}, the {group}"
+            add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
+    minutes = content["minutes"]
+    hardware = content["hardware"]
+    lines += [
+        "",
+        f"`metaphrase evaluate {content['models']['after']} --suite all --baseline starter --data …`: one run each, seed "
+        f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} for the release "
+        f"({hardware_words(hardware)}). Differences are between the means over languages, of both directions, with 95 % "
+        "paired bootstrap intervals; fine-tuned scores are compared item by item.",
+        *(f"Left out: {name}, {reason}." for name, reason in content["skipped"].items()),
+    ]
+    return "\n".join(lines)
+
+
+def hardware_words(hardware: Any) -> str:
+    """Hardware in words."""
+    return (
+        ", ".join(f"{key} {value}" for key, value in hardware.items()) if isinstance(hardware, dict) else str(hardware)
+    )
 
 
 def alignment_table(content: dict[str, Any]) -> str:
@@ -185,6 +293,11 @@ def main(argv: list[str]) -> None:
             keep(Path(report), RESULTS / f"{name}.json")
         if (RESULTS / f"{name}.json").exists():
             tables[name] = table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+    measured_suites = RESULTS / "suites.json"
+    if options.suites:
+        keep_suites(Path(options.suites), measured_suites, Path(options.unprompted) if options.unprompted else None)
+    if measured_suites.exists():
+        tables["suites"] = suites_table(json.loads(measured_suites.read_text(encoding="utf-8")))
     kept = RESULTS / "alignment.json"
     if options.alignment:
         measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}

@@ -7,7 +7,7 @@ bin=${BIN-.venv/bin/}  # BIN= takes them from the PATH
 lafand=$1 output=${2:-out/wacse}
 mkdir -p "$output"
 "$bin"metaphrase align "$lafand/sw-en.train.tsv.gz" --languages sw --aligner fast_align \
-    --output "$output/sw-en.aligned.tsv.gz" --json "$output/alignment.json"
+    --output "$output/sw-en.aligned.tsv.gz" --summary "$output/alignment.json"
 "$bin"metaphrase train --recipe wacse --model starter --corpus "$output/sw-en.aligned.tsv.gz" --languages sw \
     --freeze_word_embeddings --max_steps 30 --save_steps 30 --output_dir "$output/model"
 "$bin"python "$(dirname "$0")/update_readme.py" --alignment "$output/alignment.json"

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
+from metaphrase.exceptions import MissingExtraError
+
 try:
     import faiss
 except ImportError:  # exact search then runs on torch
@@ -161,7 +163,7 @@ class Approximate:
             ValueError: There is no such kind.
         """
         if faiss is None:
-            raise ImportError("Approximate search is faiss's: pip install 'metaphrase[mining]'.")
+            raise MissingExtraError("Approximate search is faiss's: pip install 'metaphrase[mining]'.")
         if kind not in ("ivf", "hnsw"):
             raise ValueError(f"There is no index {kind!r}; there are {', '.join(INDEXES)}.")
         n = len(pool)

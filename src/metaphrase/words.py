@@ -16,6 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from metaphrase.exceptions import AlignmentFormatError, MissingExtraError
+
 Link = tuple[int, int]
 Span = tuple[int, int]
 Segmenter = Literal["whitespace", "icu"]
@@ -74,7 +76,7 @@ def _word_breaker() -> Any:
     try:
         from icu4py.breakers import WordBreaker
     except ImportError as error:
-        raise ImportError(
+        raise MissingExtraError(
             "Words of languages that are written without spaces are found by ICU: pip install 'metaphrase[align]'."
         ) from error
     return WordBreaker
@@ -117,7 +119,7 @@ def parse_links(alignment: str) -> list[Link]:
     """
     matches = [_LINK.fullmatch(link) for link in alignment.split()]
     if None in matches:
-        raise ValueError(f"An alignment has the form '0-0 1-2', not {alignment[:80]!r}.")
+        raise AlignmentFormatError(f"An alignment has the form '0-0 1-2', not {alignment[:80]!r}.")
     return [(int(match[1]), int(match[2])) for match in matches if match]
 
 

@@ -107,7 +107,7 @@ def test_links_of_the_input_stay_unless_overwritten(filtered):
 
 def test_stdout_is_data_and_stderr_the_summary(stdin, capfdbinary, tmp_path):
     stdin("\n".join(LINES))
-    assert main(["align", "--json", str(tmp_path / "r.json")]) == 0
+    assert main(["align", "--summary", str(tmp_path / "r.json")]) == 0
     out, err = capfdbinary.readouterr()
     assert len(out.splitlines()) == len(LINES)
     assert b"pairs per second" in err
@@ -189,7 +189,7 @@ def test_lines_that_are_wrong_are_named(stdin, capsys, content, message):
 @pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet"])
 def test_a_folder_becomes_a_file(corpus, tmp_path, suffix, capsys):
     output = tmp_path / "out" / f"all{suffix}"
-    arguments = ["align", str(corpus), "-o", str(output), "--json", str(tmp_path / "r.json")]
+    arguments = ["align", str(corpus), "-o", str(output), "--summary", str(tmp_path / "r.json")]
     assert main([*arguments, "--phrase_table", str(tmp_path / "p.tsv.gz"), "--save", str(tmp_path / "models")]) == 0
     out, err = capsys.readouterr()
     assert out == ""
@@ -281,7 +281,7 @@ def test_killed_half_way_it_goes_on(tmp_path):
     path, output, work = tmp_path / "sw-en.tsv", tmp_path / "out.tsv", tmp_path / "out.tsv.partial"
     words = [rng.randrange(30) for _ in range(4000)]
     path.write_text("source\ttarget\n" + "".join(f"s{a} s{b}\tt{a} t{b}\n" for a, b in pairwise(words)))
-    command = [str(path), "-o", str(output), "--json", str(tmp_path / "out.json")]
+    command = [str(path), "-o", str(output), "--summary", str(tmp_path / "out.json")]
 
     process = subprocess.Popen([sys.executable, "-c", SLOW, "0.5", *command], stdout=subprocess.PIPE)
     assert process.stdout
@@ -306,7 +306,9 @@ def test_killed_half_way_it_goes_on(tmp_path):
     assert len(same.stdout.split()) <= 6  # chunks that were left to do
     assert not work.exists()
 
-    assert main(["align", str(path), "-o", str(tmp_path / "whole.tsv"), "--json", str(tmp_path / "whole.json")]) == 0
+    assert (
+        main(["align", str(path), "-o", str(tmp_path / "whole.tsv"), "--summary", str(tmp_path / "whole.json")]) == 0
+    )
     assert output.read_text() == (tmp_path / "whole.tsv").read_text()
     facts, whole = (json.loads((tmp_path / name).read_text()) for name in ("out.json", "whole.json"))
     assert facts["languages"] == whole["languages"]
@@ -366,3 +368,12 @@ def test_a_missing_extra_is_one_line(stdin, capsys, monkeypatch):
     stdin("a\tb\n")
     monkeypatch.setitem(sys.modules, "metaphrase.aligners.statistical", None)
     assert "metaphrase align: import of metaphrase.aligners.statistical halted" in failure([], capsys)
+
+
+def test_json_goes_to_stdout_where_no_lines_do(corpus, stdin, tmp_path, capsys):
+    assert main(["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--json", "--languages", "sw"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["pairs"] == 20
+    assert "Wrote" in err
+    stdin("\n".join(LINES))
+    assert "stdout is for the aligned lines" in failure(["--json"], capsys)

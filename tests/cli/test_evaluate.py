@@ -68,9 +68,10 @@ def test_writes_the_contract(data, loaded, tmp_path, capsys):
     assert result["settings"]["resamples"] == 200
     assert result["settings"]["seed"] == 3
     assert result["settings"]["data"] == str(data / "xx-en.tsv.gz")
-    printed = capsys.readouterr().out
+    printed, notes = capsys.readouterr()
     assert "87.5" in printed
-    assert "Wrote" in printed
+    assert "Wrote" not in printed
+    assert "Wrote" in notes
 
 
 @pytest.mark.parametrize("languages", [["sw,te"], ["sw", "te"], ["sw,", "te"], []])
@@ -242,12 +243,13 @@ def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tm
     assert results["settings"]["resamples"] == 50
     folder = tmp_path / "kept" / results["model_hash"][:12]
     assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["tatoeba", "udhr"]
-    printed = capsys.readouterr().out
+    table, printed = capsys.readouterr()
     estimate, rest = printed.split("[1/2]")
     assert "Estimate for" in estimate
     assert "top-1 by cosine" in estimate
-    assert rest.index("tatoeba both directions") < rest.index("Wrote")
-    assert "xsim error ↓" in rest
+    assert "Wrote" in rest
+    assert "tatoeba both directions" in table
+    assert "xsim error ↓" in table
 
 
 def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
@@ -268,7 +270,7 @@ def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkey
     capsys.readouterr()
     measured.append("again")
     assert command(tiny_encoder_dir, sets, tmp_path) == 0
-    printed = capsys.readouterr().out
+    _, printed = capsys.readouterr()
     assert "done" in printed.split("[1/2]")[0]
     assert "kept from before" in printed
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
@@ -307,7 +309,7 @@ def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch,
     assert set(results["skipped"]) == {"sts22", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos"}
     assert results["failed"] == {}
     assert len(list((tmp_path / "kept" / "mteb").rglob("*-bitext.json"))) == 2
-    printed = capsys.readouterr().out
+    _, printed = capsys.readouterr()
     assert "Left out: nli, which needs xnli/dev-xx.tsv.gz" in printed
     assert "Left out: sts22" in printed
 
@@ -328,4 +330,15 @@ def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, m
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert "row 1 should be two sentences" in results["failed"]["stsb"]
     assert list(results["parts"]) == ["tatoeba", "udhr", "mteb udhr"]
-    assert "Failed: stsb" in capsys.readouterr().out
+    assert "Failed: stsb" in capsys.readouterr().err
+
+
+def test_json_is_all_that_stdout_holds(data, loaded, capsys):
+    assert main(["evaluate", "strong", "--json", "--data", str(data), "--languages", "sw", "--baseline", "weak"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["comparison"]["languages"]["sw"]["verdict"] == "better"
+    assert "25.0 → 87.5" in err
+    assert main(["evaluate", "strong", "--data", str(data), "--languages", "sw", "-q"]) == 0
+    out, err = capsys.readouterr()
+    assert "87.5" in out
+    assert err == ""

@@ -101,7 +101,7 @@ def test_an_earlier_runs_checkpoints_are_not_mixed_in(run, capsys):
     assert status == 2
     assert "holds checkpoint-4 of an earlier run" in capsys.readouterr().err
     (output / "checkpoint-4" / "trainer_state.json").unlink()  # as if a crash had cut it off
-    from metaphrase.cli.train import checkpoints
+    from metaphrase.checkpoints import checkpoints
 
     assert [path.name for path in checkpoints(output)] == ["checkpoint-2"]
 

@@ -12,7 +12,6 @@ from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, ret
 from metaphrase.evaluation.suites import (
     COMPARISONS,
     FINETUNED,
-    SMALL_SCALE,
     SUITES,
     NoData,
     Part,

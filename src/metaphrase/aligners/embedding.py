@@ -20,6 +20,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.encoders import load_encoder
+from metaphrase.exceptions import ModelError
 from metaphrase.packing import PACKABLE, packed
 from metaphrase.words import Link, piece_spans
 
@@ -173,7 +174,7 @@ class EmbeddingAligner(Aligner):
         layers = self.model[0].auto_model.config.num_hidden_layers
         self.layer = default_layer(layers) if layer is None else layer
         if not 0 <= self.layer <= layers:
-            raise ValueError(f"Layer {layer} was asked for, but the encoder has layers 0 to {layers}.")
+            raise ModelError(f"Layer {layer} was asked for, but the encoder has layers 0 to {layers}.")
         if method not in get_args(Method):
             raise ValueError(f"A method is {', '.join(get_args(Method))}, not {method!r}.")
         if level not in get_args(Level):

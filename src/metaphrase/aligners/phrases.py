@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from metaphrase.corpus import text_writer
+from metaphrase.exceptions import DataError
 from metaphrase.words import Link, Words, parse_links, phrase_pairs
 
 #: Columns of a phrase table's file.
@@ -154,7 +155,7 @@ def _read(lines: Iterable[str], path: Path) -> Iterator[Phrase]:
             source, target, count, p_target, p_source = fields
             yield Phrase(source, target, int(count), float(p_target), float(p_source))
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path} is no phrase table, or a damaged one: {error}.") from error
+        raise DataError(f"{path} is no phrase table, or a damaged one: {error}.") from error
 
 
 def _product(phrase: Phrase) -> float:

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.exceptions import ModelError
 from metaphrase.words import Link, Span, Words
 
 #: Stands on either side of the word that is asked for.
@@ -178,14 +179,14 @@ class SpanAligner(Aligner):
             model = AutoModelForQuestionAnswering.from_pretrained(str(model))
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if tokenizer is None or not tokenizer.is_fast:
-            raise ValueError("The span aligner needs a fast tokenizer: answers are found by character offsets.")
+            raise ModelError("The span aligner needs a fast tokenizer: answers are found by character offsets.")
         self.model: Any = model.to(device) if device else model
         self.tokenizer: Any = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
         room = self.max_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
         self.max_question_length = room if max_question_length is None else max_question_length
         if not 0 < self.max_question_length <= room:
-            raise ValueError(
+            raise ModelError(
                 f"A sequence of {self.max_length} pieces and windows that overlap by {stride} leave {max(room, 0)} pieces "
                 f"for a question, but max_question_length is {max_question_length}. Lower it or the stride."
             )

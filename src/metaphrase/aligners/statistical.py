@@ -17,12 +17,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.exceptions import MissingExtraError, ModelFileError
 from metaphrase.words import Link, Words
 
 try:
     import thot.alignment as thot
 except ImportError as error:
-    raise ImportError("Statistical aligners are sil-thot's: pip install 'metaphrase[align]'.") from error
+    raise MissingExtraError("Statistical aligners are sil-thot's: pip install 'metaphrase[align]'.") from error
 
 logger = logging.getLogger(__name__)
 
@@ -244,7 +245,7 @@ class StatisticalAligner(Aligner):
         models = [_CLASSES[aligner.model]() for _ in _DIRECTIONS]
         for direction, model in zip(_DIRECTIONS, models, strict=True):
             if not model.load(str(folder / direction)):
-                raise ValueError(f"{folder} holds an aligner that sil-thot cannot read. Train it again.")
+                raise ModelFileError(f"{folder} holds an aligner that sil-thot cannot read. Train it again.")
         aligner._models = models[0], models[1]
         aligner.trained_pairs, aligner.skipped_pairs = facts["trained_pairs"], facts["skipped_pairs"]
         aligner.training_seconds = facts["training_seconds"]
@@ -277,11 +278,13 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
     try:
         facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ValueError(f"{folder} holds no statistical aligner: there is no {FILE}. Save one there first.") from None
+        raise ModelFileError(
+            f"{folder} holds no statistical aligner: there is no {FILE}. Save one there first."
+        ) from None
     except ValueError:
-        raise ValueError(f"{folder / FILE} is damaged. Train the aligner again.") from None
+        raise ModelFileError(f"{folder / FILE} is damaged. Train the aligner again.") from None
     if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
-        raise ValueError(f"{folder / FILE} does not describe a statistical aligner of this library.")
+        raise ModelFileError(f"{folder / FILE} does not describe a statistical aligner of this library.")
     return facts
 
 

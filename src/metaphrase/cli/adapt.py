@@ -67,7 +67,7 @@ class AdaptOptions:
     )
     output_dir: str | None = field(
         default=None,
-        metadata={"help": "Where the release, its report and the split of the corpus go (default: runs/adapt-XX)."},
+        metadata={"help": "Where the release, its report and the split go (default: runs/adapt-XX)."},
     )
     recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
     minutes: float = field(default=20.0, metadata={"help": "Time for training; checks and measuring come on top."})
@@ -96,11 +96,10 @@ def run(argv: Sequence[str]) -> int:
     findings = check_corpus(sets, seed=options.seed)
     if findings:
         notes().print(findings_table(findings))
-    if wrong := errors(findings):
-        if not options.force:
-            raise CorpusError(
-                f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Mend the corpus, or give --force."
-            )
+    if (wrong := errors(findings)) and not options.force:
+        raise CorpusError(
+            f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Mend the corpus, or give --force."
+        )
     splits = {language: split(pairs, seed=options.seed) for language, pairs in sets.items()}
     folders = write_data(output, splits, others(sets, options), seed=options.seed, ratio=options.replay)
     recipe = write_recipe(output, options)

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import json
 import logging
-import os
 import shutil
 import sys
 import time
@@ -19,7 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, cast
 
 from datasets import Dataset
-from rich.console import Console
 from rich.table import Table
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
@@ -34,13 +32,20 @@ from metaphrase.aligners.corpus import (
     segmenter_of,
 )
 from metaphrase.aligners.phrases import PhraseTable
-from metaphrase.cli import parse
+from metaphrase.cli import emit, is_json, notes, parse, show_progress
 from metaphrase.corpus import check_writable, load_corpus, write_corpus
+from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.shards import open_work_folder
 
 logger = logging.getLogger(__name__)
 
 DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV"
+
+EXAMPLES = (
+    "metaphrase align pairs.tsv -o aligned.parquet --source_lang sw",
+    "metaphrase align data/ -o aligned.tsv.gz --aligner hmm --json",
+    "metaphrase align --pharaoh < pairs.tsv > links.txt",
+)
 
 #: Which options go to which kind of aligner.
 SETTINGS = {
@@ -131,24 +136,21 @@ class AlignOptions:
     phrase_table: str | None = field(
         default=None, metadata={"help": "Write the phrase pairs of the aligned bitext here (.tsv.gz)."}
     )
-    json: str | None = field(default=None, metadata={"help": "Write the summary here as JSON."})
+    summary: str | None = field(default=None, metadata={"help": "Write the summary here as JSON."})
 
 
 def run(argv: Sequence[str]) -> int:
     """Align a corpus, or what comes in on stdin."""
     leading = next((at for at, token in enumerate(argv) if token.startswith("-") and token != "-"), len(argv))
     arguments = ["--files", *argv[:leading], *argv[leading:]] if leading else list(argv)
-    (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION)
+    (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
     settings = check(options)
     try:
         if options.files in ([], ["-"]):
             return align_lines(options, settings)
         return align_corpus(options, settings)
     except ImportError as error:
-        raise ValueError(str(error)) from error
-    except BrokenPipeError:  # the reader of stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise MissingExtraError(str(error)) from error
 
 
 def check(options: AlignOptions) -> dict[str, Any]:
@@ -158,34 +160,38 @@ def check(options: AlignOptions) -> dict[str, Any]:
         ValueError: Options do not go together.
     """
     if options.aligner not in ALIGNERS:
-        raise ValueError(f"There is no aligner {options.aligner!r}; there are {', '.join(ALIGNERS)}.")
+        raise UsageError(f"There is no aligner {options.aligner!r}; there are {', '.join(ALIGNERS)}.")
     if options.segmenter not in SEGMENTERS:
-        raise ValueError(f"There is no segmenter {options.segmenter!r}; there are {', '.join(SEGMENTERS)}.")
+        raise UsageError(f"There is no segmenter {options.segmenter!r}; there are {', '.join(SEGMENTERS)}.")
     kind = "statistical" if options.aligner in STATISTICAL else options.aligner
     everything = {name for names in SETTINGS.values() for name in names}
     settings = {name: value for name in sorted(everything) if (value := getattr(options, name)) is not None}
     if others := settings.keys() - set(SETTINGS[kind]):
-        raise ValueError(f"--{min(others)} is no option of the aligner {options.aligner!r}.")
+        raise UsageError(f"--{min(others)} is no option of the aligner {options.aligner!r}.")
     if kind == "embedding" and options.threshold is not None and options.method != "softmax":
-        raise ValueError("--threshold is for --method softmax; the other methods of the embedding aligner have none.")
+        raise UsageError("--threshold is for --method softmax; the other methods of the embedding aligner have none.")
     if kind == "span" and options.model is None:
-        raise ValueError("The span aligner needs --model, a checkpoint for question answering such as WSPAlign's.")
+        raise UsageError("The span aligner needs --model, a checkpoint for question answering such as WSPAlign's.")
     if kind != "statistical" and (options.save or options.load):
-        raise ValueError("--save and --load are for statistical aligners; others have nothing to keep.")
+        raise UsageError("--save and --load are for statistical aligners; others have nothing to keep.")
     trained = {"iterations", "lowercase", "strip_punctuation"} & settings.keys()
     if options.load and (options.save or trained):
-        raise ValueError(
+        raise UsageError(
             f"--load takes an aligner as it was trained: leave out --{min(trained) if trained else 'save'}."
         )
     filtering = options.files in ([], ["-"])
     if not filtering and "-" in options.files:
-        raise ValueError("stdin ('-') cannot be mixed with files.")
+        raise UsageError("stdin ('-') cannot be mixed with files.")
     if not filtering and options.output is None:
-        raise ValueError("Files need -o FILE to go to; or give the bitext on stdin.")
+        raise UsageError("Files need -o FILE to go to; or give the bitext on stdin.")
     if not filtering and options.pharaoh:
-        raise ValueError("--pharaoh is for the lines of stdin; a corpus keeps its pairs.")
+        raise UsageError("--pharaoh is for the lines of stdin; a corpus keeps its pairs.")
     if filtering and options.phrase_table:
-        raise ValueError("--phrase_table needs files.")
+        raise UsageError("--phrase_table needs files.")
+    if filtering and is_json() and options.output is None:
+        raise UsageError(
+            "stdout is for the aligned lines: give --summary FILE in place of --json, or -o FILE beside it."
+        )
     if not filtering:
         check_writable(str(options.output))
     return settings
@@ -203,7 +209,7 @@ def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
         limit=options.limit,
         cleaning=None,
     )
-    console = Console(stderr=True)
+    console = notes()
     if corpus.report.dropped:
         console.print(f"{corpus.report}\n")
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
@@ -213,7 +219,7 @@ def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
         *([load_aligners(options.load, heuristic=options.heuristic)] if options.load else [options.aligner]),
         segmenter=options.segmenter,
         overwrite=options.overwrite,
-        show_progress=sys.stderr.isatty(),
+        show_progress=show_progress(),
         folder=work,
         **({} if options.load else settings),
     )
@@ -225,15 +231,16 @@ def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
         facts["phrases"] = len(table)
         console.print(f"Wrote {len(table):,} phrase pairs to {table.save(options.phrase_table)}")
     write_corpus(dataset, output)
-    summarise(report, options, facts, console)
+    summarise(report, options, facts)
     console.print(f"Wrote {output}")
     shutil.rmtree(work)
+    emit(facts)
     return 0
 
 
 def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[str, Any]:
     """All that decides what comes out."""
-    nowhere = ("output", "save", "phrase_table", "json", "files", "pharaoh")
+    nowhere = ("output", "save", "phrase_table", "summary", "files", "pharaoh")
     manifest: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in nowhere}
     if options.load:
         files = sorted(Path(options.load).rglob("aligner.json"))
@@ -250,8 +257,9 @@ def _keep(models: Path, folder: str | None) -> None:
             logger.warning("Nothing was saved: every pair has its links, so that no aligner was trained.")
 
 
-def summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, Any], console: Console) -> None:
+def summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, Any]) -> None:
     """Print the summary, and write it as JSON where that is asked for."""
+    console = notes()
     table = Table(title=f"Word links by {report.aligner}")
     for column in ("languages", "pairs", "kept", "source words linked", "target words linked", "links per pair"):
         table.add_column(column, justify="left" if column == "languages" else "right", no_wrap=column == "languages")
@@ -276,8 +284,8 @@ def summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, A
             f"{report.pairs_per_second:,.0f} pairs per second: "
             f"{report.training_seconds:.1f} s of training, {report.seconds:.1f} s of aligning"
         )
-    if options.json:
-        path = Path(options.json)
+    if options.summary:
+        path = Path(options.summary)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(facts, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         console.print(f"Wrote {path}")
@@ -312,10 +320,10 @@ class _Lines:
         columns = text.split("\t")
         if {"source", "target"} <= set(columns):
             if len(set(columns)) < len(columns):
-                raise ValueError(f"stdin:1: the header names a column twice: {', '.join(columns)}.")
+                raise CorpusError(f"stdin:1: the header names a column twice: {', '.join(columns)}.")
             return cls(columns, "tsv", _split(lines, len(columns), "tsv"))
         if len(columns) != 2:
-            raise ValueError(
+            raise CorpusError(
                 "stdin:1: a line is 'source<TAB>target' or 'a b ||| x y', or the first is a header that names the columns "
                 f"'source' and 'target'; this is {text[:80]!r}."
             )
@@ -352,21 +360,21 @@ def _decoded(stream: BinaryIO) -> Iterator[tuple[int, str]]:
         try:
             yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise ValueError(f"stdin:{number}: this is not UTF-8 (byte {raw[error.start]:#04x}).") from error
+            raise CorpusError(f"stdin:{number}: this is not UTF-8 (byte {raw[error.start]:#04x}).") from error
 
 
 def _split(lines: Iterable[tuple[int, str]], width: int, form: str) -> Iterator[list[str]]:
     for number, text in lines:
         fields = text.split("\t") if form == "tsv" else [side.strip() for side in text.split("|||")]
         if len(fields) != width:
-            raise ValueError(f"stdin:{number}: {len(fields)} columns, not {width}: {text[:80]!r}.")
+            raise CorpusError(f"stdin:{number}: {len(fields)} columns, not {width}: {text[:80]!r}.")
         yield fields
 
 
 def align_lines(options: AlignOptions, settings: dict[str, Any]) -> int:
     """Lines in, as many lines out, in their order."""
     if sys.stdin.isatty():
-        raise ValueError("Name the files to align, or give lines on stdin. See `metaphrase align --help`.")
+        raise UsageError("Name the files to align, or give lines on stdin. See `metaphrase align --help`.")
     lines = _Lines.of(sys.stdin.buffer)
     with _destination(options.output) as out:
         if lines.header is not None and not options.pharaoh:
@@ -377,7 +385,9 @@ def align_lines(options: AlignOptions, settings: dict[str, Any]) -> int:
             _align_all(lines, options, settings, out) if learns else _align_streaming(lines, options, settings, out)
         )
     if report.total.pairs:
-        summarise(report, options, report.to_dict(), Console(stderr=True))
+        summarise(report, options, report.to_dict())
+    if is_json():
+        emit(report.to_dict())
     return 0
 
 
@@ -392,7 +402,7 @@ def _align_all(lines: _Lines, options: AlignOptions, settings: dict[str, Any], o
             options.aligner,
             segmenter=options.segmenter,
             overwrite=options.overwrite,
-            show_progress=sys.stderr.isatty(),
+            show_progress=show_progress(),
             folder=folder if options.save else None,
             **settings,
         )
@@ -410,7 +420,7 @@ def _align_streaming(lines: _Lines, options: AlignOptions, settings: dict[str, A
         if isinstance(aligner, Aligner):
             return aligner
         if languages not in aligner:
-            raise ValueError(f"{options.load} has no aligner for {languages}; it has {', '.join(aligner)}.")
+            raise UsageError(f"{options.load} has no aligner for {languages}; it has {', '.join(aligner)}.")
         return aligner[languages]
 
     report = AlignmentReport(options.aligner if loaded is None else aligner_name(loaded))

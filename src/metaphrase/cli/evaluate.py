@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from metaphrase.cli import parse
+from metaphrase.cli import emit, notes, parse, show_progress
 from metaphrase.encoders import load_encoder
 from metaphrase.evaluation.retrieval import (
     ParallelSet,
@@ -45,9 +44,16 @@ from metaphrase.evaluation.suites import (
     run_part,
     speed,
 )
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.report import render_table, write_json
 
 SUMMARY = "Measure an encoder, alone or against a baseline"
+
+EXAMPLES = (
+    "metaphrase evaluate starter --data data/test --languages sw,te",
+    "metaphrase evaluate runs/sw --data data/test --baseline starter --output sw.json",
+    "metaphrase evaluate runs/sw --data data/suites --suite all --json",
+)
 
 logger = logging.getLogger(__name__)
 
@@ -137,11 +143,11 @@ class EvaluateOptions:
 def run(argv: Sequence[str]) -> int:
     """Evaluate, print a table, write JSON."""
     arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY)
+    (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY, examples=EXAMPLES)
     torch.set_flush_denormal(True)
-    console = Console()
+    console = notes()
     if options.data is None and not (options.suite == "mteb" and options.tasks):
-        raise ValueError("Evaluation needs data: give --data FOLDER. See `metaphrase evaluate --help`.")
+        raise UsageError("Evaluation needs data: give --data FOLDER. See `metaphrase evaluate --help`.")
     if options.suite == "retrieval" and not _holds_folders(Path(options.data)):
         return _retrieval(options, console)
     return _suites(options, console)
@@ -166,9 +172,9 @@ def _retrieval(options: EvaluateOptions, console: Console) -> int:
     if before is not None:
         comparison = compare_retrieval(before, results, resamples=options.resamples, seed=options.seed)
         results |= {"baseline": before, "comparison": comparison}
-    console.print(render_table(results, before, comparison))
     if options.output is not None:
         console.print(f"Wrote {write_json(options.output, results)}")
+    emit(results, render_table(results, before, comparison))
     return 0
 
 
@@ -191,9 +197,9 @@ def _read(name: str, suite: str, key: str) -> dict[str, Any]:
     try:
         results = json.loads(Path(name).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is not JSON: {error}") from error
+        raise DataError(f"{name} is not JSON: {error}") from error
     if not isinstance(results, dict) or key not in results or (key == "languages" and results.get("suite") != suite):
-        raise ValueError(f"{name} is no result of `metaphrase evaluate --suite {suite}`.")
+        raise DataError(f"{name} is no result of `metaphrase evaluate --suite {suite}`.")
     return results
 
 
@@ -216,7 +222,7 @@ def _measure(
         margin_k=options.margin_k,
         resamples=options.resamples,
         seed=options.seed,
-        show_progress=sys.stderr.isatty(),
+        show_progress=show_progress(),
     )
 
 
@@ -239,7 +245,7 @@ def _suites(options: EvaluateOptions, console: Console) -> int:
     parts, missing = find_parts(options.data, suites, settings)
     if not parts:
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
-        raise ValueError(f"{options.data} has nothing that --suite {options.suite} could measure: {needs}.")
+        raise DataError(f"{options.data} has nothing that --suite {options.suite} could measure: {needs}.")
 
     def subject(name: str, model: Any, settings: Settings) -> Subject:
         return Subject.of(
@@ -248,7 +254,7 @@ def _suites(options: EvaluateOptions, console: Console) -> int:
             options.output_dir,
             settings,
             batch_size=options.batch_size,
-            show_progress=sys.stderr.isatty(),
+            show_progress=show_progress(),
         )
 
     subjects = [subject(options.model, _model(options), settings)]
@@ -263,7 +269,7 @@ def _suites(options: EvaluateOptions, console: Console) -> int:
     results = measured[-1]
     before = earlier or (measured[0] if len(measured) > 1 else None)
     if not results["scores"]:
-        raise ValueError(f"Nothing could be measured: {'; '.join(_reasons(results))}.")
+        raise DataError(f"Nothing could be measured: {'; '.join(_reasons(results))}.")
     if before is not None:
         results["comparisons"] = compare(before["scores"], results["scores"], settings)
         results["baseline"] = before
@@ -273,12 +279,11 @@ def _suites(options: EvaluateOptions, console: Console) -> int:
         "versions": versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }
-    if before is not None:
-        for name, comparison in results["comparisons"].items():
-            console.print(_comparison_table(name, results["scores"][name], comparison))
-    console.print(_summary_table(results))
     for path in filter(None, (str(Path(options.output_dir) / RESULTS), options.output)):
         console.print(f"Wrote {write_json(path, results)}")
+    comparisons = results.get("comparisons", {}).items()
+    tables = [_comparison_table(name, results["scores"][name], comparison) for name, comparison in comparisons]
+    emit(results, *tables, _summary_table(results))
     return 2 if results["failed"] else 0
 
 

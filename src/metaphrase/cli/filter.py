@@ -17,7 +17,7 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.corpus import pair_label
-from metaphrase.cli import parse
+from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import (
     EncoderOptions,
     check_encoder,
@@ -37,6 +37,10 @@ from metaphrase.shards import open_work_folder
 
 SUMMARY = "Score the pairs of a bitext, and keep the good ones"
 DESCRIPTION = "metaphrase filter CORPUS… -o OUT"
+EXAMPLES = (
+    "metaphrase filter pairs.tsv --source_lang sw -o scored.tsv",
+    "metaphrase filter data/ --languages sw -o good.parquet --threshold 1.06 --json",
+)
 
 
 @dataclass
@@ -76,12 +80,14 @@ def run(argv: Sequence[str]) -> int:
     """Score, keep, write."""
     leading = next((at for at, token in enumerate(argv) if token.startswith("-")), len(argv))
     arguments = ["--corpus", *argv[:leading], *argv[leading:]] if leading else list(argv)
-    options, encoder = parse("metaphrase filter", [FilterOptions, EncoderOptions], arguments, description=DESCRIPTION)
+    options, encoder = parse(
+        "metaphrase filter", [FilterOptions, EncoderOptions], arguments, description=DESCRIPTION, examples=EXAMPLES
+    )
     check_writable(options.output)
     check_encoder(encoder)
     start = time.perf_counter()
     torch.set_flush_denormal(True)
-    console = Console(stderr=True)
+    console = notes()
     corpus = load_corpus(
         options.corpus,
         languages=[code for item in options.languages for code in item.split(",") if code] or None,
@@ -118,6 +124,7 @@ def run(argv: Sequence[str]) -> int:
     written = write_json(output.with_name(f"{output.name}.json"), result)
     console.print(f"Kept {len(kept_n):,} of {len(score_n):,} pairs: {output}, {written}")
     shutil.rmtree(work)
+    emit(result)
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import shutil
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,10 +22,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.cli import parse
+from metaphrase.cli import emit, notes, parse, show_progress
 from metaphrase.corpus import _BREAK, check_writable, write_corpus
 from metaphrase.encoders import load_encoder
 from metaphrase.evaluation.retrieval import resolve_prompt, versions
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.mining import (
     Approximate,
     Index,
@@ -58,6 +58,11 @@ logger = logging.getLogger(__name__)
 
 SUMMARY = "Find the translations in two monolingual texts"
 DESCRIPTION = "metaphrase mine SOURCE TARGET -o OUT"
+EXAMPLES = (
+    "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz",
+    "metaphrase mine a.txt b.txt --source_lang sw --target_lang en -o mined.parquet --threshold auto --json",
+    "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz --index ivf --half --keep_work",
+)
 
 SIDES = ("source", "target")
 #: Pairs that are written together.
@@ -147,14 +152,18 @@ def run(argv: Sequence[str]) -> int:
     """Mine, write the pairs, and say what they are like."""
     leading = next((at for at, token in enumerate(argv) if token.startswith("-")), len(argv))
     if leading > 2:
-        raise ValueError(f"Give two texts, SOURCE and TARGET, not {leading}. See `metaphrase mine --help`.")
+        raise UsageError(f"Give two texts, SOURCE and TARGET, not {leading}. See `metaphrase mine --help`.")
     flags = [part for pair in zip(("--source", "--target"), argv[:leading], strict=False) for part in pair]
     options, encoder = parse(
-        "metaphrase mine", [MineOptions, EncoderOptions], [*flags, *argv[leading:]], description=DESCRIPTION
+        "metaphrase mine",
+        [MineOptions, EncoderOptions],
+        [*flags, *argv[leading:]],
+        description=DESCRIPTION,
+        examples=EXAMPLES,
     )
     start = time.perf_counter()
     torch.set_flush_denormal(True)
-    console = Console(stderr=True)
+    console = notes()
     least = check(options, encoder)
     languages = (
         _language(options.source, options.source_lang, "source"),
@@ -183,7 +192,7 @@ def run(argv: Sequence[str]) -> int:
     suggestion = suggest_threshold(pairs, runner_up_n)
     if least == "auto":
         if suggestion is None:
-            raise ValueError(
+            raise DataError(
                 "No threshold can be suggested: second-best neighbours score like the best. Read the scores without "
                 "--threshold; the two texts may have no translations in common, or the encoder none of the languages."
             )
@@ -224,6 +233,7 @@ def run(argv: Sequence[str]) -> int:
         console.print(f"Kept {work}")
     else:
         shutil.rmtree(work)
+    emit(result)
     return 0
 
 
@@ -236,13 +246,13 @@ def check(options: MineOptions, encoder: EncoderOptions) -> float | Literal["aut
     check_writable(options.output)
     check_encoder(encoder)
     if options.top is not None and options.top < 1:
-        raise ValueError(f"--top {options.top} keeps nothing.")
+        raise UsageError(f"--top {options.top} keeps nothing.")
     if options.threshold in (None, "auto"):
         return options.threshold  # type: ignore[return-value]
     try:
         return float(str(options.threshold))
     except ValueError:
-        raise ValueError(f"--threshold is a number or 'auto', not {options.threshold!r}.") from None
+        raise UsageError(f"--threshold is a number or 'auto', not {options.threshold!r}.") from None
 
 
 def check_encoder(encoder: EncoderOptions) -> None:
@@ -253,13 +263,13 @@ def check_encoder(encoder: EncoderOptions) -> None:
     """
     for name in ("k", "shard_size", "batch_size", "probes"):
         if getattr(encoder, name) < 1:
-            raise ValueError(f"--{name} {getattr(encoder, name)} should be at least 1.")
+            raise UsageError(f"--{name} {getattr(encoder, name)} should be at least 1.")
 
 
 def _language(path: str, given: str | None, side: str) -> str:
     match = _LANGUAGE.search(Path(path).name)
     if given is None and (match is None or match[1] in _NO_LANGUAGE):
-        raise ValueError(f"The name {Path(path).name!r} tells no language: give --{side}_lang.")
+        raise UsageError(f"The name {Path(path).name!r} tells no language: give --{side}_lang.")
     return given or str(match and match[1])
 
 
@@ -330,11 +340,16 @@ def _megabytes(n: int) -> str:
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Progress bars; gives what begins one: its text and total, and back comes what advances it."""
+    """Progress bars; gives what begins one: its text and total, and back comes what advances it.
+
+    Where bars are not drawn, a line says what begins.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as bars:
+    with Progress(*columns, console=console, transient=True, disable=not show_progress()) as bars:
 
         def begin(description: str, total: int) -> Callable[[int], None]:
+            if not show_progress():
+                console.print(f"{description}: {total:,} …")
             task = bars.add_task(description, total=total)
             return lambda n: bars.advance(task, n)
 

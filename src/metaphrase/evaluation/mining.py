@@ -28,6 +28,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from metaphrase.corpus import MAX_CHARS, _lines
 from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt, versions
 from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, RESAMPLES, holm, verdict
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.mining import (
     Margin,
     Pairs,
@@ -126,7 +127,7 @@ def load_bucc_folder(
     needed = list(dict.fromkeys(_splits(protocol)))
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder. Give a folder with files such as zh-en.sample.zh.gz.")
+        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as zh-en.sample.zh.gz.")
     files: dict[str, dict[str, dict[str, Path]]] = {}
     for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
         if match := _FILE.fullmatch(file.name):
@@ -139,13 +140,13 @@ def load_bucc_folder(
         for split in needed:
             parts = files.get(language, {}).get(split, {})
             if missing := [part for part in (language, TARGET_LANGUAGE, "gold") if part not in parts]:
-                raise FileNotFoundError(
+                raise MissingFileError(
                     f"Protocol {protocol!r} needs {language}-en.{split}.{missing[0]}, which is not in {folder}. "
                     f"There is: {', '.join(there) or 'nothing of BUCC'}."
                 )
             sets[language][split] = _read_set(language, split, parts)
     if not sets:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"Protocol {protocol!r} needs the splits {' and '.join(needed)}, which no language in {folder} has. There "
             f"is: {', '.join(there) or 'nothing of BUCC'}."
         )
@@ -174,11 +175,11 @@ def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
     for number, line in _lines(path, MAX_CHARS):
         fields = line.split("\t", 1) if isinstance(line, str) else []
         if len(fields) != 2:
-            raise ValueError(
+            raise DataError(
                 f"{path}:{number}: a line has two columns, {line if fields else 'unreadable'!r:.80} has not."
             )
         if unique and fields[0] in seen:
-            raise ValueError(f"{path}:{number}: the identifier {fields[0]!r} was used before.")
+            raise DataError(f"{path}:{number}: the identifier {fields[0]!r} was used before.")
         seen.add(fields[0])
         rows.append((fields[0], fields[1]))
     return rows
@@ -284,7 +285,7 @@ def evaluate_mining(
     languages: dict[str, Any] = {}
     for language, splits in data.items():
         if missing := {tuned, scored} - splits.keys():
-            raise ValueError(f"Protocol {protocol!r} needs the split {min(missing)!r} of {language!r}.")
+            raise DataError(f"Protocol {protocol!r} needs the split {min(missing)!r} of {language!r}.")
         mined = {
             split: mine_set(
                 model,
@@ -424,14 +425,16 @@ def compare_mining(
     """
     for key in ("protocol", "duplicates", "retrieval"):
         if before["settings"][key] != after["settings"][key]:
-            raise ValueError(
+            raise DataMismatchError(
                 f"The two results differ in {key}: {before['settings'][key]!r} and {after['settings'][key]!r}. "
                 "Evaluate both models in the same way."
             )
     for language, result in after["languages"].items():
         other = before["languages"].get(language)
         if other is None or other["sha256"] != result["sha256"]:
-            raise ValueError(f"The baseline was not measured on the same set of {language!r}. Evaluate both on one.")
+            raise DataMismatchError(
+                f"The baseline was not measured on the same set of {language!r}. Evaluate both on one."
+            )
     rng = np.random.default_rng(seed)
     differences: dict[str, NDArray[np.float64]] = {}
     for language in sorted(after["languages"]):

@@ -16,6 +16,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from metaphrase.exceptions import DataError
+
 #: What is dropped as an article, by language. Hindi and Chinese have none. The Arabic article goes wherever its two
 #: letters stand, inside a word too: so the official script does it.
 ARTICLES = {
@@ -62,7 +64,7 @@ def normalise_answer(text: str, language: str | None) -> str:
     ('könig', '在 1990 年')
     """
     if language is not None and language not in ARTICLES:
-        raise ValueError(
+        raise DataError(
             f"MLQA's normalisation knows {', '.join(ARTICLES)}, not {language!r}; score other languages as SQuAD does."
         )
     text = "".join(char for char in text.lower() if not _is_punctuation(char, everywhere=language is not None))

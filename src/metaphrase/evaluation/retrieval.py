@@ -39,6 +39,7 @@ from metaphrase.evaluation.significance import (
     pooled_paired_bootstrap,
     verdict,
 )
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, ModelError
 from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.mining import nearest_neighbours, neighbour_scores
 from metaphrase.packing import packed
@@ -121,26 +122,26 @@ def load_parallel_folder(
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder. Give a folder with files such as sw-en.tsv.gz.")
+        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as sw-en.tsv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files: dict[str, Path] = {}
     for file, match in names.items():
         if match["split"] == split and files.setdefault(match["language"], file) != file:
-            raise ValueError(f"{folder} has both {files[match['language']].name} and {file.name}. Keep one of them.")
+            raise DataError(f"{folder} has both {files[match['language']].name} and {file.name}. Keep one of them.")
     if not files:
         splits = sorted({match["split"] or "none" for match in names.values()})
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} has no file named {f'xx-en.{split}' if split else 'xx-en'}.tsv.gz. "
             + (f"Its splits are: {', '.join(splits)}." if splits else "It has no parallel files at all.")
         )
     chosen = list(dict.fromkeys(languages)) if languages else list(files)
     if missing := [language for language in chosen if language not in files]:
-        raise FileNotFoundError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
+        raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
     sets = {}
     for language in chosen:
         pairs = read_parallel(files[language])
         if not pairs:
-            raise ValueError(f"{files[language]} holds no pairs; retrieval needs at least one.")
+            raise DataError(f"{files[language]} holds no pairs; retrieval needs at least one.")
         sources, targets = zip(*pairs, strict=True)
         sets[language] = ParallelSet(language, sources, targets, files[language])
     return sets
@@ -194,7 +195,7 @@ def _normalise(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
     embeddings_nh = np.asarray(embeddings_nh, dtype=np.float32)
     norms_n = np.linalg.norm(embeddings_nh, axis=1, keepdims=True)
     if not np.isfinite(norms_n).all():
-        raise ValueError(
+        raise ModelError(
             f"{np.count_nonzero(~np.isfinite(norms_n))} of {len(norms_n)} embeddings are not finite. "
             "The model has diverged, or overflows in half precision."
         )
@@ -242,19 +243,19 @@ def prepare(
     if layer is not None:
         encoder = model[0].auto_model
         if encoder.config.model_type not in _TRUNCATABLE:
-            raise ValueError(
+            raise ModelError(
                 f"A layer can be chosen for {', '.join(_TRUNCATABLE)}, but this encoder is of type "
                 f"{encoder.config.model_type}. Evaluate it without a layer."
             )
         layers = encoder.encoder.layer
         if not -len(layers) - 1 <= layer <= len(layers):
-            raise ValueError(f"Layer {layer} was asked for, but the encoder has layers 0 to {len(layers)}.")
+            raise ModelError(f"Layer {layer} was asked for, but the encoder has layers 0 to {len(layers)}.")
         del layers[layer if layer >= 0 else len(layers) + 1 + layer :]
         encoder.config.num_hidden_layers = len(layers)
     if pooling is not None:
         places = [name for name, module in model.named_children() if isinstance(module, Pooling)]
         if not places:
-            raise ValueError(f"Pooling {pooling!r} was asked for, but the model has no pooling module to replace.")
+            raise ModelError(f"Pooling {pooling!r} was asked for, but the model has no pooling module to replace.")
         replaced = model.get_submodule(places[0])
         model.set_submodule(places[0], Pooling(replaced.embedding_dimension, pooling))
     if max_length is not None:
@@ -471,20 +472,24 @@ def compare_retrieval(
         ValueError: The results are not over the same pairs, or count hits differently.
     """
     if missing := sorted(after["languages"].keys() - before["languages"].keys()):
-        raise ValueError(
+        raise DataMismatchError(
             f"The baseline result lacks {', '.join(missing)}; it has {', '.join(before['languages'])}. "
             "Evaluate both models on the same languages."
         )
     for language, result in after["languages"].items():
         if result["sha256"] != before["languages"][language]["sha256"]:
-            raise ValueError(
+            raise DataMismatchError(
                 f"The two results for {language!r} are over different pairs ({before['languages'][language]['n']} "
                 f"before, {result['n']} after). Evaluate both models on the same data."
             )
     if before["settings"]["text_equality"] != after["settings"]["text_equality"]:
-        raise ValueError("Only one of the two results counts equal texts as hits. Evaluate both in the same way.")
+        raise DataMismatchError(
+            "Only one of the two results counts equal texts as hits. Evaluate both in the same way."
+        )
     if before["settings"].get("margin_k") != after["settings"].get("margin_k"):
-        raise ValueError("The two results score neighbours by different margins. Evaluate both in the same way.")
+        raise DataMismatchError(
+            "The two results score neighbours by different margins. Evaluate both in the same way."
+        )
     before_scores = {language: _item_scores(before["languages"][language]) for language in after["languages"]}
     after_scores = {language: _item_scores(result) for language, result in after["languages"].items()}
     tests = {

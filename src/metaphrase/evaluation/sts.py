@@ -28,6 +28,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.evaluation.comparison import compare_resamples, percentile_interval
 from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt, versions
 from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.mining import unit_rows
 from metaphrase.packing import packed
 
@@ -92,17 +93,17 @@ def load_sts_folder(
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder. Give a folder with files such as stsb-de-test.csv.gz.")
+        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as stsb-de-test.csv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files = {match["language"]: file for file, match in names.items() if match["split"] == split}
     if not files:
         splits = sorted({match["split"] for match in names.values()})
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} has no file named xx-{split}.csv.gz. Its splits are: {', '.join(splits) or 'none'}."
         )
     chosen = list(dict.fromkeys(languages)) if languages else list(files)
     if missing := [language for language in chosen if language not in files]:
-        raise FileNotFoundError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
+        raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
     return {language: _read(language, files[language]) for language in chosen}
 
 
@@ -117,11 +118,11 @@ def _read(language: str, path: Path) -> STSSet:
                 first, second, score = row
                 rows.append((first, second, float(score)))
             except ValueError as error:
-                raise ValueError(
+                raise DataError(
                     f"{path}: row {number} should be two sentences and a score, but is {','.join(row)[:80]!r}."
                 ) from error
     if not rows:
-        raise ValueError(f"{path} holds no pairs.")
+        raise DataError(f"{path} holds no pairs.")
     first_sentences, second_sentences, scores = zip(*rows, strict=True)
     return STSSet(language, first_sentences, second_sentences, scores)
 
@@ -142,7 +143,7 @@ def cross_lingual(sets: Mapping[str, STSSet], pairs: Iterable[tuple[str, str]] |
     crossed = {}
     for one, other in pairs:
         if sets[one].scores != sets[other].scores:
-            raise ValueError(
+            raise DataMismatchError(
                 f"STS across {one} and {other} needs the same rows in both, but their scores differ "
                 f"({len(sets[one].scores)} and {len(sets[other].scores)} rows)."
             )
@@ -349,7 +350,7 @@ def compare_sts(
     for language, result in after["languages"].items():
         other = before["languages"].get(language)
         if other is None or other["sha256"] != result["sha256"]:
-            raise ValueError(
+            raise DataMismatchError(
                 f"The baseline was not measured on the same pairs of {language!r}. Evaluate both on one set."
             )
         n = result["n"]

@@ -73,6 +73,7 @@ from metaphrase.evaluation.sts import (
     load_sts_folder,
 )
 from metaphrase.evaluation.word_alignment import alignment_error_interval, alignment_scores, load_wpt
+from metaphrase.exceptions import DataMismatchError, MissingFileError
 from metaphrase.finetuning.classification import ClassificationOptions, finetune_classification
 from metaphrase.finetuning.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.finetuning.running import FineTuningArguments, hardware
@@ -482,7 +483,9 @@ def compare_word_alignment(
     resampled = {}
     for name, result in languages.items():
         if before["languages"][name]["sha256"] != result["sha256"]:
-            raise ValueError(f"The two results for {name!r} are over different pairs. Evaluate both on the same data.")
+            raise DataMismatchError(
+                f"The two results for {name!r} are over different pairs. Evaluate both on the same data."
+            )
         n = result["n"]
         drawn_rn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
         old_r4, new_r4 = (drawn_rn @ np.array(one["counts"]) for one in (before["languages"][name], result))
@@ -642,7 +645,7 @@ def compare_finetuned(
     for language in languages:
         old, new = (result["data"]["test"].get(language) for result in (before, after))
         if old != new:
-            raise ValueError(
+            raise DataMismatchError(
                 f"The two results for {language!r} are over different items. Evaluate both on the same data."
             )
     items = [
@@ -785,7 +788,7 @@ def find_parts(
     """
     folder = Path(data) if data is not None else Path("nowhere")
     if data is not None and not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder.")
+        raise MissingFileError(f"{folder} is no folder.")
     parts: list[Part] = []
     missing = {}
     for name in suites:

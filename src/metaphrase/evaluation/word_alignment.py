@@ -22,6 +22,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from metaphrase.aligners.base import WordPair
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
+from metaphrase.exceptions import DataError
 from metaphrase.words import Link, Words
 
 logger = logging.getLogger(__name__)
@@ -161,7 +162,7 @@ def parse_gold(alignment: str) -> tuple[frozenset[Link], frozenset[Link]]:
     for text in alignment.split():
         match = _GOLD_LINK.fullmatch(text)
         if match is None:
-            raise ValueError(f"Gold links have the form '0-0 1p2' (p for possible), not {text[:80]!r}.")
+            raise DataError(f"Gold links have the form '0-0 1p2' (p for possible), not {text[:80]!r}.")
         link = int(match[1]), int(match[3])
         possible.add(link)
         if match[2] == "-":
@@ -183,7 +184,7 @@ def load_pharaoh(source: str | Path, target: str | Path, gold: str | Path) -> li
     lines = [_lines(path) for path in (source, target, gold)]
     if len({len(column) for column in lines}) > 1:
         counts = ", ".join(f"{path} {len(column)}" for path, column in zip((source, target, gold), lines, strict=True))
-        raise ValueError(f"Gold files need one line for each pair, but these differ in their number: {counts}.")
+        raise DataError(f"Gold files need one line for each pair, but these differ in their number: {counts}.")
     return [GoldPair(Words.of(s), Words.of(t), *parse_gold(links)) for s, t, links in zip(*lines, strict=True)]
 
 
@@ -213,7 +214,7 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
     for line in _lines(gold):
         fields = line.split()
         if not (len(fields) >= 3 and all(field.isdecimal() for field in fields[:3])):
-            raise ValueError(
+            raise DataError(
                 f"A line of {Path(gold).name} has the form '26 2 1 [S|P] [confidence]', not {line[:80]!r}."
             )
         number, i, j = map(int, fields[:3])
@@ -225,7 +226,7 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
                 sure[number].add((i - 1, j - 1))
     sides = [_numbered(source), _numbered(target)]
     if missing := [number for number in possible if any(number not in side for side in sides)]:
-        raise ValueError(f"{Path(gold).name} has links of sentences {missing[:5]}, which are not in both texts.")
+        raise DataError(f"{Path(gold).name} has links of sentences {missing[:5]}, which are not in both texts.")
     pairs = {
         number: GoldPair(
             Words.of(text), Words.of(sides[1][number]), frozenset(sure[number]), frozenset(possible[number])
@@ -245,7 +246,7 @@ def _numbered(path: str | Path) -> dict[int, str]:
     for line in _lines(path):
         match = _SENTENCE.fullmatch(line)
         if match is None:
-            raise ValueError(f"A line of {Path(path).name} has the form '<s snum=26> words </s>', not {line[:80]!r}.")
+            raise DataError(f"A line of {Path(path).name} has the form '<s snum=26> words </s>', not {line[:80]!r}.")
         sentences[int(match[1])] = match[2].strip()
     return sentences
 

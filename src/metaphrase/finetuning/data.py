@@ -28,6 +28,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, load_dataset
 
 from metaphrase.code_switching import PairedTexts
+from metaphrase.exceptions import DataError, MissingFileError
 
 logger = logging.getLogger(__name__)
 
@@ -122,16 +123,16 @@ def read_languages(
     for language, found in rows(place, form, split, languages):
         part = list(found if limit is None else _first(found, limit))
         if not part:
-            raise ValueError(f"{source} holds nothing for {language!r}.")
+            raise DataError(f"{source} holds nothing for {language!r}.")
         data = Dataset.from_list(part)
         sets[language] = concatenate_datasets([sets[language], data]) if language in sets else data
     if missing := sorted(set(languages or ()) - set(sets)):
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{source} has no {split} data for {', '.join(missing)}. It has: {', '.join(sets) or 'none'}."
         )
     if not sets:
         known = ", ".join(pattern.pattern.replace("\\", "") for pattern in form.names)
-        raise FileNotFoundError(f"{source} has no {split} files. Their names should match {known}.")
+        raise MissingFileError(f"{source} has no {split} files. Their names should match {known}.")
     return {language: sets[language] for language in sorted(sets, key=lambda code: (code != ENGLISH, code))}
 
 
@@ -145,7 +146,7 @@ def _file_rows(
 ) -> Iterator[tuple[str, Iterator[Row]]]:
     path = Path(place)
     if not path.exists():
-        raise FileNotFoundError(f"There is no {path}.")
+        raise MissingFileError(f"There is no {path}.")
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         name = file.name.removesuffix(".gz")
         match = next((match for pattern in form.names if (match := pattern.fullmatch(name))), None)
@@ -162,7 +163,7 @@ def _hub_rows(
 ) -> Iterator[tuple[str, Iterator[Row]]]:
     match = _HUB.fullmatch(place)
     if match is None:
-        raise ValueError(f"{place!r} is no Hub data set; write hf:org/name[:config][@split].")
+        raise DataError(f"{place!r} is no Hub data set; write hf:org/name[:config][@split].")
     name, config = match["name"], match["config"]
     configs: dict[str, str | None] = {ENGLISH: config}
     if config is not None and "{language}" in config:
@@ -225,7 +226,7 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
                 if number == 0 and fields[-1] in ("label", "gold_label"):
                     continue
                 if len(fields) not in (3, 4) or fields[-1].strip() not in classes:
-                    raise ValueError(
+                    raise DataError(
                         f"{path}:{number + 1}: a line should hold two sentences and one of {', '.join(labels)}, separated by "
                         f"tabs, but is {line.rstrip()[:80]!r}."
                     )
@@ -261,7 +262,7 @@ def _read_questions(path: Path, language: str) -> Iterator[Row]:
     with _open(path) as file:
         content = json.load(file)
     if not isinstance(content, dict) or "data" not in content:
-        raise ValueError(f"{path} is not in SQuAD's JSON format: there is no 'data'.")
+        raise DataError(f"{path} is not in SQuAD's JSON format: there is no 'data'.")
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
@@ -304,7 +305,7 @@ def treebank_format(*, fused: bool = False) -> Format:
                 if sum(word == "_" for word in words) >= max(1, len(words) - 1):
                     continue  # a treebank whose text is not free
                 if unknown := sorted(set(tags) - set(UPOS)):
-                    raise ValueError(
+                    raise DataError(
                         f"{path}: sentence {number + 1} has the tags {', '.join(unknown)}; known are {', '.join(UPOS)}. "
                         "XTREME's test files come without tags: take those of Universal Dependencies."
                     )
@@ -424,7 +425,7 @@ def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) 
             original = english[place[row["item"]]]
             rows.append(row | {column + columns.suffix: original[column] for column in columns.switched})
     if not rows:
-        raise ValueError("No translated item has an English original: their identifiers differ.")
+        raise DataError("No translated item has an English original: their identifiers differ.")
     if len(rows) < len(translated):
         logger.info("%d of %d items have no English original.", len(translated) - len(rows), len(translated))
     return Dataset.from_list(rows)

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.utils import cached_file
 
 from metaphrase.encoders import STARTER
+from metaphrase.exceptions import ModelError
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def encoder_source(name_or_path: str | Path) -> EncoderSource:
         return EncoderSource(name)
     first = json.loads(Path(modules).read_text(encoding="utf-8"))[0]
     if not first["type"].endswith(".Transformer"):
-        raise ValueError(f"{name} starts with a {first['type']}, which has no transformer to fine-tune.")
+        raise ModelError(f"{name} starts with a {first['type']}, which has no transformer to fine-tune.")
     return EncoderSource(name, first["path"])
 
 
@@ -107,7 +108,7 @@ def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
     """
     tokenizer = AutoTokenizer.from_pretrained(source.name, subfolder=source.subfolder)
     if not tokenizer.is_fast:
-        raise ValueError(f"{source.name} has a tokenizer without offsets; the tasks need a fast one.")
+        raise ModelError(f"{source.name} has a tokenizer without offsets; the tasks need a fast one.")
     return tokenizer
 
 
@@ -155,4 +156,4 @@ def make_linear(model: PreTrainedModel) -> None:
         nn.init.zeros_(model.classifier.out_proj.bias)
         model.classifier.train(model.training)
     else:
-        raise ValueError(f"{type(model).__name__} has no pooler to take out; use its own head.")
+        raise ModelError(f"{type(model).__name__} has no pooler to take out; use its own head.")

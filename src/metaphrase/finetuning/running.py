@@ -44,6 +44,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 
 from metaphrase.code_switching import CodeSwitchingCollator, PairedTexts
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
+from metaphrase.exceptions import UsageError
 from metaphrase.finetuning.data import (
     ENGLISH,
     Benchmark,
@@ -216,7 +217,7 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Be
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
     if options.halves is not None:
         if options.train or options.dev or options.test:
-            raise ValueError("--halves stands in place of --train, --dev and --test; give it or them.")
+            raise UsageError("--halves stands in place of --train, --dev and --test; give it or them.")
         sets = read_languages(options.halves, form, split="dev", languages=_with_english(languages))
         shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
         part_of = split_items(sets[ENGLISH], form.group, shares, seed=seed)
@@ -228,7 +229,7 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Be
             dev, test = _only(dev, chosen_by), _only(test, languages)
     else:
         if options.train is None or options.test is None:
-            raise ValueError("Give --train and --test, or --halves.")
+            raise UsageError("Give --train and --test, or --halves.")
         train = read_languages(options.train, form, split="train", languages=trained)
         test = read_languages(options.test, form, split="test", languages=languages)
         if options.selection == "last":
@@ -312,14 +313,14 @@ def fine_tune(
         ValueError: The folder holds results of other settings, or options do not fit each other.
     """
     if not arguments.output_dir:
-        raise ValueError("Fine-tuning needs a place for its results: give --output_dir.")
+        raise UsageError("Fine-tuning needs a place for its results: give --output_dir.")
     folder = Path(arguments.output_dir)
     settings = check_settings(folder, task.name, source, options, arguments)
     if (folder / RESULTS).is_file():
         logger.info("%s is there already.", folder / RESULTS)
         return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     if options.selection == "english" and ENGLISH not in benchmark.dev:
-        raise ValueError("--selection english needs English dev data.")
+        raise UsageError("--selection english needs English dev data.")
     runs = plan(benchmark, options.mode, task.originals)
     for name, run in runs.items():
         if not (folder / name / RESULTS).is_file():
@@ -377,7 +378,7 @@ def check_settings(
         for key, value in chain(settings.items(), settings["settings"].items(), settings["training"].items()):
             before = (then | then["settings"] | then["training"]).get(key)
             if not isinstance(value, dict) and before != value:
-                raise ValueError(
+                raise UsageError(
                     f"{folder} was begun with {key} {before}, not {value}. Go on with the same settings, or choose another "
                     "--output_dir."
                 )
@@ -415,7 +416,7 @@ def train_and_measure(
     units: Sequence[Any] = run.train
     if run.couples:
         if task.originals is None or arguments.per_device_train_batch_size % 2:
-            raise ValueError("Code-switching makes two rows of an item: give an even --per_device_train_batch_size.")
+            raise UsageError("Code-switching makes two rows of an item: give an even --per_device_train_batch_size.")
         collate = CodeSwitchingCollator(lambda rows: task.collate(list(task.units(rows))), task.originals)
         arguments = replace(arguments, per_device_train_batch_size=arguments.per_device_train_batch_size // 2)
     else:

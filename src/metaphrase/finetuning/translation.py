@@ -40,6 +40,7 @@ from transformers import (
 
 from metaphrase.corpus import load_corpus
 from metaphrase.encoders import english_piece_ids
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.finetuning.data import ENGLISH, digest
 from metaphrase.finetuning.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
 from metaphrase.finetuning.running import (
@@ -297,7 +298,7 @@ def read_bitext(source: str, language: str, *, split: str, direction: str, limit
     corpus = load_corpus(source, languages=[language], split=split, cleaning=None, limit=limit)
     data = corpus.dataset.select_columns(["source", "target"])
     if not len(data):
-        raise ValueError(f"{source} holds no pairs of {language}.")
+        raise DataError(f"{source} holds no pairs of {language}.")
     if direction == "from-english":
         data = data.rename_columns({"source": "target", "target": "source"})
     return data
@@ -316,7 +317,7 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         ValueError: Options are missing, or the folder belongs to other ones.
     """
     if not (arguments.output_dir and options.train and options.test and options.language):
-        raise ValueError("Give --train, --test, --language and --output_dir.")
+        raise UsageError("Give --train, --test, --language and --output_dir.")
     (language,) = split_languages([options.language]) or [""]
     source = encoder_source(options.model)
     folder = Path(arguments.output_dir)
