@@ -1,17 +1,21 @@
+import importlib.util
 import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from metaphrase.evaluation.retrieval import TATOEBA_GROUPS, ParallelSet, compare_retrieval, evaluate_retrieval
 from metaphrase.report import render_table, usage_lines, write_json, write_report
+from tests.test_plots import analysis
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=y>&amp;{{ 7*7 }}"
-VOID = {"meta", "line", "circle", "polyline", "br", "img", "link", "input"}
+VOID = {"meta", "line", "circle", "rect", "polyline", "br", "img", "link", "input"}
 
 
 class Page(HTMLParser):
@@ -40,7 +44,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.words.append(data)
+        if "style" not in self.open:
+            self.words.append(data)
 
     @property
     def text(self):
@@ -129,7 +134,7 @@ def test_page_shows_every_number(tmp_path, results, run):
     for test in (*comparison["languages"].values(), comparison["pooled"]):
         low, high = test["interval"]
         assert f"{test['difference']:+.1f} {low:+.1f} to {high:+.1f}" in page.text
-    assert page.tags.count("circle") == 2 * 3  # before and after of three languages
+    assert page.tags.count("rect") == page.tags.count("circle") == 3  # before and after of three languages
 
 
 def test_chart_places_accuracies_in_proportion(tmp_path, results):
@@ -138,11 +143,13 @@ def test_chart_places_accuracies_in_proportion(tmp_path, results):
         int(label): float(x)
         for x, label in re.findall(r'<text x="([\d.]+)" y="\d+" text-anchor="middle"[^>]*>(\d+)<', html)
     }
+    squares = [float(x) + 4.5 for x in re.findall(r'<rect x="([\d.]+)"', html)]
     circles = [float(x) for x in re.findall(r'<circle cx="([\d.]+)"', html)]
     per_point = (ticks[60] - ticks[50]) / 10
     assert per_point > 0
-    shown = [50 + (x - ticks[50]) / per_point for x in circles]
-    assert shown == pytest.approx([40, 75, 50, 51, 80, 50], abs=0.05)  # largest gain first
+    shown = [[50 + (x - ticks[50]) / per_point for x in marks] for marks in (squares, circles)]
+    assert shown[0] == pytest.approx([40, 50, 80], abs=0.05)  # largest gain first
+    assert shown[1] == pytest.approx([75, 51, 50], abs=0.05)
 
 
 def test_curves_of_objectives_and_accuracy(tmp_path, results, run):
@@ -287,3 +294,155 @@ def test_a_wider_baseline_is_compared_where_both_have_the_language():
     text = rendered(render_table(result({"sw": 60}), result({"sw": 40, "te": 50})))
     assert "40.0 → 60.0" in text
     assert "te" not in text.split()
+
+
+@pytest.fixture(scope="module")
+def analysed(tmp_path_factory, results):
+    """Page and JSON of a report with everything in it."""
+    path = write(tmp_path_factory.mktemp("report"), results, analysis=analysis())
+    return path.read_text(encoding="utf-8"), json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def marks(html, label):
+    """Places of the words in a panel, shape (words, 2), and what each is called."""
+    panel = html[html.index(f'aria-label="{label} of') :].split("</svg>")[0]
+    found = re.findall(r'<path d="M([\d.]+) ([\d.]+)m[^"]*" class="mark m\d"><title>(.*?)</title>', panel)
+    return np.array([[float(x), float(y)] for x, y, _ in found]), [title for _, _, title in found]
+
+
+@pytest.mark.parametrize("kind", ["pca", "tsne"])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_map_draws_the_points_of_the_json(analysed, kind, side):
+    html, report = analysed
+    tokens = report["analysis"]["tokens"]
+    places, titles = marks(html, f"{ {'pca': 'PCA', 'tsne': 't-SNE'}[kind] }, {side}")
+    points = np.array(tokens[side][kind])
+    assert titles == [
+        f"{word} ({language})" for word, language in zip(tokens["words"], tokens["language_of"], strict=True)
+    ]
+    spread = places.max(axis=0) - places.min(axis=0)
+    scale = spread[0] / np.ptp(points[:, 0])
+    assert spread[1] == pytest.approx(scale * np.ptp(points[:, 1]), abs=0.3)  # one scale for both axes
+    np.testing.assert_allclose(places[:, 0] - places[0, 0], scale * (points[:, 0] - points[0, 0]), atol=0.3)
+    np.testing.assert_allclose(places[:, 1] - places[0, 1], -scale * (points[:, 1] - points[0, 1]), atol=0.3)
+
+
+def test_numbers_stand_in_tables_too(analysed):
+    html, report = analysed
+    text, content = Page(html).text, report["analysis"]
+    for side in ("before", "after"):
+        assert f"{content['tokens'][side]['own_language']:.1f} %" in text
+        assert f"{content['margins'][side]['overlap']:.1f} %" in text
+        assert f"{content['margins'][side]['translation_median']:.3f}" in text
+        cells = [value for row in content["alignments"][0][side]["cosine"] for value in row]
+        assert " ".join(f"{100 * value:.0f}" for value in cells[:2]) in text
+    for row in content["retention"]["udhr"]["languages"]:
+        assert f"{row['difference']:+.1f} {row['interval'][0]:+.1f} to {row['interval'][1]:+.1f}" in text
+    for kind in ("wrong", "fixed", "broken"):
+        assert content["errors"]["counts"][kind] > 0
+        for row in content["errors"][kind]:
+            assert row["source"] in text
+            shown = row["before" if kind == "fixed" else "after"]
+            assert f"{shown['found']} cosine {shown['found_cosine']:.3f}; of the translation" in text
+
+
+def test_links_are_framed(analysed):
+    html, report = analysed
+    links = sum(len(report["analysis"]["alignments"][0][side]["links"]) for side in ("before", "after"))
+    assert html.count('class="linked"') == links > 0
+
+
+def test_histogram_draws_the_counts_of_the_json(analysed):
+    html, report = analysed
+    margins = report["analysis"]["margins"]
+    most = max(max(margins[side][key]) for side in ("before", "after") for key in ("translations", "others"))
+    for key in ("translations", "others"):
+        for side, path in zip(
+            ("before", "after"), re.findall(rf'<path d="(M[^"]*)" class="{key}"', html), strict=True
+        ):
+            heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)L", path)]
+            drawn = (170 - np.array(heights)) / (170 - 16) * most
+            np.testing.assert_allclose(drawn, margins[side][key], atol=0.05 * most / 10)
+
+
+def test_red_line_of_retention(analysed):
+    html, report = analysed
+    chart = html[html.index('aria-label="Difference in accuracy') :].split("</svg>")[0]
+    ticks = {
+        int(label): float(y) for y, label in re.findall(r'y="([\d.]+)" text-anchor="end">([+-]?\d+)</text>', chart)
+    }
+    per_point = {round(float(y) - 4 - (ticks[0] - 4), 6) / value for value, y in ticks.items() if value}
+    (red,) = re.findall(r'y1="([\d.]+)" y2="[\d.]+" class="red"', chart)
+    assert (float(red) - (ticks[0] - 4)) / np.mean(list(per_point)) == pytest.approx(-1.0, abs=0.05)
+    one = report["analysis"]["retention"]["udhr"]
+    assert one["verdict"] == "lost"
+    assert "lost accuracy: lost" in Page(html).text
+    assert "Largest losses: de -7.0 ( worse )" in Page(html).text
+
+
+def test_pictures_have_names_for_those_who_do_not_see_them(analysed):
+    html, _ = analysed
+    for tag in re.findall(r"<svg[^>]*>", html):
+        assert 'role="img" aria-label="' in tag or 'aria-hidden="true"' in tag
+    for table in re.findall(r"<table.*?</table>", html, re.DOTALL):
+        assert "<thead>" in table
+    assert (
+        html.count("<table") == html.count('class="scroll" role="region" tabindex="0"') - 2
+    )  # two charts scroll, too
+
+
+def test_full_page_is_self_contained(analysed):
+    html, _ = analysed
+    assert not re.search(r"https?://|//cdn|@import|url\(", html)
+    page = Page(html)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert not {"src", "href"} & {name for name, _ in page.attributes}
+
+
+def test_hostile_sentences_stay_text(tmp_path, results):
+    html = write(tmp_path, results, analysis=analysis(word=HOSTILE)).read_text(encoding="utf-8")
+    page = Page(html)
+    assert not {"script", "img"} & set(page.tags)
+    assert not {"onerror", "src"} & {name for name, _ in page.attributes}
+    assert page.text.count(HOSTILE) > 20
+    assert "{{ 7*7 }}" in page.text
+
+
+def test_page_without_a_baseline(tmp_path, results):
+    _, after = results
+    path = write_report(
+        tmp_path, title="Alone", before=None, after={"demo test": after}, analysis=analysis(baseline=False)
+    )
+    page = Page(path.read_text(encoding="utf-8"))
+    assert page.tags.count("circle") == 3
+    assert page.tags.count("rect") == 0
+    assert "no baseline" in page.text
+    assert not re.search(r"\b(before|worse|verdict)\b", page.text)
+    report = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+    assert report["before"] is None
+    assert report["comparisons"] == {}
+
+
+def test_chromium_renders_the_page(tmp_path, analysed):
+    screenshots = load_screenshots()
+    if screenshots.chromium() is None:
+        pytest.skip("no chromium on PATH")
+    page = tmp_path / "report.html"
+    page.write_text(analysed[0], encoding="utf-8")
+    sizes = {}
+    for dark in (False, True):
+        picture = screenshots.shoot(page, tmp_path / f"{dark}.png", width=600, height=900, dark=dark)
+        with Image.open(picture) as image:
+            sizes[dark] = image.size, image.convert("L").getpixel((2, 2))
+    assert sizes[False][0] == (600, 900)
+    assert sizes[False][1] > 250
+    assert sizes[True][1] < 40  # dark colours where they are preferred
+
+
+def load_screenshots():
+    spec = importlib.util.spec_from_file_location(
+        "screenshots", Path(__file__).parents[1] / "scripts" / "screenshots.py"
+    )
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,92 @@
+"""Screenshots of a report in headless Chromium: ``python scripts/screenshots.py RUN/report/report.html docs/report``.
+
+Takes one picture of each part that the documentation shows. A local chromium is needed (``apt install chromium``); where
+pngquant is installed, the pictures are compressed with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+#: Which sections of the page a picture shows: those whose heading or id contains the word.
+PARTS = {
+    "summary": ("retention",),
+    "words": ("tokens",),
+    "alignment": ("alignments",),
+    "margins-and-errors": ("margins", "errors"),
+}
+_SECTION = re.compile(r"<section.*?</section>\n?", re.DOTALL)
+
+
+def chromium() -> str | None:
+    """A Chromium on this machine."""
+    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
+    return next((path for name in names if (path := shutil.which(name))), None)
+
+
+def shoot(page: Path, picture: Path, *, width: int = 1100, height: int = 1600, dark: bool = False) -> Path:
+    """Render a page and write what is seen.
+
+    Raises:
+        FileNotFoundError: There is no Chromium.
+    """
+    browser = chromium()
+    if browser is None:
+        raise FileNotFoundError("No chromium on PATH; install it (apt install chromium).")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
+    options += ["--blink-settings=preferredColorScheme=0"] if dark else []
+    with tempfile.TemporaryDirectory() as profile:
+        command = [browser, *options, f"--user-data-dir={profile}", f"--screenshot={picture.resolve()}"]
+        subprocess.run([*command, page.resolve().as_uri()], check=True, capture_output=True, timeout=120)
+    return picture
+
+
+def part_of(html: str, words: tuple[str, ...], *, top: bool = False) -> str:
+    """The page with some of its sections only, and with what stands above the sections where ``top`` is set."""
+    sections = [one for one in _SECTION.findall(html) if any(word in one[:200].lower() for word in words)]
+    head, _, rest = html.partition("<body>")
+    above = rest[: rest.index("<section")] if top else ""
+    return f"{head}<body>{above}{''.join(sections)}</body></html>"
+
+
+def crop(picture: Path) -> None:
+    """Cut away the empty rest below the content."""
+    from PIL import Image, ImageChops
+
+    with Image.open(picture) as image:
+        pixels = image.convert("RGB")
+    empty = Image.new("RGB", pixels.size, pixels.getpixel((0, pixels.height - 1)))
+    _, _, _, bottom = ImageChops.difference(pixels, empty).getbbox() or (0, 0, 0, pixels.height)
+    pixels.crop((0, 0, pixels.width, min(bottom + 24, pixels.height))).save(picture, optimize=True)
+    if shutil.which("pngquant"):
+        subprocess.run(["pngquant", "--force", "--ext", ".png", "64", str(picture)], check=True)
+
+
+def main() -> None:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("report", type=Path, help="report.html of `metaphrase report`")
+    parser.add_argument("output", type=Path, help="folder of the pictures")
+    parser.add_argument("--width", type=int, default=1100, help="width of the window, e.g. 390 for a phone")
+    parser.add_argument("--dark", action="store_true", help="prefer dark colours")
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    html = arguments.report.read_text(encoding="utf-8")
+    for name, words in PARTS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            page = Path(folder) / "part.html"
+            page.write_text(part_of(html, words, top=name == "summary"), encoding="utf-8")
+            picture = shoot(
+                page, arguments.output / f"{name}.png", width=arguments.width, height=4000, dark=arguments.dark
+            )
+        crop(picture)
+        print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+import copy
+import gzip
+import json
+import shutil
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+
+from metaphrase import plots
+from metaphrase.cli import main
+from metaphrase.cli.report import Sentences, default_folders, languages_of
+from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval, load_parallel_folder
+
+HOSTILE = '<img src=x onerror="alert(1)">'
+
+
+@pytest.fixture
+def data(tmp_path, bitext):
+    """German, which was trained on, and French and Dutch, which were not."""
+    folder = tmp_path / "mini"
+    folder.mkdir()
+    rows = {
+        "de": [(row["source"], row["target"]) for row in bitext],
+        "fr": [(f"{row['target']} {row['source']}", row["target"]) for row in bitext],
+        "nl": [(row["source"] if at % 2 else f"le {at}", row["target"]) for at, row in enumerate(bitext)],
+    }
+    rows["de"][3] = (f"{HOSTILE} trinkt", "the cat drinks milk")
+    for language, pairs in rows.items():
+        with gzip.open(folder / f"{language}-en.tsv.gz", "wt", encoding="utf-8") as file:
+            file.write("source\ttarget\n" + "".join(f"{source}\t{target}\n" for source, target in pairs))
+    return folder
+
+
+@pytest.fixture
+def finished(tmp_path, tiny_encoder, tiny_encoder_dir):
+    """A run that moved the tiny encoder a little."""
+    folder = tmp_path / "run"
+    trained = copy.deepcopy(tiny_encoder)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    trained.save_pretrained(str(folder), create_model_card=False)
+    facts = {
+        "command": "metaphrase train",
+        "model": str(tiny_encoder_dir),
+        "recipe": {"name": "dap"},
+        "seed": 1,
+        "seconds": 5.0,
+        "files": [{"file": "de-en.tsv", "languages": ["en", "de"]}],
+        "corpus": {"languages": {"de": 24}},
+        "log_history": [{"step": 1, "loss": 2.0, "tr": 1.0}, {"step": 2, "loss": 1.0, "tr": 0.5}],
+    }
+    (folder / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Without the two slow parts, which `test_report_of_a_run` has."""
+    monkeypatch.setattr(plots, "neighbour_embedding", lambda rows: None)
+    monkeypatch.setattr(plots, "draw", lambda report, folder: [])
+
+
+def read(folder):
+    return json.loads((folder / "report.json").read_text(encoding="utf-8"))
+
+
+def test_report_of_a_run(finished, data, tiny_encoder, capsys):
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "200", "--errors", "40"]) == 0
+    out = finished / "report"
+    pictures = {"accuracy-mini.png", "retention-mini.png", "tokens.png", "margins.png", "alignments.png"}
+    assert {path.name for path in out.iterdir()} == {"report.html", "report.json", *pictures}
+    report = read(out)
+    sets = load_parallel_folder(data)
+    assert report["before"]["mini"]["languages"].keys() == {"de"}
+    expected = {}
+    for side, model in (("before", tiny_encoder), ("after", SentenceTransformer(str(finished), device="cpu"))):
+        expected[side] = evaluate_retrieval(model, sets, resamples=200)
+        assert report[side]["mini"]["languages"]["de"] == expected[side]["languages"]["de"]
+        assert report[side]["mini"]["settings"]["pooling"] == "cls"
+    untrained = [{**one, "languages": {x: one["languages"][x] for x in ("fr", "nl")}} for one in expected.values()]
+    comparison = compare_retrieval(*untrained, resamples=200)
+    retention = report["analysis"]["retention"]["mini"]
+    assert retention["pooled"] == comparison["pooled"]
+    assert {row["language"]: row["difference"] for row in retention["languages"]} == {
+        language: row["difference"] for language, row in comparison["languages"].items()
+    }
+    errors = report["analysis"]["errors"]
+    hits = [one["languages"]["de"]["source_to_target"]["hits"] for one in expected.values()]
+    assert errors["counts"]["wrong"] <= hits[1].count("0")  # copies of the translation's text are no errors
+    assert errors["pairs"] == 24
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "<img" not in page
+    assert "tr over training steps" in page
+    printed = capsys.readouterr().out
+    assert "2 languages not trained on" in printed
+    assert "Encoding" in printed
+
+
+@pytest.mark.usefixtures("quick")
+def test_report_without_a_baseline(finished, data):
+    assert main(["report", str(finished), "--data", str(data), "--baseline", "none", "--output_dir", str(data)]) == 0
+    report = read(data)
+    assert report["before"] is None
+    assert report["analysis"]["retention"] == {}
+    assert set(report["analysis"]["errors"]) == {"counts", "pairs", "wrong", "data"}
+    assert "scikit-learn is not installed" in (data / "report.html").read_text(encoding="utf-8")
+    assert not (finished / "report").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_chosen_pairs_and_languages(finished, data):
+    options = ["--pairs", "de:1", "de:3", "--languages", "fr", "--resamples", "100"]
+    assert main(["report", str(finished), "--data", str(data), *options]) == 0
+    content = read(finished / "report")["analysis"]
+    assert [(one["language"], one["number"]) for one in content["alignments"]] == [("de", 1), ("de", 3)]
+    assert content["alignments"][0]["after"]["source"] == ["der", "Hund", "schläft"]
+    assert content["tokens"]["languages"] == ["en", "fr"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_release_for_each_language(finished, data):
+    """What training with a language embedding leaves: a model for each language, and none for the others."""
+    for language in ("de", "en"):
+        shutil.copytree(finished, finished.with_name("folded") / language, ignore=shutil.ignore_patterns("run.json"))
+    folded = finished.with_name("folded")
+    shutil.copy(finished / "run.json", folded)
+    assert main(["report", str(folded), "--data", str(data), "--resamples", "100"]) == 0
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "100"]) == 0
+    reports = [read(folder / "report") for folder in (folded, finished)]
+    languages = [report["after"]["mini"]["languages"] for report in reports]
+    assert languages[0] == languages[1]
+    assert reports[0]["analysis"]["retention"] == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--pairs", "de:99"], "number that its test set has, not 'de:99'"),
+        (["--languages", "xx"], "There are no pairs in xx; there are in de, fr, nl"),
+    ],
+)
+def test_a_wrong_choice_is_refused(finished, data, capsys, options, message):
+    assert main(["report", str(finished), "--data", str(data), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (finished / "report").exists()
+
+
+def test_a_folder_that_is_no_run(tmp_path, finished, data, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "holds no run.json" in capsys.readouterr().err
+    (finished / "modules.json").unlink()
+    assert main(["report", str(finished), "--data", str(data)]) == 2
+    assert "holds no release" in capsys.readouterr().err
+
+
+def test_sentences_are_encoded_once(tiny_encoder, data):
+    sets = load_parallel_folder(data, ["de"])
+    texts = {"de": sets["de"].sources, "en": sets["de"].targets + sets["de"].targets}
+    encoded = []
+    sentences = Sentences("tiny", {"": tiny_encoder})
+    sentences.encode(texts, encoded.append)
+    distinct = len({*sets["de"].sources, *sets["de"].targets})
+    assert sum(encoded) == len(sentences.rows) == distinct == 48
+    sentences.encode(texts, encoded.append)
+    assert sum(encoded) == distinct
+
+
+def test_default_folders(data):
+    pattern = f"{data}/xx-en.tsv.gz, {data}-gone/xx-en.tsv.gz"
+    folders = default_folders({"after": {"mini": {"settings": {"data": pattern}}}})
+    assert folders[0] == str(data)
+    assert [folder.rsplit("/", 1)[1] for folder in folders] == ["mini", "demo", "udhr"]
+
+
+def test_languages_of_a_stream():
+    assert languages_of({"files": [{"languages": ["en", "sw"]}], "corpus": {"languages": {}}}) == {"sw"}
