@@ -363,7 +363,6 @@ def trained(argv: Sequence[str], work: Path, links: Path) -> tuple[Any, dict[str
     recipe = with_choices(Recipe.load(chosen.recipe), chosen)
     model = encoder(model_options, recipe, arguments)
     tests = read_tests(corpus)
-    tested = {language for sets in tests.values() for language in sets}
     with redirect_stdout(io.StringIO()):  # the trainer prints its logs
         facts, embedding = train(
             model,
@@ -373,7 +372,7 @@ def trained(argv: Sequence[str], work: Path, links: Path) -> tuple[Any, dict[str
             chosen,
             arguments,
             command=["metaphrase", "train", *argv],
-            tested=tested,
+            tests=tests,
         )
     for path in work.glob("alignment-*.parquet"):
         if not path.is_symlink():

@@ -13,9 +13,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-#: Which sections of the page a picture shows: those whose heading or id contains the word.
+#: Which sections of the page a picture shows: those whose beginning contains one of the words.
 PARTS = {
-    "summary": ("retention",),
+    "summary": ("<h2>demo<", "retention"),
     "words": ("tokens",),
     "alignment": ("alignments",),
     "margins-and-errors": ("margins", "errors"),
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("report", type=Path, help="report.html of `metaphrase report`")
     parser.add_argument("output", type=Path, help="folder of the pictures")
     parser.add_argument("--width", type=int, default=1100, help="width of the window, e.g. 390 for a phone")
+    parser.add_argument("--height", type=int, default=2000, help="largest height of a picture")
     parser.add_argument("--dark", action="store_true", help="prefer dark colours")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -82,7 +83,11 @@ def main() -> None:
             page = Path(folder) / "part.html"
             page.write_text(part_of(html, words, top=name == "summary"), encoding="utf-8")
             picture = shoot(
-                page, arguments.output / f"{name}.png", width=arguments.width, height=4000, dark=arguments.dark
+                page,
+                arguments.output / f"{name}.png",
+                width=arguments.width,
+                height=arguments.height,
+                dark=arguments.dark,
             )
         crop(picture)
         print(f"{picture}: {picture.stat().st_size / 1000:.0f} kB")

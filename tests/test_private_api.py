@@ -23,7 +23,6 @@ SEAMS = {
     "_clip_grad_norm": ["self", "model"],
     "_save": ["self", "output_dir", "state_dict"],
     "_load_from_checkpoint": ["self", "checkpoint_path"],
-    "_checkpoint_push_skip_names": ["self", "checkpoint_folder"],
     "track_loss_components": ["self", "loss"],
     "save_model": ["self", "output_dir", "_internal_call"],
     "_get_grad_norm": ["self", "model", "grad_norm"],

@@ -32,6 +32,7 @@ from metaphrase.heads import AlignmentHeads
 from metaphrase.hub import download, push_corpus, release, verify
 from metaphrase.loss import AlignmentLoss
 from metaphrase.recipe import Recipe
+from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.hub_server import Hub, Repository, environment, reach, serve_hub
 from tests.xet_store import available
 
@@ -657,3 +658,32 @@ def test_killed_at_every_request(hub, released, tmp_path, template, fault, monke
         assert requests(hub, "^/__lfs/", "PUT") <= max(2 - uploaded, 0)
         at, survived = at + 1, survived + 1
     fault("G4", "killed at each request of a push", tried=at, survived=survived)
+
+
+def test_a_trainer_pushes_releases_and_goes_on_after_a_fault(hub, tiny_encoder, bitext, tmp_path, monkeypatch, waits):
+    reach(hub, monkeypatch.setattr, tmp_path / "cache")
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    args = AlignmentTrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        max_steps=2,
+        save_steps=1,
+        per_device_train_batch_size=4,
+        push_to_hub=True,
+        hub_model_id="acme/run",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
+    trainer = AlignmentTrainer(model=tiny_encoder, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
+    hub.faults.append({"path": "/commit/", "status": 403, "times": 1})
+    trainer.train()
+    repository = hub.repositories["model", "acme/run"]
+    assert sum("step 1" in commit.title for commit in repository.commits.values()) == 0
+    assert sum("step 2" in commit.title for commit in repository.commits.values()) == 1
+    assert trainer.push_to_hub() is not None
+    files = set(repository.resolve("main").tree)
+    assert {"model.safetensors", "training_args.json", "recipe.yaml"} <= files
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl")) or name.startswith("heads")]
+    pulled = SentenceTransformer("acme/run", device="cpu")
+    np.testing.assert_allclose(pulled.encode(TEXTS), tiny_encoder.encode(TEXTS), atol=1e-6)

@@ -355,11 +355,11 @@ def test_links_are_framed(analysed):
 def test_histogram_draws_the_counts_of_the_json(analysed):
     html, report = analysed
     margins = report["analysis"]["margins"]
-    most = max(max(margins[side][key]) for side in ("before", "after") for key in ("translations", "others"))
     for key in ("translations", "others"):
         for side, path in zip(
             ("before", "after"), re.findall(rf'<path d="(M[^"]*)" class="{key}"', html), strict=True
         ):
+            most = max(*margins[side]["translations"], *margins[side]["others"])
             heights = [float(y) for y in re.findall(r"L[\d.]+ ([\d.]+)L", path)]
             drawn = (170 - np.array(heights)) / (170 - 16) * most
             np.testing.assert_allclose(drawn, margins[side][key], atol=0.05 * most / 10)

@@ -527,7 +527,7 @@ def _draw_tokens(figure: Any, tokens: Mapping[str, Any]) -> None:
 def _draw_margins(figure: Any, margins: Mapping[str, Any]) -> None:
     sides = [side for side in SIDES if side in margins]
     figure.set_size_inches(4 * len(sides), 3)
-    for side, axes in zip(sides, figure.subplots(1, len(sides), squeeze=False, sharey=True)[0], strict=True):
+    for side, axes in zip(sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
         axes.stairs(margins[side]["translations"], margins["edges"], fill=True, color=_AFTER, label="translations")
         axes.stairs(margins[side]["others"], margins["edges"], color=_WORSE, ls="--", lw=1.5, label="nearest others")
         axes.set(title=side, xlabel="ratio margin")

@@ -172,7 +172,10 @@ def write_report(
             )
             for name in after
         ],
-        retention={name: {**one, "chart": _waterfall(one)} for name, one in analysis.get("retention", {}).items()},
+        retention={
+            name: {"models": {}, **one, "chart": _waterfall(one)}
+            for name, one in analysis.get("retention", {}).items()
+        },
         tokens=analysis.get("tokens"),
         maps=_maps(analysis["tokens"]) if analysis.get("tokens") else [],
         alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
@@ -233,12 +236,13 @@ def _section(
             for word in ("better", "tie", "worse")
         },
         "chart": _dumbbells(rows, list(measured)),
-        "settings": {side: _settings(one) for side, one in measured.items()},
+        "settings": {side: describe_model(one) for side, one in measured.items()},
         "test": comparison["settings"] if comparison else None,
     }
 
 
-def _settings(results: Results) -> str:
+def describe_model(results: Results) -> str:
+    """Which model a result of `evaluate_retrieval` is of, and how it was used, in words."""
     settings = results["settings"]
     parts = [
         str(results["model"]),
@@ -293,7 +297,7 @@ def _waterfall(one: Mapping[str, Any]) -> dict[str, Any]:
     low, high = min(*ends, -2 * limit), max(*ends, limit)
     step = next(step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 8)
     low, high = step * int(low // step), step * int(-(-high // step))
-    left, top, bottom, column = 46, 14, 250, 12 if len(rows) > 24 else 34
+    left, top, bottom, column = 46, 14, 250, max(10, min(34, 900 // len(rows)))
 
     def y(points: float) -> float:
         return round(bottom - (bottom - top) * (points - low) / (high - low), 1)
@@ -309,6 +313,7 @@ def _waterfall(one: Mapping[str, Any]) -> dict[str, Any]:
         "height": bottom + 44,
         "bottom": bottom,
         "ticks": [{"y": y(value), "label": f"{value:+d}" if value else "0"} for value in range(low, high + 1, step)],
+        "upright": len(rows) > 24,
         "zero": y(0),
         "red": y(-limit),
         "pooled": place(pooled, left + 20),
@@ -398,12 +403,12 @@ def _histograms(margins: Mapping[str, Any]) -> list[dict[str, Any]]:
     left, right, top, bottom = 40, 420, 16, 170
     edges = margins["edges"]
     sides = [side for side in SIDES if side in margins]
-    most = max(max(margins[side][key]) for side in sides for key in ("translations", "others")) or 1
+    most = {side: max(*margins[side]["translations"], *margins[side]["others"], 1) for side in sides}
 
     def x(value: float) -> float:
         return round(left + (right - left) * (value - edges[0]) / (edges[-1] - edges[0]), 1)
 
-    def outline(counts: Sequence[int]) -> str:
+    def outline(counts: Sequence[int], most: int) -> str:
         steps = [f"M{x(edges[0])} {bottom}"]
         for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
             height = round(bottom - (bottom - top) * count / most, 1)
@@ -414,9 +419,9 @@ def _histograms(margins: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {
             "side": side,
-            "translations": outline(margins[side]["translations"]),
-            "others": outline(margins[side]["others"]),
-            "most": most,
+            "translations": outline(margins[side]["translations"], most[side]),
+            "others": outline(margins[side]["others"], most[side]),
+            "most": most[side],
             "ticks": [{"x": x(value), "label": f"{value:.2f}"} for value in marks],
             "left": left,
             "right": right,

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.checkpoints import (
@@ -49,9 +49,10 @@ from metaphrase.checkpoints import (
 )
 from metaphrase.collator import ParallelCollator
 from metaphrase.encoders import load_encoder
-from metaphrase.exceptions import CheckpointError, MetaphraseError
+from metaphrase.exceptions import CheckpointError, HubError, MetaphraseError, UsageError
 from metaphrase.functional import accumulated_in_place
 from metaphrase.heads import AlignmentHeads
+from metaphrase.hub import push, release
 from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
 
@@ -524,12 +525,62 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if self.args.should_save:
             rotate(output, place, self.args.save_total_limit, best=self.state.best_model_checkpoint)
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        if self._staging is None:  # not before all of it is in place
-            super()._push_from_checkpoint(checkpoint_folder)
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        private: bool | None = None,
+        **kwargs: Any,
+    ) -> str | None:
+        """Release the model to the output folder and push the release: no pickle, no optimiser, no head.
 
-    def _checkpoint_push_skip_names(self, checkpoint_folder: str) -> set[str]:
-        return super()._checkpoint_push_skip_names(checkpoint_folder) | {HEADS, MANIFEST}
+        Args:
+            commit_message: Title of the commit.
+            blocking: Ignored: the upload is over, and checked, when this returns.
+            token: Access token; default: ``hub_token``, else the stored one.
+            revision: Branch; default: ``hub_revision``, else the main one.
+            private: Make a new repository private; default: ``hub_private_repo``.
+            **kwargs: As for the parent (unused).
+
+        Returns:
+            Address of the commit; None on other processes than the first.
+
+        Raises:
+            HubError: It could not be pushed, though the release is there; the message says how to push it later.
+            UsageError: The model was trained with a language embedding: each language's release is pushed by itself.
+        """
+        if not self.is_world_process_zero():
+            return None
+        if self._alignment_loss.heads.language_embedding is not None:
+            raise UsageError(
+                "A model with a language embedding is a release for each language. Write them with "
+                "`metaphrase.hub.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
+            )
+        check_finite(self._alignment_loss, last_good(self.args.output_dir))
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token, private=private)
+        folder = Path(self.args.output_dir)
+        release(self.model, folder, recipe=self._alignment_loss.recipe.to_dict(), card=self.model.model_card_data)
+        return push(
+            folder,
+            str(self.hub_model_id),
+            token=token or self.args.hub_token,
+            revision=revision or self.args.hub_revision,
+            private=bool(self.args.hub_private_repo if private is None else private),
+            commit_message=commit_message or "End of training",
+        )
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Push what training has reached, as a release; at a fault of the Hub training goes on."""
+        if self._staging is not None or self.args.hub_strategy == HubStrategy.END:
+            return
+        try:
+            self.push_to_hub(f"Training in progress, step {self.state.global_step}")
+        except HubError as error:
+            logger.warning("%s The next checkpoint, and the end of training, are pushed again.", error)
 
     def _wait(self) -> None:
         if self.args.world_size > 1:

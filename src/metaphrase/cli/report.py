@@ -36,7 +36,7 @@ from metaphrase.evaluation.retrieval import (
     resolve_prompt,
 )
 from metaphrase.evaluation.significance import RESAMPLES
-from metaphrase.report import render_table, usage_lines, write_report
+from metaphrase.report import describe_model, render_table, usage_lines, write_report
 
 SUMMARY = "Look at a run: before and after, retention, maps, margins, errors"
 
@@ -215,6 +215,7 @@ def run(argv: Sequence[str]) -> int:
     analysis = analyse(subjects, sets, focus, trained, comparisons, options)
     analysis["retention"] = {
         name: plots.retention(compare_retrieval(pair["before"], pair["after"], **settings), options.red_line)
+        | {"models": {side: describe_model(one) for side, one in pair.items()}}
         for name, pair in others.items()
     }
     analysis["cost"] = {

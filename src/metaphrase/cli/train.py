@@ -9,7 +9,7 @@ import platform
 import shlex
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -48,7 +48,7 @@ from metaphrase.monolingual import check_monolingual, load_monolingual, with_mon
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.recipe import Recipe
 from metaphrase.report import render_table, usage_lines, write_json, write_report
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
+from metaphrase.trainer import HEADS, AlignmentTrainer, AlignmentTrainingArguments, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,6 @@ def _train_and_report(
     tests = read_tests(corpus_options) if main_process else {}
     resuming = arguments.resume_from_checkpoint is not None
     before = measure_before(model, tests, output, name=model_options.model, resuming=resuming)
-    tested = {language for sets in tests.values() for language in sets}
     facts, embedding = train(
         model,
         recipe,
@@ -228,7 +227,7 @@ def _train_and_report(
         recipe_options,
         arguments,
         command=command,
-        tested=tested,
+        tests=tests,
         callbacks=callbacks,
     )
     if not main_process:
@@ -343,7 +342,7 @@ def train(
     arguments: AlignmentTrainingArguments,
     *,
     command: Sequence[str],
-    tested: Collection[str] = (),
+    tests: Mapping[str, Mapping[str, ParallelSet]] | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> tuple[dict[str, Any], LanguageEmbedding | None]:
     """Train a model in place.
@@ -356,7 +355,7 @@ def train(
         recipe_options: Lengths.
         arguments: Training arguments.
         command: How this run was called.
-        tested: Languages that will be measured.
+        tests: Test sets that the model will be measured on.
         callbacks: Callbacks for the trainer.
 
     Returns:
@@ -385,6 +384,7 @@ def train(
     if embedding is not None:
         for evaluator in evaluators:
             evaluator.language_embedding = embedding
+        tested = {language for sets in (tests or {}).values() for language in sets}
         asked = {*tested, *(language for evaluator in evaluators for language in evaluator.sets)}
         if missing := sorted(asked - set(embedding.languages)):
             raise ValueError(
@@ -424,6 +424,7 @@ def train(
         "batch_size": arguments.train_batch_size * arguments.gradient_accumulation_steps * arguments.world_size,
         "corpus": corpus.report.to_dict(),
         "files": corpus.files,
+        "leakage": leakage(corpus.dataset, tests or {}),
         "packing": arguments.packing,
         "seconds": round(time.time() - started, 1),
         "training_seconds": round(result.metrics["train_runtime"], 1),
@@ -431,7 +432,31 @@ def train(
         "versions": versions(),
         "log_history": trainer.state.log_history,
     }
+    if arguments.process_index == 0 and loss.heads.state_dict():
+        loss.heads.save_pretrained(Path(arguments.output_dir) / HEADS)
     return facts, embedding
+
+
+def leakage(dataset: Any, tests: Mapping[str, Mapping[str, ParallelSet]]) -> list[dict[str, Any]] | None:
+    """For each test set its pairs, and how many of them have a sentence that is trained on; None for a stream."""
+    if isinstance(dataset, IterableDataset) or not tests:
+        return None
+    found = []
+    for name, sets in tests.items():
+        rows = [
+            {"source": source, "target": target}
+            for one in sets.values()
+            for source, target in zip(one.sources, one.targets, strict=True)
+        ]
+        found.append({"data": name, "pairs": len(rows), "shared": overlap(dataset, rows)})
+    return found
+
+
+def provenance(file: Mapping[str, Any]) -> dict[str, str]:
+    """Where a training file comes from and its licence, where that is known: for what comes with the package."""
+    if Path(str(file.get("path", ""))).parent != Path(__file__).parents[1] / "data" / "demo":
+        return {}
+    return {"origin": "localisation files of free software", "license": "BSD-3-Clause, BSD-2-Clause, Apache-2.0, MIT"}
 
 
 def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
@@ -484,7 +509,11 @@ def describe(card: AlignmentModelCardData, facts: Mapping[str, Any]) -> None:
     """Fill a card with what a run knows of itself."""
     card.command = facts["command"]
     card.seed = facts["seed"]
-    card.corpus = [{key: file.get(key) for key in ("file", "language", "pairs", "sha256")} for file in facts["files"]]
+    card.corpus = [
+        {key: file.get(key) for key in ("file", "language", "pairs", "sha256")} | provenance(file)
+        for file in facts["files"]
+    ]
+    card.leakage = facts["leakage"]
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())

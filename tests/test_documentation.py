@@ -1,0 +1,427 @@
+"""What README and the pages under docs/ tell people to type: it parses, it runs, and what they quote is there.
+
+Python runs in the fast lane. Commands are parsed there by their own parsers, and run in the slow lane; the starter is a tiny
+encoder then, the Hub one on loopback, and files of the names that the pages use are small.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import re
+import shlex
+import shutil
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sentence_transformers import SentenceTransformer
+
+import metaphrase.cli.adapt as adapt
+import metaphrase.cli.demo as demo
+import metaphrase.cli.report as report
+import metaphrase.starter
+from metaphrase.cli import COMMANDS, main
+from metaphrase.hub import release
+from metaphrase.loss import AlignmentLoss
+from metaphrase.recipe import Recipe
+from tests.hub_server import Hub, reach, serve_hub
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DATA = demo.DATA
+
+# huggingface_hub hands httpx2 a stream as `data` where `content` is wanted by now.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+
+#: Lines that are neither run nor parsed by metaphrase, and why.
+ELSEWHERE = {
+    r"python -m venv ": "makes an environment",
+    r"source venv/": "enters an environment",
+    r"pip install ": "installs; its extras are looked up",
+    r"make ": "its target is looked up; what it runs has tests of its own",
+    r"cp -r ": "copies a folder of a long run",
+    r"torchrun ": "needs several processes and GPUs; its options are parsed, tests/faults/test_ranks.py runs one",
+    r"pytest ": "is this test suite",
+}
+
+#: Commands that are parsed but not run, and why.
+PARSED_ONLY = {
+    r"--suite all": "fine-tunes for minutes; tests/evaluation and tests/cli/test_evaluate.py run its parts",
+    r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
+    r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
+    r"scripts/reliability\.py": "needs the rows of a whole test run",
+}
+
+#: Languages of fences that hold no code to run: output, drawings, settings (checked where they are used).
+SHOWN = {"", "text", "yaml"}
+
+#: Given after the options of the page, and winning over them.
+SMALL_TRAINING = [
+    "--max_steps",
+    "2",
+    "--per_device_train_batch_size",
+    "8",
+    "--max_length",
+    "24",
+    "--logging_steps",
+    "1",
+]
+SMALL = {
+    "adapt": ["--minutes", "0.02"],
+    "demo": [*SMALL_TRAINING, "--languages", "sw", "fi", "--report_to", "none", "--use_cpu"],
+    "train": [*SMALL_TRAINING, "--report_to", "none", "--use_cpu"],
+    "evaluate": ["--resamples", "50"],
+    "report": ["--resamples", "50"],
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks() -> Iterator[Block]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for fence in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
+            yield Block(page, text.count("\n", 0, fence.start()) + 2, fence[1], fence[2])
+
+
+BLOCKS = list(blocks())
+
+
+@dataclass(frozen=True)
+class Command:
+    """A line of a bash block: words, and where its input comes from and its output goes."""
+
+    block: Block
+    line: str
+
+    def __str__(self) -> str:
+        return f"{self.block.page.stem}: {self.line}"[:110]
+
+    @property
+    def words(self) -> list[str]:
+        lexer = shlex.shlex(self.line, posix=True, punctuation_chars="<>")
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        return [word for word in lexer if not re.fullmatch(r"[A-Z_]+=.*|…", word)]
+
+    def redirected(self, sign: str) -> str | None:
+        words = self.words
+        return words[words.index(sign) + 1] if sign in words else None
+
+    @property
+    def bare(self) -> list[str]:
+        words = self.words
+        for sign in "<>":
+            if sign in words:
+                at = words.index(sign)
+                del words[at : at + 2]
+        return words
+
+    @property
+    def arguments(self) -> list[str]:
+        """What ``metaphrase`` gets."""
+        words = self.bare
+        if words[0] == "metaphrase":
+            return words[1:]
+        return ["train", *words[words.index("trainers/train.py") + 1 :]]
+
+    @property
+    def is_ours(self) -> bool:
+        return self.bare[:1] == ["metaphrase"] or "trainers/train.py" in self.bare
+
+    @property
+    def is_script(self) -> bool:
+        return re.match(r"python (scripts|trainers)/", " ".join(self.bare)) is not None and not self.is_ours
+
+
+def commands() -> Iterator[Command]:
+    for block in BLOCKS:
+        if block.language == "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                for part in line.split(" && "):
+                    if part.strip() and not part.strip().startswith("#"):
+                        yield Command(block, " ".join(part.split()))
+
+
+LINES = list(commands())
+OURS = [line for line in LINES if line.is_ours]
+PLAIN = ("--help", "--version")
+
+
+def listed(line: Command, table: dict[str, str], match=re.search) -> bool:
+    return any(match(pattern, line.line) for pattern in table)
+
+
+# ----------------------------------------------------------------------------------------------------------- the fixture
+
+
+def lines_of(language: str, count: int, split: str = "train") -> list[str]:
+    content = gzip.decompress((DATA / "demo" / f"{language}-en.{split}.tsv.gz").read_bytes()).decode()
+    return ["\t".join(line.split("\t")[:2]) for line in content.split("\n")[1 : count + 1]]
+
+
+def write(path: Path, lines: list[str], header: str = "source\ttarget") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    raw = ("\n".join([*([header] if header else []), *lines]) + "\n").encode()
+    path.write_bytes(gzip.compress(raw) if path.suffix == ".gz" else raw)
+    return path
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
+    """A folder with everything that the pages name, small."""
+    folder = tmp_path_factory.mktemp("documented")
+    pairs = lines_of("sw", 400)
+    for name in ("sw-en.tsv.gz", "my.tsv", "good.tsv.gz"):
+        write(folder / name, pairs)
+    write(folder / "web.tsv.gz", pairs[:60])
+    columns = [f"{pair}\tsw\ten" for pair in pairs[:60]]
+    write(folder / "corpus.tsv.gz", columns, "source\ttarget\tsource_lang\ttarget_lang")
+    write(folder / "pairs.tsv", pairs[:40])
+    for name, side in (("sw.txt", 0), ("en.txt", 1), ("news.sw.gz", 0), ("news.en.gz", 1)):
+        write(folder / name, [pair.split("\t")[side] for pair in pairs[:60]], "")
+    for name in ("my-test-sets", "my-benchmarks/udhr", "runs/adapt-sw/data/held-out"):
+        split = ".test" if "held-out" in name else ""
+        write(folder / name / f"sw-en{split}.tsv.gz", lines_of("sw", 30, "test"))
+    write(folder / "test.eng", ["<s snum=1> the dog sleeps </s>"], "")
+    write(folder / "test.hin", ["<s snum=1> der Hund schläft </s>"], "")
+    write(folder / "test.eng.hin.wa", ["1 1 1 S", "1 2 2 S", "1 3 3 P"], "")
+    write(
+        folder / "run.yaml",
+        ["recipe: tr", "corpus: my.tsv", "languages: [sw]", "max_steps: 2", "output_dir: out/y"],
+        "",
+    )
+    shutil.copy(ROOT / "src" / "metaphrase" / "recipes" / "dap.yaml", folder / "mine.yaml")
+    for name in ("configs", "scripts", "trainers", "model_cards", "src"):
+        (folder / name).symlink_to(ROOT / name)
+    encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
+    shutil.copytree(tiny_encoder_dir, folder / "my-encoder")
+    recipe = Recipe.load("dap")
+    for name in ("runs/demo", "runs/adapt-sw", "runs/miner", "out/sw"):
+        release(encoder, folder / name, recipe=recipe.to_dict())
+    loss = AlignmentLoss(encoder, recipe, max_length=24)
+    loss.heads.save_pretrained(folder / "out" / "sw" / "heads")
+
+    packaged = folder / "packaged"
+    for language in ("sw", "fi"):
+        for split, count in (("train", 200), ("test", 30), ("dev", 30)):
+            write(packaged / "demo" / f"{language}-en.{split}.tsv.gz", lines_of(language, count, split))
+    (packaged / "udhr").mkdir()
+    for language in ("sw", "fi", "de", "fr"):
+        shutil.copy(DATA / "udhr" / f"{language}-en.tsv.gz", packaged / "udhr")
+    shutil.copy(DATA / "demo.yaml", packaged)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with serve_hub() as server:
+        server.tokens["hf_me"] = {"name": "me", "role": "write", "orgs": []}
+        yield server
+
+
+@pytest.fixture
+def starter(monkeypatch, tiny_encoder_dir):
+    """The starter is the tiny encoder."""
+    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: tiny_encoder_dir)
+
+
+@pytest.fixture
+def there(template, starter, monkeypatch) -> Path:
+    """Among the files, to look at them only."""
+    monkeypatch.chdir(template)
+    return template
+
+
+@pytest.fixture
+def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
+    """A copy of the files, and a Hub that has a model for every id that the pages name."""
+    folder = Path(shutil.copytree(template, tmp_path / "documented", symlinks=True))
+    monkeypatch.chdir(folder)
+    reach(hub, monkeypatch.setattr, tmp_path / "client")
+    monkeypatch.setenv("HF_TOKEN", "hf_me")
+    hub.repositories.clear()
+    released = {
+        str(path.relative_to("out/sw")): path.read_bytes() for path in Path("out/sw").rglob("*") if path.is_file()
+    }
+    for name in ("BAAI/bge-m3", "me/e5-small-swahili"):
+        hub.put(name, released)
+        hub.repositories["model", name].user = "me"
+    for module in (adapt, demo):
+        monkeypatch.setattr(module, "DATA", folder / "packaged")
+    monkeypatch.setattr(report, "PACKAGED", folder / "packaged")
+    return folder
+
+
+# ------------------------------------------------------------------------------------------------------------ every block
+
+
+def test_there_is_something_to_test():
+    assert len([block for block in BLOCKS if block.language == "python"]) >= 10
+    assert len(OURS) >= 40
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_every_block_is_of_a_kind_that_is_tested(block):
+    assert block.language in {"python", "bash", *SHOWN}
+
+
+@pytest.mark.parametrize("line", [line for line in LINES if not line.is_ours], ids=str)
+def test_every_other_line_is_known(line):
+    assert line.is_script or listed(line, ELSEWHERE, re.match), "say in ELSEWHERE why this is not run"
+    if line.bare[0] == "make":
+        assert re.search(rf"^{line.bare[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    if line.is_script:
+        source = (ROOT / line.bare[1]).read_text(encoding="utf-8")
+        source += "".join(path.read_text() for path in (ROOT / "src/metaphrase/finetuning").glob("*.py"))
+        flags = [word[2:] for word in line.bare if word.startswith("--") and word not in ("--help", "--config")]
+        assert [flag for flag in flags if not re.search(rf"--{flag}\b|^ +{flag}:", source, re.MULTILINE)] == []
+    for word in line.bare:
+        if extras := re.fullmatch(r"\.\[(.+)\]", word):
+            known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+            assert set(extras[1].split(",")) <= known["optional-dependencies"].keys()
+
+
+def test_no_reason_is_left_over():
+    for pattern in ELSEWHERE:
+        assert any(re.match(pattern, line.line) for line in LINES), pattern
+    for pattern in PARSED_ONLY:
+        assert any(re.search(pattern, line.line) for line in LINES), pattern
+
+
+@pytest.mark.parametrize("line", OURS, ids=str)
+def test_every_command_is_understood(line, there, capsys):
+    words = line.arguments
+    if set(words) & set(PLAIN):
+        with contextlib.suppress(SystemExit):
+            assert main(words) == 0
+        return
+    assert words[0] in COMMANDS
+    needed = ["--corpus", "my.tsv", "--output_dir", "out/x"] if "torchrun" in line.line else []
+    with pytest.raises(SystemExit) as done:
+        raise SystemExit(main([*words, *needed, "--print-config"]))
+    assert done.value.code == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("line", OURS, ids=str)
+def test_what_commands_read_is_there(line, there):
+    """Names of files in the pages are those of the fixture, so that the slow lane runs what the pages say."""
+    words = line.bare
+    written = {words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-o", "--output", "--output_dir")}
+    named = {word for word in words if re.search(r"\.(tsv|txt|gz|yaml|jsonl)(\.gz)?$|/$", word) and "://" not in word}
+    missing = [word for word in sorted(named - written) if not (there / word).exists()]
+    assert missing == [] or any(name in earlier.line for name in missing for earlier in LINES if earlier != line)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", sorted({line.block.page for line in OURS}), ids=lambda page: page.stem)
+def test_every_command_runs(page, world, monkeypatch, capsys):
+    """The commands of a page in their order, as each may need what those before it wrote."""
+    for line in OURS:
+        if line.block.page != page or listed(line, PARSED_ONLY) or "torchrun" in line.line:
+            continue
+        words = line.arguments
+        if set(words) & {*PLAIN, "--print-config"}:
+            continue
+        if source := line.redirected("<"):
+            monkeypatch.setattr(
+                sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(source).read_bytes()), encoding="utf-8")
+            )
+        status = main([*words, *SMALL.get(words[0], [])])
+        written = capsys.readouterr()
+        assert status in ((0, 1) if words[0] == "diagnose" else (0,)), f"{line.line}\n{written.err}"
+        if target := line.redirected(">"):
+            Path(target).write_text(written.out, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in BLOCKS if block.language == "python"}), ids=lambda page: page.stem
+)
+def test_python_runs(page, world, tiny_encoder, capsys):
+    """The Python of a page, block after block; names that its text speaks of are given."""
+    similarity_qk, row_qk = np.array([[0.9, 0.2], [0.8, 0.1]], np.float32), np.array([[0, 1], [1, 0]], np.int32)
+    names = {"model": tiny_encoder, "__name__": "documented"}
+    names |= {"similarity_qk": similarity_qk, "row_qk": row_qk, "similarity_pk": similarity_qk, "row_pk": row_qk}
+    for block in BLOCKS:
+        if block.page == page and block.language == "python":
+            code = re.sub(r'"max_steps": \d+', '"max_steps": 2, "use_cpu": True, "report_to": "none"', block.text)
+            exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
+
+
+# ----------------------------------------------------------------------------------------------- what the pages refer to
+
+
+def test_errors_that_are_explained_are_ours():
+    """Texts between the … of the first column occur in the source."""
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "metaphrase").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    assert len(quoted) > 25
+    parts = [part.strip() for text in quoted for part in text.split("…")]
+    assert [part for part in parts if part not in source] == []
+
+
+def test_tests_that_security_names_exist():
+    page = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page)
+    assert len(named) > 20
+    missing = [
+        f"{file}::{name}"
+        for file, name in named
+        if not (ROOT / file).is_file() or not re.search(rf"\bdef {name}\b", (ROOT / file).read_text(encoding="utf-8"))
+    ]
+    assert missing == []
+
+
+def test_every_page_is_in_the_navigation():
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    assert pages == set(re.findall(r"(?:- |: )([\w/-]+\.md)$", site, re.MULTILINE))
+
+
+def test_every_public_module_of_the_reference_exists():
+    named = [
+        name
+        for path in (ROOT / "docs" / "reference").glob("*.md")
+        for name in re.findall(r"^::: metaphrase\.([\w.]+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    source = ROOT / "src" / "metaphrase"
+    there = {str(path.relative_to(source).with_suffix("")).replace("/", ".") for path in source.rglob("*.py")}
+    assert len(named) > 30
+    assert set(named) <= there
+
+
+def test_the_site_loads_nothing_from_elsewhere():
+    site = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.search(r"^  font: false$", site, re.MULTILINE)
+    assert not re.search(r"^extra_(css|javascript)|https://(?!github\.com/metaphrase/)", site, re.MULTILINE)
+
+
+def test_links_out_of_the_pages_lead_to_the_repository():
+    import importlib.util
+    from types import SimpleNamespace
+
+    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    config = SimpleNamespace(repo_url="https://host/us")
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/a.md"))
+    given = "[a](../../src/b.py#L1) [b](../scaling.md#mining) [c](https://x) [d](e.md)"
+    wanted = "[a](https://host/us/blob/main/src/b.py#L1) [b](../scaling.md#mining) [c](https://x) [d](e.md)"
+    assert hooks.on_page_markdown(given, page=page, config=config, files=None) == wanted
+    assert hooks.on_page_content("a :class:<code>~Recipe</code>") == "a <code>Recipe</code>"
