@@ -9,7 +9,10 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
+import json
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -17,6 +20,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -45,7 +49,6 @@ ELSEWHERE = {
     r"source venv/": "enters an environment",
     r"pip install ": "installs; its extras are looked up",
     r"make ": "its target is looked up; what it runs has tests of its own",
-    r"cp -r ": "copies a folder of a long run",
     r"torchrun ": "needs several processes and GPUs; its options are parsed, tests/faults/test_ranks.py runs one",
     r"pytest ": "is this test suite",
 }
@@ -76,6 +79,7 @@ SMALL = {
     "adapt": ["--minutes", "0.02"],
     "demo": [*SMALL_TRAINING, "--languages", "sw", "fi", "--report_to", "none", "--use_cpu"],
     "train": [*SMALL_TRAINING, "--report_to", "none", "--use_cpu"],
+    "mine": ["--threshold", "0"],
     "evaluate": ["--resamples", "50"],
     "report": ["--resamples", "50"],
 }
@@ -193,7 +197,7 @@ def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
     write(folder / "corpus.tsv.gz", columns, "source\ttarget\tsource_lang\ttarget_lang")
     write(folder / "pairs.tsv", pairs[:40])
     for name, side in (("sw.txt", 0), ("en.txt", 1), ("news.sw.gz", 0), ("news.en.gz", 1)):
-        write(folder / name, [pair.split("\t")[side] for pair in pairs[:60]], "")
+        write(folder / name, [pair.split("\t")[side] for pair in pairs], "")
     for name in ("my-test-sets", "my-benchmarks/udhr", "runs/adapt-sw/data/held-out"):
         split = ".test" if "held-out" in name else ""
         write(folder / name / f"sw-en{split}.tsv.gz", lines_of("sw", 30, "test"))
@@ -213,6 +217,15 @@ def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
     recipe = Recipe.load("dap")
     for name in ("runs/demo", "runs/adapt-sw", "runs/miner", "out/sw"):
         release(encoder, folder / name, recipe=recipe.to_dict())
+        facts = {
+            "command": "metaphrase train",
+            "model": "starter",
+            "recipe": recipe.to_dict(),
+            "seed": 42,
+            "seconds": 1.0,
+        }
+        facts |= {"files": [{"file": "sw-en.tsv.gz", "languages": ["en", "sw"]}], "corpus": {"languages": {"sw": 400}}}
+        (folder / name / "run.json").write_text(json.dumps(facts | {"log_history": []}), encoding="utf-8")
     loss = AlignmentLoss(encoder, recipe, max_length=24)
     loss.heads.save_pretrained(folder / "out" / "sw" / "heads")
 
@@ -320,11 +333,12 @@ def test_every_command_is_understood(line, there, capsys):
 @pytest.mark.parametrize("line", OURS, ids=str)
 def test_what_commands_read_is_there(line, there):
     """Names of files in the pages are those of the fixture, so that the slow lane runs what the pages say."""
-    words = line.bare
-    written = {words[at + 1] for at, word in enumerate(words[:-1]) if word in ("-o", "--output", "--output_dir")}
-    named = {word for word in words if re.search(r"\.(tsv|txt|gz|yaml|jsonl)(\.gz)?$|/$", word) and "://" not in word}
-    missing = [word for word in sorted(named - written) if not (there / word).exists()]
-    assert missing == [] or any(name in earlier.line for name in missing for earlier in LINES if earlier != line)
+    page = [other for other in OURS if other.block.page == line.block.page]
+    outputs = ("-o", "--output", "--output_dir")
+    pairs = [(a, b) for other in page for a, b in itertools.pairwise(other.bare) if a in outputs]
+    written = {name for _, name in pairs} | {other.redirected(">") for other in page}
+    named = {word for word in line.words if re.search(r"\.(tsv|txt|yaml|jsonl|json|parquet)$|\.gz$|/$", word)}
+    assert [name for name in sorted(named - written) if not (there / name).exists()] == []
 
 
 @pytest.mark.slow
@@ -413,15 +427,10 @@ def test_the_site_loads_nothing_from_elsewhere():
 
 
 def test_links_out_of_the_pages_lead_to_the_repository():
-    import importlib.util
-    from types import SimpleNamespace
-
-    spec = importlib.util.spec_from_file_location("hooks", ROOT / "docs" / "hooks.py")
-    hooks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(hooks)
+    hooks = runpy.run_path(str(ROOT / "docs" / "hooks.py"))
     config = SimpleNamespace(repo_url="https://host/us")
     page = SimpleNamespace(file=SimpleNamespace(src_uri="reference/a.md"))
     given = "[a](../../src/b.py#L1) [b](../scaling.md#mining) [c](https://x) [d](e.md)"
     wanted = "[a](https://host/us/blob/main/src/b.py#L1) [b](../scaling.md#mining) [c](https://x) [d](e.md)"
-    assert hooks.on_page_markdown(given, page=page, config=config, files=None) == wanted
-    assert hooks.on_page_content("a :class:<code>~Recipe</code>") == "a <code>Recipe</code>"
+    assert hooks["on_page_markdown"](given, page=page, config=config, files=None) == wanted
+    assert hooks["on_page_content"]("a :class:<code>~Recipe</code>") == "a <code>Recipe</code>"

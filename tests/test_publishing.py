@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from huggingface_hub import HfApi, ModelCard, constants
+from huggingface_hub import HfApi, ModelCard, constants, hf_hub_download
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from metaphrase import hub as publishing
 from metaphrase.card import AlignmentModelCardData
+from metaphrase.checkpoints import publish
 from metaphrase.corpus import load_corpus, write_corpus
 from metaphrase.encoders import load_encoder, origin_of
 from metaphrase.exceptions import MetaphraseError
@@ -687,3 +688,20 @@ def test_a_trainer_pushes_releases_and_goes_on_after_a_fault(hub, tiny_encoder, 
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl")) or name.startswith("heads")]
     pulled = SentenceTransformer("acme/run", device="cpu")
     np.testing.assert_allclose(pulled.encode(TEXTS), tiny_encoder.encode(TEXTS), atol=1e-6)
+
+
+def test_the_heads_of_the_last_checkpoint_are_taken_where_none_lie_beside_a_release(
+    hub, released, tmp_path, monkeypatch
+):
+    reach(hub, monkeypatch.setattr, tmp_path / "cache")
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    for step, value in ((2, 2.0), (10, 10.0)):
+        partial_folder = tmp_path / "partial"
+        (partial_folder / "heads").mkdir(parents=True)
+        save_file({"w": torch.tensor([value])}, partial_folder / "heads" / "model.safetensors")
+        publish(partial_folder, released / f"checkpoint-{step}", {"step": step})
+    push(released, "acme/tiny", with_heads=True)
+    tree = hub.repositories["model", "acme/tiny"].resolve("main").tree
+    assert {name for name in tree if name.startswith("heads/")} == {"heads/model.safetensors"}
+    pulled = hf_hub_download("acme/tiny", "heads/model.safetensors")
+    assert load_file(pulled)["w"].item() == 10.0

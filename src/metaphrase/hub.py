@@ -51,6 +51,7 @@ from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card, redact
+from metaphrase.checkpoints import checkpoints
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, UsageError
 from metaphrase.languages import LanguageEmbedding, fold_language
 
@@ -351,7 +352,7 @@ def push(
         RuntimeError: The release does not give its reference embeddings, here or as it comes back.
     """
     folder = Path(folder)
-    files = {path: _content(folder / path, repo_id) for path in _files_to_push(folder, with_heads=with_heads)}
+    files = {name: _content(path, repo_id) for name, path in _files_to_push(folder, with_heads=with_heads).items()}
     check = check and REFERENCE in files
     if check:
         verify(folder)
@@ -572,7 +573,8 @@ def _move_into_place(staging: Path, folder: Path) -> None:
         (staging / path).replace(folder / path)
 
 
-def _files_to_push(folder: Path, *, with_heads: bool = False) -> list[str]:
+def _files_to_push(folder: Path, *, with_heads: bool = False) -> dict[str, Path]:
+    """By its name in the repository, where each file lies."""
     for name in CHECKPOINT_FILES:
         if (folder / name).exists():
             raise ModelError(
@@ -582,23 +584,30 @@ def _files_to_push(folder: Path, *, with_heads: bool = False) -> list[str]:
     missing = [name for name in ("modules.json", SEAL) if not (folder / name).is_file()]
     if missing:
         raise MissingFileError(f"{folder} is no release: it lacks {' and '.join(missing)}.")
-    files = release_files(folder)
-    if not any(_is_weights(path) for path in files):
+    files = {name: folder / name for name in release_files(folder)}
+    if not any(_is_weights(name) for name in files):
         raise MissingFileError(f"{folder} is no release: it lacks weights in safetensors form.")
     if with_heads:
-        heads = [
-            f"{HEADS}/{path.name}" for path in sorted((folder / HEADS).glob("*")) if _matches(path.name, MODULE_FILES)
-        ]
-        if not any(_is_weights(path) for path in heads):
-            raise MissingFileError(f"{folder} has no heads to push: there are no weights in {folder / HEADS}.")
-        files += heads
-    for path in filter(_is_weights, files):
-        with safe_open(folder / path, "pt") as tensors:
+        files |= _heads_of(folder)
+    for path in (path for name, path in files.items() if _is_weights(name)):
+        with safe_open(path, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 tensor = tensors.get_tensor(name)
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                    raise ModelError(f"Tensor {name} in {folder / path} is not finite; such a model is not pushed.")
+                    raise ModelError(f"Tensor {name} in {path} is not finite; such a model is not pushed.")
     return files
+
+
+def _heads_of(folder: Path) -> dict[str, Path]:
+    """The heads beside a release, or those of the run's last checkpoint."""
+    places = [folder / HEADS, *(checkpoint / HEADS for checkpoint in reversed(checkpoints(folder)))]
+    for place in places:
+        found = {f"{HEADS}/{path.name}": path for path in sorted(place.glob("*")) if _matches(path.name, MODULE_FILES)}
+        if any(_is_weights(name) for name in found):
+            return found
+    raise MissingFileError(
+        f"{folder} has no heads to push: there are no weights in {folder / HEADS}, nor in the heads of a checkpoint."
+    )
 
 
 def _is_weights(path: str) -> bool:

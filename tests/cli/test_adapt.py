@@ -74,7 +74,7 @@ def test_a_wrong_corpus_is_stopped_before_training(tiny_encoder_dir, tmp_path, c
 
 def test_a_language_that_cannot_be_identified_is_no_stop(tiny_encoder_dir, small_data, tmp_path, capsys, monkeypatch):
     trained = []
-    monkeypatch.setattr(adapt, "train_and_report", lambda *a, **k: trained.append(k))
+    monkeypatch.setattr(adapt, "train_and_report", lambda *a, **k: trained.append(k) or ({}, []))
     monkeypatch.setattr(adapt, "judge", lambda *a, **k: {"said": ["Tie."]})
     monkeypatch.setattr(adapt, "step_seconds", lambda *a, **k: 1.0)
     lines = gzip.decompress((DATA / "udhr" / "su-en.tsv.gz").read_bytes()).decode().split("\n")[1:]

@@ -51,7 +51,7 @@ EXAMPLES = [
 DATA = Path(__file__).parents[1] / "data"
 
 #: Names of the test sets.
-HELD_OUT, RETENTION = "held-out", "udhr"
+HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
 
 
 @dataclass
@@ -118,7 +118,7 @@ def run(argv: Sequence[str]) -> int:
         *(("--freeze_word_embeddings", "true") if plan.freeze_word_embeddings else ()),
         *(("--micro_batch_size", str(plan.micro_batch_size)) if plan.micro_batch_size else ()),
     ]
-    train_and_report(
+    _, shown = train_and_report(
         parse_options(arguments),
         command=["metaphrase", "adapt", *argv],
         title=f"{options.model} adapted to {', '.join(map(language_name, languages))}",
@@ -133,6 +133,7 @@ def run(argv: Sequence[str]) -> int:
     lines = [f"\n{line}" for line in result["said"]]
     emit(
         result,
+        *shown[: 2 * len(TESTS)],
         *(Text(line, style="bold") for line in lines),
         f"\n{result['seconds'] / 60:.0f} minutes. The model is in {output}, its report is {output / 'report.html'}; "
         f"`metaphrase report {output}` looks closer. Publish it: metaphrase push {output} --to me/my-encoder",

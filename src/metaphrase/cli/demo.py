@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from metaphrase.checkpoints import checkpoint_folders
+from metaphrase.cli import emit
 from metaphrase.cli.train import parse_options, train_and_report
 
 #: Real translations from the interfaces of free software, in eight languages, and the Declaration of Human Rights.
@@ -24,9 +25,12 @@ def run(argv: Sequence[str]) -> int:
         "test": [str(DATA / "demo"), str(DATA / "udhr")],
         "output_dir": "runs/demo",
     }
-    options = parse_options(argv, defaults)
+    options = parse_options(argv, defaults, prog="metaphrase demo")
     arguments = options[3]
     if not arguments.resume_from_checkpoint:
         for checkpoint in checkpoint_folders(arguments.output_dir):  # of an earlier demo
             shutil.rmtree(checkpoint)
-    return train_and_report(options, command=["metaphrase", "demo", *argv], title=TITLE)
+    result, shown = train_and_report(options, command=["metaphrase", "demo", *argv], title=TITLE)
+    if result:
+        emit(result, *shown)
+    return 0

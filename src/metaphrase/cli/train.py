@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import xxhash
 from datasets import Dataset, IterableDataset, concatenate_datasets
-from rich.console import Console
+from rich.console import RenderableType
 from rich.syntax import Syntax
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
@@ -28,7 +28,7 @@ from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.checkpoints import checkpoint_folders, exclusive, newest, tidy, verify, versions
-from metaphrase.cli import parse
+from metaphrase.cli import emit, is_quiet, parse, show_progress
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import (
@@ -48,7 +48,7 @@ from metaphrase.monolingual import check_monolingual, load_monolingual, with_mon
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.recipe import Recipe
 from metaphrase.report import render_table, usage_lines, write_json, write_report
-from metaphrase.trainer import HEADS, AlignmentTrainer, AlignmentTrainingArguments, check_finite
+from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,15 @@ TRANSFORMS = {
     "pretrained": "the checkpoint's own masked language modelling transform",
     "none": "no transform",
 }
+
+EXAMPLES = (
+    "metaphrase train --corpus sw-en.tsv.gz --languages sw --output_dir runs/sw --max_steps 300 --test my-test-sets/",
+    "metaphrase train --recipe wacse --corpus a-folder/ --temperature 0.7 --output_dir runs/all",
+    "torchrun --nproc_per_node 8 -m metaphrase train --config run.yaml",
+)
+
+#: The facts of a run, and what people read of them.
+Outcome = tuple[dict[str, Any], list[RenderableType]]
 
 #: What ``--clean`` can be.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -155,18 +164,24 @@ class TrainArguments(AlignmentTrainingArguments):
 
 def run(argv: Sequence[str]) -> int:
     """Train, release, measure, and say where everything is."""
-    return train_and_report(parse_options(argv), command=["metaphrase", "train", *argv])
+    result, shown = train_and_report(parse_options(argv), command=["metaphrase", "train", *argv])
+    if result:
+        emit(result, *shown)
+    return 0
 
 
-def parse_options(argv: Sequence[str], defaults: Mapping[str, Any] | None = None) -> tuple[Any, ...]:
+def parse_options(
+    argv: Sequence[str], defaults: Mapping[str, Any] | None = None, *, prog: str = "metaphrase train"
+) -> tuple[Any, ...]:
     """Options of a training run: the recipe's training section, ``defaults``, ``--config``, then the command line."""
     types = [ModelOptions, CorpusOptions, RecipeOptions, TrainArguments]
-    description = "Train an encoder with a recipe and release it."
-    chosen = parse("metaphrase train", types, argv, defaults=defaults, description=description)[2]
+    about: dict[str, Any] = {"description": "Train an encoder with a recipe and release it.", "examples": EXAMPLES}
+    chosen = parse(prog, types, argv, defaults=defaults, peek=True, **about)[2]
     recipe = Recipe.load(chosen.recipe)
     settings = dict(recipe.training) | (dict(recipe.paper_training) if chosen.paper_training else {})
     settings |= defaults or {}
-    options = parse("metaphrase train", types, argv, defaults=settings, description=description)
+    options = parse(prog, types, argv, defaults=settings, **about)
+    options[3].disable_tqdm = options[3].disable_tqdm or is_quiet()
     options[1].languages = [language for item in options[1].languages for language in item.split(",") if language]
     return options
 
@@ -177,7 +192,7 @@ def train_and_report(
     command: Sequence[str],
     title: str | None = None,
     callbacks: Sequence[TrainerCallback] = (),
-) -> int:
+) -> Outcome:
     """One training run from corpus to release, with a before/after report where test sets are given.
 
     Args:
@@ -185,6 +200,10 @@ def train_and_report(
         command: How this run was called; goes into card and report.
         title: Heading of the report.
         callbacks: Callbacks for the trainer, beside its own.
+
+    Returns:
+        Facts of the run with its ``output`` and ``comparisons``, and what people read of them; both empty on other
+        processes than the first.
 
     Raises:
         CheckpointError: Another process uses the output folder, nothing can be written there, or it cannot be resumed.
@@ -204,7 +223,7 @@ def train_and_report(
 
 def _train_and_report(
     options: tuple[Any, ...], *, command: Sequence[str], title: str | None, callbacks: Sequence[TrainerCallback]
-) -> int:
+) -> Outcome:
     model_options, corpus_options, recipe_options, arguments = options
     output = Path(arguments.output_dir)
     set_seed(arguments.seed)
@@ -231,13 +250,14 @@ def _train_and_report(
         callbacks=callbacks,
     )
     if not main_process:
-        return 0
+        return {}, []
     card = model.model_card_data
     assert isinstance(card, AlignmentModelCardData)
     describe(card, facts)
     write_release(model, output, embedding, recipe, card)
     write_json(output / "run.json", facts)
-    console = Console()
+    shown: list[RenderableType] = []
+    comparisons = {}
     if tests:
         trained = (
             load_encoder(output, device=str(model.device)) if embedding is None else fold_languages(model, embedding)
@@ -246,8 +266,8 @@ def _train_and_report(
         comparisons = {name: compare_retrieval(before[name], after[name]) for name in tests}
         for name, comparison in comparisons.items():
             card.add_comparison(name, comparison)
-            console.print(f"\n[bold]{name}[/bold]: {model_options.model} before, {output} after")
-            console.print(render_table(after[name], before[name], comparison))
+            shown.append(f"\n{name}: {model_options.model} before, {output} after")
+            shown.append(render_table(after[name], before[name], comparison))
         write_release(model, output, embedding, recipe, card)
         usage = usage_lines(output) if embedding is None else usage_by_language(output, embedding.languages)
         report = write_report(
@@ -259,9 +279,9 @@ def _train_and_report(
             run=facts,
             usage=usage,
         )
-        console.print(f"\nReport: [bold]{report}[/bold] and {report.with_suffix('.json').name}\n\nUse it:\n")
-        console.print(Syntax(usage, "python", background_color="default"))
-    return 0
+        shown.append(f"\nReport: {report} and {report.with_suffix('.json').name}\n\nUse it:\n")
+        shown.append(Syntax(usage, "python", background_color="default"))
+    return facts | {"output": str(output), "comparisons": comparisons}, shown
 
 
 def write_release(
@@ -432,8 +452,6 @@ def train(
         "versions": versions(),
         "log_history": trainer.state.log_history,
     }
-    if arguments.process_index == 0 and loss.heads.state_dict():
-        loss.heads.save_pretrained(Path(arguments.output_dir) / HEADS)
     return facts, embedding
 
 
@@ -475,7 +493,7 @@ def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
 def measure(model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
     """Retrieval accuracy on every test set, without padding."""
     return {
-        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=True)
+        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress())
         for test, sets in tests.items()
     }
 
