@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check style bench bench-quick bench-gpu clean
+.PHONY: help install demo test test-all check style docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -26,7 +26,8 @@ test: install  ## Run the tests (10 minutes on 2 cores, no network)
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2
 
 test-all: install  ## Run the slow lane too: two processes, the starter encoder
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --fault-table faults.jsonl
+	$(BIN)/python scripts/reliability.py faults.jsonl
 
 $(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -41,6 +42,17 @@ check: $(VENV)/.dev  ## Lint, check formatting, types and spelling
 style: $(VENV)/.dev  ## Mend lint and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/.docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
+docs: $(VENV)/.docs  ## Write the documentation as a site to build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+ablations: install  ## Run two of the papers' ablations on the demo's bitext (an hour on one core)
+	$(BIN)/python scripts/ablations.py wacse-table10 --batch_size 6 --freeze_word_embeddings --keep
+	$(BIN)/python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english --keep
 
 bench: install  ## Measure the ratios of README's table on a CPU, row by row; it goes on where it was stopped
 	$(BIN)/python scripts/benchmarks/run.py

