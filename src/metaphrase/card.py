@@ -478,16 +478,16 @@ def _yaml(value: Mapping[str, Any], **options: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in types that any YAML reader knows, without secrets."""
+    """`value` in types that any YAML reader knows, without secrets; the breaks that YAML folds are spaces."""
     if isinstance(value, Mapping):
         return {str(_plain(key)): _plain(entry) for key, entry in value.items()}
     if isinstance(value, str):
-        return redact(value)
+        return re.sub("[\x85\u2028\u2029]", " ", redact(value))
     if isinstance(value, bool | int | float | None):
         return value
     if isinstance(value, Iterable):
         return [_plain(entry) for entry in value]
-    return redact(str(value))
+    return _plain(str(value))
 
 
 def _is_hub_id(name: str | None) -> bool:

@@ -132,5 +132,5 @@ def test_a_model_that_pools_otherwise_is_told(make_loss, tiny_xlmr, caplog):
 
 
 def test_unknown_candidates_are_refused(make_loss):
-    with pytest.raises(ValueError, match="'targets' or 'both', not 'sources'"):
+    with pytest.raises(ValueError, match="'targets', 'both'\\], but is 'sources'"):
         make_loss("sa", candidates="sources")

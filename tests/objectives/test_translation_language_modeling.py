@@ -149,7 +149,7 @@ def test_pairs_are_shuffled_where_asked(make_loss, batch_of, bitext, tokenizer):
 
 @pytest.mark.parametrize("setting", ["positions", "layout", "order"])
 def test_unknown_forms_are_refused(make_loss, setting):
-    with pytest.raises(ValueError, match=f"The {setting} of 'tlm' is .*, not 'other'"):
+    with pytest.raises(ValueError, match=f"'{setting}' in the args of 'tlm' .* but is 'other'"):
         make_loss("tlm", **{setting: "other"})
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent
@@ -21,4 +22,5 @@ def path(name: str) -> str:
     known = sorted(folder.parent.name for folder in _FOLDER.glob("*/*.py") if folder.stem == folder.parent.name)
     if name not in known:
         raise ValueError(f"There is no metric {name!r}; there is: {', '.join(known)}.")
+    importlib.invalidate_caches()  # `evaluate` copies the module to a folder that Python may have listed without it
     return str(_FOLDER / name)
