@@ -18,6 +18,7 @@ import hashlib
 import io
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -32,6 +33,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 from datasets import Dataset
 from scipy.stats import t as student
@@ -420,17 +422,45 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
     return {"mean": round(statistics.fmean(values), 3), "half": half, "values": [round(v, 3) for v in values]}
 
 
-def difference(old: Sequence[float], new: Sequence[float]) -> dict[str, Any]:
+def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0) -> dict[str, Any]:
     """Mean difference of paired seeds, its interval and what it says: smaller than its interval, it is a tie.
+
+    Args:
+        old: Scores of a cell, one for each seed.
+        new: Those of another, in the same order.
+        sampling: Half the width of the interval that comes from the sentences of the test set, see `sampling_error`.
 
     >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1])["verdict"], difference([70.0, 71.0], [71.0, 70.0])["verdict"]
     ('better', 'tie')
+    >>> difference([70.0, 71.0], [71.0, 72.0], sampling=1.5)["verdict"]
+    'tie'
     """
     found = interval([b - a for a, b in zip(old, new, strict=True)])
     if found["half"] is None:
         return found | {"verdict": "one seed"}
+    found["half"] = round(math.hypot(found["half"], sampling), 3)
     tie = abs(found["mean"]) <= found["half"]
     return found | {"verdict": "tie" if tie else "better" if found["mean"] > 0 else "worse"}
+
+
+def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> float:
+    """Half the width of the 95 % interval of a mean difference over languages, in points, that is due to the test sentences.
+
+    Args:
+        old: Languages of the runs of a cell, one for each seed, with the hits of every sentence in both directions.
+        new: Those of another cell.
+    """
+    directions = [key for key in SCORES if key != "mean"]
+
+    def hits(runs: Sequence[Mapping[str, Any]], language: str) -> np.ndarray:
+        found = [list(map(int, run[language][direction]["hits"])) for run in runs for direction in directions]
+        return np.mean(found, axis=0)
+
+    errors = []
+    for language in old[0]:
+        moved = 100 * (hits(new, language) - hits(old, language))
+        errors.append(moved.std(ddof=1) / len(moved) ** 0.5)
+    return float(1.96 * np.linalg.norm(errors) / len(errors))
 
 
 def summary(grid: Grid, runs: Sequence[Run], untrained: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
@@ -464,11 +494,18 @@ def summary(grid: Grid, runs: Sequence[Run], untrained: Mapping[str, Any], shape
             tests[test] = {
                 "scores": scores,
                 "difference": difference(
-                    *([r["average"]["mean"]["accuracy"] for r in side] for side in (baseline, results))
+                    *([r["average"]["mean"]["accuracy"] for r in side] for side in (baseline, results)),
+                    sampling_error(*([r["languages"] for r in side] for side in (baseline, results))),
                 ),
                 "gains": {
                     language: difference(
-                        *([r["languages"][language]["mean"]["accuracy"] for r in side] for side in (baseline, results))
+                        *(
+                            [r["languages"][language]["mean"]["accuracy"] for r in side]
+                            for side in (baseline, results)
+                        ),
+                        sampling_error(
+                            *([{language: r["languages"][language]} for r in side] for side in (baseline, results))
+                        ),
                     )
                     for language in languages
                 },
@@ -520,7 +557,8 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
     lines = [
         f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} of {total:,} pairs in "
         f"{len(result['pairs'])} language{'s' if len(result['pairs']) > 1 else ''}; {seeds}; {where}. "
-        "Means over the seeds ± 95 % interval (Student's t); a difference smaller than its interval is a tie.",
+        "Means over the seeds ± 95 % interval (Student's t; of a difference, over the test sentences too); a difference "
+        "smaller than its interval is a tie.",
     ]
     columns = [f"*paper: {column}*" for column in grid.published.get("columns", ())]
     for test, before in result["untrained"].items():

@@ -4,6 +4,7 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -277,6 +278,7 @@ def test_intervals_are_students(script):
     assert (found["mean"] - found["half"], found["mean"] + found["half"]) == pytest.approx((low, high), abs=2e-3)
     assert found["verdict"] == "tie"
     assert script.difference(new, [x - 9 for x in new])["verdict"] == "worse"
+    assert script.difference([70.0, 71.0, 72.0], [71.0, 72.0, 73.0], sampling=1.1)["verdict"] == "tie"
     assert script.difference([1.0], [2.0]) == {"mean": 1.0, "half": None, "values": [1.0], "verdict": "one seed"}
     assert script.interval(old)["half"] == pytest.approx(t.ppf(0.975, 2) * 1.0408 / 3**0.5, abs=1e-3)
 
@@ -292,3 +294,21 @@ def test_drawing_waits_for_matplotlib(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert script.draw(script.load_grid("dap-fig3"), {}, tmp_path) == []
     assert "metaphrase[report]" in capsys.readouterr().out
+
+
+def test_seeds_that_agree_leave_the_error_of_the_sentences(script):
+    def runs(*hits):
+        return [
+            {
+                language: {way: {"hits": h} for way in ("source_to_target", "target_to_source")}
+                for language, h in run.items()
+            }
+            for run in hits
+        ]
+
+    old = runs({"sw": "0000", "fi": "1010"}, {"sw": "0000", "fi": "1010"})
+    new = runs({"sw": "1100", "fi": "1010"}, {"sw": "1000", "fi": "1010"})
+    moved = 100 * np.array([1, 0.5, 0, 0])  # the mean over seeds; Finnish does not move
+    expected = 1.96 * (moved.std(ddof=1) / 2) / 2
+    assert script.sampling_error(old, new) == pytest.approx(expected)
+    assert script.sampling_error(old, old) == 0

@@ -523,7 +523,7 @@ class _FineTuned:
         pattern: Names of its files, with the language as a group.
         sources: Options that name its data, with ``{}`` for the folder.
         protocol: In a few words.
-        work: Bytes that are encoded for each byte of the files.
+        work: Bytes that are encoded for each byte of the files, from its minutes and those of encoding on the same machine.
         run: Trains and measures.
         options: Its options.
     """
@@ -544,7 +544,7 @@ FINETUNED = {
         re.compile(r"dev-(\w+)\.tsv(\.gz)?"),
         {"halves": "{}@dev"},
         _HALVES,
-        0.45,
+        1.0,
         finetune_classification,
         ClassificationOptions,
     ),
@@ -553,7 +553,7 @@ FINETUNED = {
         re.compile(r"dev-(\w+)\.tsv(\.gz)?"),
         {"halves": "{}@dev"},
         _HALVES,
-        0.85,
+        2.2,
         finetune_classification,
         ClassificationOptions,
     ),
@@ -562,7 +562,7 @@ FINETUNED = {
         re.compile(r"xquad\.(\w+)\.json(\.gz)?"),
         {"halves": "{}@dev"},
         _HALVES,
-        0.4,
+        0.95,
         finetune_question_answering,
         QuestionAnsweringOptions,
     ),
@@ -571,7 +571,7 @@ FINETUNED = {
         re.compile(r"([a-z]+)_\w+-ud-(dev|test)\.conllu(\.gz)?"),
         {"train": "{}@dev", "test": "{}@test"},
         "seqeval chunk F1 on bare tags and accuracy; trained on English dev, measured on test (small scale)",
-        0.1,
+        0.35,
         finetune_tagging,
         TaggingOptions,
     ),
