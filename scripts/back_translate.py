@@ -280,6 +280,7 @@ def back_translate(options: Options) -> Dataset:
 def main(argv: list[str] | None = None) -> int:
     """Parse the options, translate, and say how much was written."""
     logging.basicConfig(format="%(message)s")
+    torch.set_flush_denormal(True)
     (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)
     try:
         dataset = back_translate(options)

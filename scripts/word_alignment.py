@@ -157,6 +157,7 @@ def main(arguments: list[str]) -> None:
     """Measure and write."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(arguments)[0]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    torch.set_flush_denormal(True)
     folder = Path(options.gold)
     files = [folder / name for name in ("test.eng", "test.hin", "test.eng.hin.wa")]
     gold = [pair.swapped() for pair in load_wpt(*files)]

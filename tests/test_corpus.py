@@ -13,11 +13,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from accelerate.data_loader import prepare_data_loader
 from datasets import Dataset, IterableDataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch.utils.data import DataLoader
 
 from metaphrase.corpus import (
     COLUMNS,
@@ -999,6 +1001,28 @@ def test_a_languages_files_are_shards(tmp_path):
     assert dataset.num_shards == 3
     parts = [[row["source"] for row in dataset.shard(3, i)] for i in range(3)]
     assert parts == [[s for s, _ in many(4, f"n{i}")] for i in range(3)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more processes than there are CPUs
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("names", ["sw", "sw sw", "sw sw sw", "sw sw sw sw", "sw te", "sw sw te te"])
+def test_processes_share_a_stream(tmp_path, names, workers):
+    """Each of two processes makes its batches as training does; together they have every row, and none twice."""
+    rows = []
+    for at, language in enumerate(names.split()):
+        rows += many(24, f"{language}{at}")
+        tsv(tmp_path / f"part{at}.{language}-en.tsv", rows[-24:])
+    shared = []
+    for process in (0, 1):
+        stream = load_corpus(tmp_path, streaming=True).dataset
+        loader = DataLoader(stream, batch_size=4, drop_last=True, num_workers=workers, collate_fn=list)
+        loader = prepare_data_loader(
+            loader, num_processes=2, process_index=process, put_on_device=False, dispatch_batches=False
+        )
+        shared.append([[(row["source"], row["target"]) for row in batch] for batch in loader])
+    assert all(len(batch) == 4 for batches in shared for batch in batches)
+    assert min(map(len, shared)) >= 3
+    assert Counter(pair for batches in shared for batch in batches for pair in batch) == Counter(rows)
 
 
 def test_a_stream_resumes_exactly(two_languages):

@@ -1,4 +1,6 @@
+import ast
 import inspect
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +47,58 @@ def test_kinds_of_mistakes_can_be_told_apart():
     assert issubclass(RecipeError, ConfigError)
     assert issubclass(AlignmentFormatError, CorpusError)
     assert not issubclass(UsageError, ConfigError)
+
+
+#: What may be raised beside the tree: misuse by a programmer, and the protocols of Python.
+PLAIN = {"AttributeError", "ValueError", "TypeError", "IndexError", "AssertionError", "SystemExit"}
+#: Files that answer to people, where nothing but the tree may be raised.
+PEOPLE = ("cli/", "adaptation.py", "card.py", "checkpoints.py", "checks.py", "configuration.py", "hub.py", "monolingual.py",
+          "plots.py", "recipe.py", "report.py", "shards.py", "starter.py", "trainer.py")  # fmt: skip
+#: … but for what a caller's program gets wrong, and the ends of a process.
+MISUSE = {
+    ("card.py", "TypeError"),
+    ("cli/options.py", "SystemExit"),
+    ("monolingual.py", "ValueError"),
+    ("shards.py", "IndexError"),
+    ("trainer.py", "SystemExit"),
+    ("trainer.py", "ValueError"),
+}
+#: What other libraries want to be told, and those who call them turn into the tree's.
+TURNED = {"ArgumentError", "ArgumentTypeError", "ComposerError", "ConstructorError", "NoData"}
+#: The operating system's own, passed on.
+SYSTEM = {("bulk.py", "FileExistsError"), ("aligners/statistical.py", "OSError"), ("cli/mine.py", "OSError")}
+
+
+def raised():
+    """Every class that is raised by its name: the file, the line and the name."""
+    root = Path(exceptions.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
+            name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+            if name[:1].isupper():
+                yield path.relative_to(root).as_posix(), node.lineno, name
+
+
+def test_whatever_is_raised_is_of_the_tree_or_misuse():
+    tree = {cls.__name__ for cls in CLASSES}
+    found = [one for one in raised() if one[2] not in tree]
+    assert found
+    for file, line, name in found:
+        if name in TURNED or (file, name) in MISUSE | SYSTEM:
+            continue
+        assert name in PLAIN, (file, line)
+        assert not file.startswith(PEOPLE), (file, line)
+    assert {(file, name) for file, _, name in found} >= MISUSE | SYSTEM
+    assert {"MemoryBudgetError", "NonFiniteError", "WorkerError", "NewerCheckpointError"} <= {
+        one[2] for one in raised()
+    }
+
+
+def test_no_class_stands_outside_of_the_tree():
+    root = Path(exceptions.__file__).parent
+    for path in sorted(root.rglob("*.py")):
+        if path.name == "exceptions.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            assert not (isinstance(node, ast.ClassDef) and node.name.endswith("Error")), (path, node.name)

@@ -1,4 +1,5 @@
 import math
+import sys
 
 import pytest
 import torch
@@ -6,9 +7,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from torch.utils.checkpoint import checkpoint
 
 from metaphrase import functional
-from metaphrase.functional import accumulated_in_place, translation_ranking, vocabulary_cross_entropy
+from metaphrase.exceptions import MissingExtraError
+from metaphrase.functional import accumulated_in_place, liger_kernel, translation_ranking, vocabulary_cross_entropy
 from tests.oracles import cross_entropy_loop, soft_cross_entropy_loop, translation_ranking_loop
 
 COSINES = torch.tensor([[0.9, 0.7, 0.1], [0.6, 0.8, 0.2], [0.3, 0.5, 0.4]], dtype=torch.float64)
@@ -354,6 +357,24 @@ class TestGradientInPlace:
         handle.remove()
         torch.testing.assert_close(after[-1], expected, rtol=1e-12, atol=1e-14)
 
+    @pytest.mark.parametrize("way", ["offloaded", "checkpointed"])
+    def test_a_copy_that_is_handed_to_the_backward_pass_does_not_take_the_gradient(self, parts, way):
+        hidden, table, labels = parts
+        expected = self.grads(hidden, table, labels, in_place=False)[1]
+        table.grad = None
+
+        def loss():
+            return vocabulary_cross_entropy(hidden * 2, table, labels) + F.embedding(labels, table).sum()
+
+        with accumulated_in_place():
+            if way == "offloaded":
+                with torch.autograd.graph.save_on_cpu():
+                    total = loss()
+            else:
+                total = checkpoint(loss, use_reentrant=False)
+            total.backward()
+        torch.testing.assert_close(table.grad, expected, rtol=1e-12, atol=1e-14)
+
     def test_a_table_that_is_no_leaf_passes_its_gradient_on(self, parts):
         hidden, base, labels = parts
         with accumulated_in_place():
@@ -389,3 +410,43 @@ def test_narrow_products_are_summed_in_float32(monkeypatch):
     for grad, expected in zip((hidden.grad, table.grad), wide, strict=True):
         assert grad.dtype == torch.float32
         torch.testing.assert_close(grad, expected, rtol=0.05, atol=2e-3)
+
+
+def test_a_peaked_loss_in_bfloat16_is_not_below_zero(monkeypatch):
+    monkeypatch.setattr(functional, "_product_dtype", lambda weight: torch.bfloat16)
+    table = torch.eye(8) + 1e-3 * torch.randn(8, 8)
+    assert vocabulary_cross_entropy(30 * table, table, torch.arange(8)) >= 0
+
+
+@pytest.mark.parametrize(("positions", "blocks"), [(1024, 16), (32_768, 62), (10**9, 245)])
+def test_many_positions_take_smaller_blocks(positions, blocks):
+    found = functional._blocks(250_002, positions)
+    assert len(found) == blocks
+    assert (found[0].start, found[-1].stop) == (0, 250_002)
+    assert positions > 10**8 or positions * (found[0].stop - found[0].start) <= functional.BLOCK_LOGITS
+
+
+def test_liger_that_is_not_installed_is_asked_for(monkeypatch):
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", None)
+    with pytest.raises(MissingExtraError, match=r"metaphrase\[liger\]"), liger_kernel():
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_liger_gives_the_same(dtype, monkeypatch):
+    pytest.importorskip("liger_kernel")
+    monkeypatch.setattr(functional, "_product_dtype", lambda weight: dtype)
+    hidden = torch.randn(300, 64, device="cuda", requires_grad=True)
+    table = (0.1 * torch.randn(5000, 64, device="cuda")).requires_grad_()
+    bias = torch.randn(5000, device="cuda", requires_grad=True)
+    labels = torch.randint(5000, (300,), device="cuda")
+
+    def measured(enabled):
+        with liger_kernel(enabled=enabled):
+            loss = vocabulary_cross_entropy(hidden, table, labels, bias_v=bias)
+        return [loss, *torch.autograd.grad(loss, (hidden, table, bias))]
+
+    tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+    for one, other in zip(measured(True), measured(False), strict=True):
+        assert (one - other).norm() <= tolerance * other.norm()

@@ -1,3 +1,5 @@
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +9,7 @@ import pytest
 import metaphrase
 
 SOURCE = Path(metaphrase.__file__).parent
+ROOT = Path(__file__).parents[1]
 MODULES = sorted(
     "metaphrase" + "".join(f".{part}" for part in path.relative_to(SOURCE).with_suffix("").parts if part != "__init__")
     for path in SOURCE.rglob("*.py")
@@ -49,3 +52,23 @@ def test_bundled_data_is_small_and_noted():
     assert sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) < 2_500_000
     assert (data / "demo" / "NOTICE.md").exists()
     assert (data / "udhr" / "NOTICE.md").exists()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(path for path in (SOURCE / "cli").glob("*.py") if re.search(r"^import torch$", path.read_text(), re.M)),
+        *(path for path in (ROOT / "trainers").glob("*.py") if path.stem != "train"),
+        *(path for path in (ROOT / "scripts").glob("*.py") if re.search(r"^import torch$", path.read_text(), re.M)),
+    ],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
+def test_whoever_starts_a_process_keeps_it_out_of_denormal_numbers(path):
+    called = {ast.unparse(node.func) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)}
+    assert called & {"torch.set_flush_denormal", "prepare_process", "main"}
+
+
+def test_a_process_is_kept_out_of_denormal_numbers():
+    code = "import torch; from metaphrase.cli.train import prepare_process; prepare_process(); print((torch.tensor([1e-39]) * 1).item())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == 0

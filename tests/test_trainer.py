@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.exceptions import MemoryBudgetError, MissingExtraError, UsageError
 from metaphrase.heads import AlignmentHeads
 from metaphrase.loss import AlignmentLoss
 from metaphrase.recipe import Recipe, list_recipes
@@ -332,7 +333,7 @@ def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer
             raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
 
     trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
-    with pytest.raises(ValueError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
+    with pytest.raises(MemoryBudgetError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
         trainer.train()
 
 
@@ -348,3 +349,31 @@ def test_other_errors_are_not_taken_for_memory(make_trainer):
 def test_a_micro_batch_of_nothing_is_refused(make_trainer):
     with pytest.raises(ValueError, match="micro_batch_size is a number of rows from 1"):
         make_trainer(micro_batch_size=0)
+
+
+def test_the_batch_of_all_processes_is_divided_among_them(tmp_path, monkeypatch):
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=96)
+    assert arguments.per_device_train_batch_size == 96
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 4)
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=96)
+    assert arguments.per_device_train_batch_size == 24
+    with pytest.raises(UsageError, match="a multiple of 4"):
+        AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=98)
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_bfloat16_is_off_where_the_processor_has_no_instructions_for_it(tmp_path, monkeypatch, caplog, able):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": able})
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), bf16=True, use_cpu=True)
+    assert arguments.bf16 is able
+    assert ("bf16 is off" in caplog.text) is not able
+
+
+def test_ligers_kernel_is_asked_for_where_it_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr("metaphrase.trainer.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"metaphrase\[liger\]"):
+        AlignmentTrainingArguments(output_dir=str(tmp_path), use_liger_kernel=True)
+
+
+def test_adamw_is_fused(tmp_path):
+    assert AlignmentTrainingArguments(output_dir=str(tmp_path)).optim == "adamw_torch_fused"

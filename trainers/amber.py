@@ -9,6 +9,8 @@ alignment (Hu et al. 2021), and releases a SentenceTransformer.
 
 import sys
 
+import torch
+
 from metaphrase import (
     AlignmentLoss,
     AlignmentTrainer,
@@ -24,6 +26,8 @@ from metaphrase.monolingual import load_monolingual, with_monolingual
 
 def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
     """Train, and release to ``output_dir``."""
+    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+
     # 1. An encoder. Sentence alignment trains the mean of the token states, so that is what it pools.
     encoder = load_encoder(model, pooling="mean")
     freeze_word_embeddings(encoder)  # nine tenths of the parameters of a small multilingual encoder

@@ -8,6 +8,8 @@ representation translation learning (Li et al. 2023), and releases a SentenceTra
 
 import sys
 
+import torch
+
 from metaphrase import (
     AlignmentLoss,
     AlignmentTrainer,
@@ -22,6 +24,8 @@ from metaphrase.encoders import english_piece_ids, freeze_word_embeddings
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
     """Train, and release to ``output_dir``."""
+    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+
     # 1. An encoder. Any SentenceTransformer or BERT-like checkpoint will do; "starter" needs no Hub.
     encoder = load_encoder(model, default_pooling="cls")
     freeze_word_embeddings(encoder)  # nine tenths of the parameters of a small multilingual encoder

@@ -8,6 +8,8 @@ is masked in one sentence is predicted with the help of the other's embedding. I
 
 import sys
 
+import torch
+
 from metaphrase import (
     AlignmentLoss,
     AlignmentTrainer,
@@ -22,6 +24,8 @@ from metaphrase.encoders import freeze_word_embeddings
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
     """Train, and release to ``output_dir``."""
+    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+
     # 1. An encoder. Its first token's state is the sentence embedding, which a pretrained encoder does not have yet.
     encoder = load_encoder(model, default_pooling="cls")
     freeze_word_embeddings(encoder)  # the unmasking predicts on the same table, which so needs no gradient

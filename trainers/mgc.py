@@ -10,6 +10,8 @@ releases a SentenceTransformer. Where ``scripts/back_translate.py`` has filled t
 
 import sys
 
+import torch
+
 from metaphrase import (
     AlignmentLoss,
     AlignmentTrainer,
@@ -26,6 +28,8 @@ from metaphrase.encoders import freeze_word_embeddings
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
     """Align, train, and release to ``output_dir``."""
+    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+
     # 1. An encoder, and its word embeddings kept as they are.
     encoder = load_encoder(model, default_pooling="mean")
     freeze_word_embeddings(encoder)

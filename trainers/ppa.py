@@ -9,6 +9,8 @@ data, see ``metaphrase.code_switching``.
 
 import sys
 
+import torch
+
 from metaphrase import (
     AlignmentLoss,
     AlignmentTrainer,
@@ -24,6 +26,8 @@ from metaphrase.encoders import freeze_word_embeddings
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
     """Train, and release to ``output_dir``."""
+    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+
     # 1. An encoder, and its word embeddings kept as they are: then the momentum encoder's need no update either.
     encoder = load_encoder(model, default_pooling="cls")
     freeze_word_embeddings(encoder)

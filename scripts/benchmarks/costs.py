@@ -17,7 +17,7 @@ RESULTS = Path(__file__).parent / "results"
 HEAD_LAYERS = 2
 #: Bytes that a layer keeps for the backward pass, for each token and unit of width, in bf16; twice that in float32.
 ACTIVATION_BYTES = 34
-#: An H200: measured rate of bf16 matrix products, memory traffic, and the share of the rate that a step should reach.
+#: An H200: assumed rate of bf16 matrix products, memory traffic, and the share of the rate that a step should reach.
 H200_FLOPS, H200_BYTES, UTILISATION = 790e12, 4.3e12, 0.4
 #: Mean pieces of a Tatoeba pair, source and target.
 TATOEBA = (11.4, 10.8)
@@ -56,7 +56,9 @@ ENCODERS = {
 }
 
 
-def step_flops(encoder: Encoder, recipe: str, source: float, target: float, length: float = 32) -> float:
+def step_flops(
+    encoder: Encoder, recipe: str, source: float, target: float, length: float = 32, scored: float | None = None
+) -> float:
     """Forward operations on real tokens; a training step takes three times as many.
 
     Args:
@@ -65,6 +67,7 @@ def step_flops(encoder: Encoder, recipe: str, source: float, target: float, leng
         source: Tokens of the sources.
         target: Tokens of the targets.
         length: Tokens of a sentence, for attention's part, which is quadratic.
+        scored: Positions that DAP projects on the vocabulary; None takes the targets' tokens.
 
     Returns:
         Operations, two for a multiplication with an addition.
@@ -79,7 +82,9 @@ def step_flops(encoder: Encoder, recipe: str, source: float, target: float, leng
     if recipe == "tr-tlm":
         operations += encoder.layers * tokens * (layer + 8 * length * hidden) + 0.2 * tokens * projection
     if recipe == "dap":
-        operations += HEAD_LAYERS * tokens * (layer + 8 * length * hidden) + target * projection
+        operations += (
+            HEAD_LAYERS * tokens * (layer + 8 * length * hidden) + (target if scored is None else scored) * projection
+        )
     return operations
 
 
@@ -106,7 +111,7 @@ def model_table(pairs: int = 1024) -> str:
     """The model as Markdown: a step of some pairs, padding-free, on Tatoeba's lengths and at full length."""
     lines = [
         f"A step of {pairs:,} pairs, padding-free, at Tatoeba's lengths / all 32 tokens. Weights: with gradients and AdamW's "
-        "moments, float32. Activations: bf16. Time: an H200 at 40 % of its measured 790 TFLOP/s.",
+        "moments, float32. Activations: bf16. Time: an H200 at 40 % of 790 TFLOP/s, which is assumed.",
         "",
         "| encoder | recipe | weights, GB | activations, GB | TFLOP | ms |",
         "|---|---|--:|--:|--:|--:|",
@@ -130,24 +135,28 @@ def model_table(pairs: int = 1024) -> str:
 
 
 def measured_table() -> str:
-    """Steps that the benchmark measured, and the rates that the model gives them."""
-    lines = ["| measured on | shape | step of 16 pairs | seconds | GFLOP/s on real tokens |", "|---|---|---|--:|--:|"]
+    """Steps that the benchmark measured beside the model: activations in float32, and the rate that the time comes to."""
+    lines = [
+        "| measured on | shape | recipe | pairs | seconds | GFLOP/s on real tokens | activations, MB | modelled |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
+    ]
     shapes = {f"{e.layers} × {e.hidden}, V = {e.vocabulary:,}": e for e in ENCODERS.values()}
     for path in sorted(RESULTS.glob("*/dap-vs-tr.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         facts = content["facts"]
-        seen = set()
+        where = f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
         for figure in content["figures"]:
-            encoder = shapes.get(figure["of"])
-            for recipe, rounds in figure["seconds"].items():
-                if encoder is None or recipe not in ("tr", "dap") or (figure["of"], recipe) in seen:
-                    continue
-                seen.add((figure["of"], recipe))
-                seconds = min(rounds)
-                operations = 3 * step_flops(encoder, recipe, *(16 * length for length in TATOEBA), sum(TATOEBA) / 2)
-                where = f"{facts['device']}, {facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
-                rate = operations / seconds / 1e9
-                lines.append(f"| {where} | {figure['of']} | `{recipe}` | {seconds:.1f} | {rate:,.0f} |")
+            encoder, given = shapes.get(figure["of"]), figure["given"]
+            if encoder is None or not given:
+                continue
+            recipe, tokens = given["recipe"], given["tokens"]
+            (seconds,) = (min(rounds) for rounds in figure["seconds"].values())
+            operations = 3 * step_flops(encoder, recipe, *tokens, sum(tokens) / 2 / given["pairs"])
+            itemsize = 2 if "NVIDIA" in facts["device"] else 4
+            modelled = activation_bytes(encoder, recipe, sum(tokens), itemsize=itemsize) / 1e6
+            cells = [where, figure["of"], f"`{recipe}`", str(given["pairs"]), f"{seconds:.2g}"]
+            cells += [f"{operations / seconds / 1e9:,.0f}", f"{figure['value']:,.0f}", f"{modelled:,.0f}"]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) if len(lines) > 2 else "Nothing has been measured yet: `make bench`."
 
 

@@ -31,6 +31,7 @@ class Figure:
         unit: ``"×"`` for ratios.
         seconds: Rounds of each variant that it comes from.
         of: Name of the shape that was measured.
+        given: What else a reader needs: the size of the batch, its tokens.
     """
 
     what: str
@@ -39,6 +40,7 @@ class Figure:
     unit: str = "×"
     seconds: dict[str, list[float]] = field(default_factory=dict)
     of: str = ""
+    given: dict[str, Any] = field(default_factory=dict)
 
     @property
     def spread(self) -> float:

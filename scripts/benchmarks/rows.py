@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 from unittest.mock import patch
 
@@ -145,7 +146,10 @@ LENGTHS = {"Tatoeba-like lengths": False, "full-length batches": True}
 
 
 def dap_vs_official(context: Context) -> list[Figure]:
-    """A DAP step against the released code's way of making it: 2S positions projected, pads kept, untied table."""
+    """A DAP step against the released code's way of making it: 2S positions projected, pads kept, untied table.
+
+    On a GPU in batches of 256, as that way holds the logits of all 64 positions of a pair: 197 GB at 1,024.
+    """
     figures = []
     targets = {"Tatoeba-like lengths": 0.40, "full-length batches": 0.75}
     for name, shape, model, words in context.encoders():
@@ -164,22 +168,31 @@ def dap_vs_official(context: Context) -> list[Figure]:
 
 
 def dap_vs_tr(context: Context) -> list[Figure]:
-    """A DAP step against a TR step, both ours, on the same batch."""
+    """A DAP step against a TR step, both ours, on the same batch, and the activations that each keeps."""
     figures = []
     english = recipe("dap", rtl={"vocabulary": "english"})
-    for name in [*context.shapes, *(["mbert"] if "base" in context.shapes else [])]:
+    for name in [*context.shapes, *(["mbert", "large"] if "base" in context.shapes else [])]:
         shape = SHAPES[name]
         model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
         losses = {"tr": loss_of(model, TR), "dap": loss_of(model, DAP)}
-        if name != "mbert":
+        if name in context.shapes:
             losses["dap, English subset"] = loss_of(model, english, subset=ENGLISH)
-        batch = batch_of(losses["dap"], words.pairs(context.batch(16, 1024)), context.device)
+        size = context.batch(4 if name == "large" else 16, 1024)
+        batch = batch_of(losses["dap"], words.pairs(size), context.device)
+        given = {"pairs": size, "tokens": [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]}
         seconds = interleaved({key: step(context, loss, batch) for key, loss in losses.items()}, context.rounds)
         bound = 1.9 if name == "mbert" else 2.5
         figures.append(
             ratio("DAP step / TR step", seconds, "dap", "tr", context.target(name, "<=", bound), str(shape))
         )
-        if name != "mbert":
+        for key in ("tr", "dap"):
+            with held_activations(losses[key]) as total, packed(model), context.autocast():
+                sum(losses[key](batch).values())
+            what = f"activations that a {key.upper()} step of {size} pairs keeps"
+            figures.append(
+                Figure(what, total[0] / 1e6, None, "MB", {key: seconds[key]}, str(shape), {"recipe": key, **given})
+            )
+        if name in context.shapes:
             target = context.target(name, "<=", 1.5)
             what = f"DAP step / TR step, subset of {min(ENGLISH, shape.vocabulary):,} pieces"
             figures.append(ratio(what, seconds, "dap, English subset", "tr", target, str(shape)))
@@ -269,10 +282,10 @@ def tr_vs_mnrl(context: Context) -> list[Figure]:
     model, texts = context.starter()
     losses = {"ours": loss_of(model, TR), "theirs": MultipleNegativesRankingLoss(model)}
     figures = []
-    cases = [(64, 256, False, 3, 1.3), (256, 1024, False, 2, 1.8), (64, 256, True, 2, 0.95)]
-    for cpu, cuda, full, steps, bound in cases[: 1 if context.quick else None]:
-        size = context.batch(cpu, cuda)
-        pairs = texts.pairs(steps * size, full=full, seed=cpu)
+    cases = [(64, False, 3, 1.3), (256, False, 2, 1.8), (64, True, 2, 0.95)]
+    for n, full, steps, bound in cases[: 1 if context.quick else None]:
+        size = context.batch(n, n)
+        pairs = texts.pairs(steps * size, full=full, seed=n)
         seconds = interleaved(
             {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
         )
@@ -284,7 +297,7 @@ def tr_vs_mnrl(context: Context) -> list[Figure]:
 def trainer_overhead(context: Context) -> list[Figure]:
     """What of our trainer's step is neither forward, backward nor optimiser."""
     model, texts = context.starter()
-    size, steps = context.batch(64, 256), 4
+    size, steps = context.batch(64, 64), 4
     clock = context.clock
     loss = loss_of(model, TR)
     spans: list[tuple[Any, Any]] = []
@@ -320,7 +333,7 @@ def demo_step(context: Context) -> list[Figure]:
     model, texts = context.starter()
     size = context.batch(64, 64)
     pairs = texts.pairs(size) if context.tiny else _demo_pairs(size)
-    english_ids = english_piece_ids([pair["target"] for pair in pairs], model.tokenizer)
+    english_ids = english_piece_ids(load_corpus(DATA / "demo").dataset["target"], model.tokenizer)
     figures = []
     for name in ("dap",) if context.quick else ("tr", "dap"):
         arguments: Mapping[str, Any] = {"rtl": {"vocabulary": "english"}} if name == "dap" else {}
@@ -345,32 +358,35 @@ def _demo_pairs(n: int) -> list[Pair]:
 
 
 def vocabulary_memory(context: Context) -> list[Figure]:
-    """Peak memory and time of the vocabulary loss, against plain linear and cross-entropy; each peak in a process."""
+    """Peak memory and time of the vocabulary loss, against plain linear and cross-entropy; each peak in a process.
+
+    On a GPU Liger's kernel beside them, where it is installed.
+    """
     figures = []
     n = 64 if context.tiny else 1024
+    others = ["liger"] if context.device == "cuda" and find_spec("liger_kernel") else []
     for name in context.shapes:
         shape = SHAPES[name]
-        peaks = {}
-        for kind in ("ours", "plain"):
-            peaks[kind] = vocabulary.peak_in_a_process(kind, n, shape.vocabulary, shape.hidden, context.device) / 1e6
-            figures.append(
-                Figure(f"peak of the vocabulary loss, N = {n}, {kind}", peaks[kind], None, "MB", {}, str(shape))
-            )
+        size = (n, shape.vocabulary, shape.hidden, context.device)
+        peaks = {kind: vocabulary.peak_in_a_process(kind, *size) / 1e6 for kind in ("ours", "plain", *others)}
+        for kind, peak in peaks.items():
+            figures.append(Figure(f"peak of the vocabulary loss, N = {n}, {kind}", peak, None, "MB", of=str(shape)))
         what = f"peak of the vocabulary loss / plain, N = {n}"
         target = context.target(name, "<=", 0.1)
         figures.append(Figure(what, peaks["ours"] / max(peaks["plain"], 1e-9), target, of=str(shape)))
-        case = vocabulary.case(n, shape.vocabulary, shape.hidden, context.device)
+        case = vocabulary.case(*size)
         seconds = interleaved(
             {
                 kind: lambda kind=kind, case=case: context.clock.of(lambda: vocabulary.step(kind, *case))
-                for kind in ("ours", "plain")
+                for kind in peaks
             },
             context.rounds,
         )
         target = context.target(name, "<=", 1.25)
-        figures.append(
-            ratio(f"time of the vocabulary loss / plain, N = {n}", seconds, "ours", "plain", target, str(shape))
-        )
+        what = f"time of the vocabulary loss / plain, N = {n}"
+        figures.append(ratio(what, seconds, "ours", "plain", target, str(shape)))
+        for kind in others:
+            figures.append(ratio(f"{what}, {kind}", seconds, kind, "plain", of=str(shape)))
     return figures
 
 
@@ -583,20 +599,21 @@ def flops(context: Context) -> list[Figure]:
             with packed(model), _floating_point_operations() as total:
                 sum(loss(batch).values())
             figures.append(Figure(f"{key}, ours, {which}", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape)))
+            variants[f"{key}, ours" + ("" if full else ", Tatoeba-like")] = step(context, loss, batch)
             if full:
                 ids = [batch[side]["input_ids"] for side in ("source", "target")]
                 official = published[key].to(context.device)
                 with _floating_point_operations() as total:
                     official(*ids)
                 figures.append(Figure(f"{key}, published", total[0] / size / 1e9, None, "GFLOP/pair", of=str(shape)))
-                variants[f"{key}, ours"] = step(context, loss, batch)
                 variants[f"{key}, published"] = official_step(context, official, batch)
     if context.quick:
         return figures
     seconds = interleaved(variants, context.rounds)
     for key, rounds in seconds.items():
         value = 1000 * min(rounds) / size
-        figures.append(Figure(f"{key}, step at full length", value, None, "ms/pair", {key: rounds}, str(shape)))
+        what = f"{key}, step" + ("" if key.endswith("like") else " at full length")
+        figures.append(Figure(what, value, None, "ms/pair", {key: rounds}, str(shape)))
     for way in ("published", "ours"):
         for key in ("TR + TLM", "DAP", "DAP, 37k"):
             what = f"{key} / TR, {way}, full length"
@@ -625,7 +642,8 @@ def gpu_step(context: Context) -> list[Figure]:
             Figure(f"DAP step, {size} pairs, {which}", 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape))
         )
         real = [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]
-        operations = 3 * step_flops(ENCODERS["XLM-R base"], "dap", *real)
+        scored = real[1] - size  # all of the target's pieces but its CLS
+        operations = 3 * step_flops(ENCODERS["XLM-R base"], "dap", *real, scored=scored)
         used = 100 * operations / min(seconds["ours"]) / rate
         target = (">=", 40.0) if context.device == "cuda" else None
         figures.append(Figure(f"utilisation on real tokens, {which}", used, target, "%", seconds, str(shape)))

@@ -88,6 +88,7 @@ def describe(figure: Figure, others: float) -> dict[str, Any]:
         "verdict": figure.verdict(others),
         "spread": round(figure.spread, 3),
         "seconds": figure.seconds,
+        "given": figure.given,
     }
 
 
@@ -99,7 +100,8 @@ def is_done(path: Path, options: Options) -> bool:
     here = facts(options.device, options.threads)
     return (
         time.time() - content["finished"] < 3600 * options.max_age
-        and all(content["facts"][key] == here[key] for key in ("device", "threads", "torch"))
+        and all(content["facts"][key] == here[key] for key in ("device", "threads", "torch", "transformers"))
+        and content["facts"]["texts"] == (options.texts or "bundled")
         and not any(figure["verdict"].startswith("skipped") for figure in content["figures"])
     )
 
@@ -124,15 +126,17 @@ def flops_table(content: dict[str, Any]) -> str:
     heads = ["published", "ours, full-length batches", "ours, Tatoeba-like lengths"]
     lines = [
         f"{_where(content['facts'])} {content['figures'][0]['of']}; forward GFLOP of a pair; in brackets the milliseconds of "
-        "its training step at full length.",
+        "its training step.",
         "",
         f"| recipe | {' | '.join(heads)} |",
         "|---|--:|--:|--:|",
     ]
     for recipe in ("TR", "TR + TLM", "DAP", "DAP, 37k"):
         cells = [f"{values[f'{recipe}, {head}']:.1f}" for head in heads]
-        for at, way in enumerate(("published", "ours")):
-            milliseconds = values.get(f"{recipe}, {way}, step at full length")
+        for at, way in enumerate(
+            ("published, step at full length", "ours, step at full length", "ours, Tatoeba-like, step")
+        ):
+            milliseconds = values.get(f"{recipe}, {way}")
             cells[at] += f" ({milliseconds:,.0f})" if milliseconds else ""
         lines.append(f"| {recipe} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -81,6 +81,7 @@ class Shape:
 SHAPES = {
     "base": Shape("xlm-roberta", 12, 768, 250_002),  # XLM-R base
     "mbert": Shape("bert", 12, 768, 119_547),
+    "large": Shape("xlm-roberta", 24, 1024, 250_002),  # XLM-R large
     "small": Shape("bert", 12, 384, 250_037),  # the starter's
     "tiny": Shape("xlm-roberta", 2, 32, 600),
 }
@@ -125,7 +126,11 @@ def lengths(n: int, seed: int, *, full: bool = False) -> np.ndarray:
     if full:
         return np.full((n, 2), MAX_LENGTH)
     drawn = np.array([[int(x) for x in pair.split(",")] for pair in TATOEBA.split()])
-    return drawn[np.random.default_rng(seed).permutation(max(n, len(drawn)))[:n] % len(drawn)]
+    drawn = drawn[np.argsort(drawn.sum(axis=1), kind="stable")]
+    spread = ((np.arange(n) + 0.5) * len(drawn) / n).astype(
+        int
+    )  # the quantiles, so that few pairs have the same means
+    return drawn[np.random.default_rng(seed).permutation(spread)]
 
 
 class Words:

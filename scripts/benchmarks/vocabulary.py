@@ -15,7 +15,7 @@ import torch
 from measuring import peak_memory
 from torch.nn import functional as F
 
-from metaphrase.functional import accumulated_in_place, vocabulary_cross_entropy
+from metaphrase.functional import accumulated_in_place, liger_kernel, vocabulary_cross_entropy
 
 
 def case(n: int, rows: int, hidden: int, device: str, scale: float = 1.0) -> tuple[Any, Any, Any]:
@@ -36,11 +36,11 @@ def case(n: int, rows: int, hidden: int, device: str, scale: float = 1.0) -> tup
 
 
 def step(kind: str, states: Any, table: Any, labels: Any) -> None:
-    """One forward and backward pass, ``"ours"`` or ``"plain"``."""
+    """One forward and backward pass, ``"ours"``, ``"plain"`` or ``"liger"``."""
     if kind == "plain":
         F.cross_entropy(F.linear(states, table), labels).backward()
     else:
-        with accumulated_in_place():
+        with accumulated_in_place(), liger_kernel(enabled=kind == "liger"):
             vocabulary_cross_entropy(states, table, labels).backward()
 
 

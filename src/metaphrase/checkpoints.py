@@ -23,7 +23,7 @@ from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from metaphrase.exceptions import CheckpointError
+from metaphrase.exceptions import CheckpointError, NewerCheckpointError
 from metaphrase.shards import file_facts
 
 try:
@@ -46,10 +46,6 @@ PARTIAL, DELETED, LOCK = "_partial", "_deleted", "_lock"
 PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "accelerate", "tokenizers")
 
 _held: dict[Path, int] = {}  # by which process: a forked one holds nothing
-
-
-class NewerCheckpointError(CheckpointError):
-    """A checkpoint in a format that a later version of this library writes."""
 
 
 def versions() -> dict[str, str]:

@@ -45,6 +45,20 @@ class _Loader(yaml.SafeLoader):
         self.depth -= 1
         return node
 
+    def construct_yaml_int(self, node: Any) -> int:
+        """A number that others than Python can hold too."""
+        number = int(super().construct_yaml_int(node))
+        if not -(2**63) <= number < 2**63:
+            raise yaml.constructor.ConstructorError(None, None, "this number is too large", node.start_mark)
+        return number
+
+    def construct_yaml_str(self, node: Any) -> str:
+        """Text that can be written down again, which half of a surrogate pair cannot."""
+        text = str(super().construct_yaml_str(node))
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise yaml.constructor.ConstructorError(None, None, "this is half a character", node.start_mark)
+        return text
+
 
 def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
     keys = Keys()
@@ -68,6 +82,8 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:map", _construct_keys)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:str", _Loader.construct_yaml_str)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\.\d+|\d+(\.\d*)?)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -101,7 +117,8 @@ def read_yaml(path: str | Path) -> Any:
         raise ConfigError(f"{path}{at}: not valid YAML: {error.problem or error.context}.") from error
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:  # PyYAML, of `!!bool maybe`
+    except (yaml.YAMLError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
+        # PyYAML raises these, of `!!bool maybe` for one.
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.") from error
 
 

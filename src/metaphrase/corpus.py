@@ -667,16 +667,21 @@ def _checked(row: Row, into: str, max_chars: int) -> Row | _Bad:
         return _Bad("empty side")
     if len(source) > max_chars or len(target) > max_chars:
         return _Bad("too long", f"{max(len(source), len(target))} characters")
-    texts = [source, target]
+    texts = source + target
     for name in BACK_TRANSLATIONS:
         text = getattr(row, name)
         if not isinstance(text, str | None):
             return _Bad("not text", f"{name} is {text!r:.40}")
-        texts.append(text or "")
+        texts += text or ""
+    if "\0" in texts:
+        return _Bad("not text", "NUL")
     try:
-        "".join(texts).encode()
+        texts.encode()
     except UnicodeEncodeError:
         return _Bad("not text", "lone surrogate")
+    for language in (row.source_lang, row.target_lang):
+        if language is not None and not (language.isascii() and language.isalnum()):
+            return _Bad("no language", f"{language!r:.40}")
     try:
         row = _with_links(row)
     except ValueError as error:
@@ -815,11 +820,19 @@ def _read_jsonl(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _
 
 
 def _read_parquet(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
+    yield from _rows_of(enumerate(_parquet_records(file), 1), file)
+
+
+def _parquet_records(file: BitextFile) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file: where the columns of a pair are there, these alone; others may hold what Python cannot."""
     try:
         table = pq.ParquetFile(file.paths[0])
-        batches = table.iter_batches(batch_size=_CHUNK)
-        yield from _rows_of(enumerate((row for batch in batches for row in batch.to_pylist()), 1), file)
-    except (pa.ArrowException, OSError) as error:
+        names = table.schema_arrow.names
+        layout = None if "translation" in names else _layout(names, file)
+        wanted = None if layout is None else [name for name in names if name in (*layout[:4], *layout.optional)]
+        for batch in table.iter_batches(batch_size=_CHUNK, columns=wanted):
+            yield from batch.to_pylist()
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise CorpusError(f"{file.name} is no readable Parquet file: {error}") from error
 
 
@@ -880,16 +893,10 @@ def _count_lines(path: Path) -> int:
 
 
 def _read_tmx(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
-    path = file.paths[0]
     parser = _TmxParser(file, max_chars)
-    try:
-        for chunk in _chunks(path):
-            parser.expat.Parse(chunk)
-            yield from parser.take()
-        parser.expat.Parse(b"", True)
-    except expat.ExpatError as error:
-        raise CorpusError(f"{path}:{error.lineno}: this is not well-formed TMX ({error}).") from error
-    yield from parser.take()
+    for chunk in _chunks(file.paths[0]):
+        yield from parser.feed(chunk)
+    yield from parser.feed(b"", last=True)
 
 
 class _TmxParser:
@@ -908,8 +915,19 @@ class _TmxParser:
         self.expat.EndElementHandler = self.end
         self.expat.CharacterDataHandler = self.characters
 
-    def take(self) -> list[tuple[int, Row | _Bad]]:
-        """The rows since the last call."""
+    def feed(self, chunk: bytes, *, last: bool = False) -> list[tuple[int, Row | _Bad]]:
+        """The rows that end in a piece of the file.
+
+        Raises:
+            CorpusError: It is not well-formed, or in an encoding that cannot be read.
+        """
+        path = self.file.paths[0]
+        try:
+            self.expat.Parse(chunk, last)
+        except expat.ExpatError as error:
+            raise CorpusError(f"{path}:{error.lineno}: this is not well-formed TMX ({error}).") from error
+        except (ValueError, LookupError) as error:
+            raise CorpusError(f"{path}:1: TMX in this encoding is not read ({error}). Convert it to UTF-8.") from error
         rows, self.rows = self.rows, []
         return rows
 
@@ -930,7 +948,10 @@ class _TmxParser:
 
     def end(self, name: str) -> None:
         if name == "seg" and self.parts is not None:
-            self.texts.setdefault(self.language, "".join(self.parts).replace("\n", " "))
+            if self.language not in self.texts:
+                self.texts[self.language] = "".join(self.parts).replace("\n", " ")
+            elif self.language == self.file.into or self.file.language in (self.language, None):
+                self.rows.append((self.line, _Bad("another variant", f"in {self.language!r}", fault=False)))
             self.parts = None
         elif name in ("bpt", "ept", "it", "ph"):
             self.codes -= 1
@@ -960,8 +981,8 @@ class _Layout(NamedTuple):
 
     source: str
     target: str
-    source_lang: str | None
-    target_lang: str | None
+    source_lang: str
+    target_lang: str
     optional: tuple[str, ...]
     languages: tuple[str | None, str | None]
 
@@ -981,8 +1002,10 @@ def _layout(names: Iterable[str], file: BitextFile) -> _Layout | None:
             source, languages = codes[others[0]], (others[0], file.into)
     if source is None or target is None:
         return None
-    optional = tuple(columns.get(name, name) for name in OPTIONAL)
-    return _Layout(source, target, columns.get("source_lang"), columns.get("target_lang"), optional, languages)
+    source_lang, target_lang, *optional = (
+        columns.get(name, name) for name in ("source_lang", "target_lang", *OPTIONAL)
+    )
+    return _Layout(source, target, source_lang, target_lang, tuple(optional), languages)
 
 
 def _rows_of(
@@ -1008,9 +1031,9 @@ def _rows_of(
             yield line, _Bad("missing side", f"{layout.source if not isinstance(source, str) else layout.target!r}")
             continue
         source_lang, target_lang = layout.languages
-        if layout.source_lang and (value := record.get(layout.source_lang)):
+        if value := record.get(layout.source_lang):
             source_lang = _code(str(value))
-        if layout.target_lang and (value := record.get(layout.target_lang)):
+        if value := record.get(layout.target_lang):
             target_lang = _code(str(value))
         yield line, Row(source, target, source_lang, target_lang, *map(record.get, layout.optional))
 

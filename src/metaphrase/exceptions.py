@@ -17,7 +17,7 @@ class MetaphraseError(Exception):
 
 
 class UsageError(MetaphraseError, ValueError):
-    """Options that are unknown, wrong or do not go together. Raised by the command line."""
+    """Options that are unknown, wrong or do not go together. Raised by the command line and by training arguments."""
 
 
 class ConfigError(MetaphraseError, ValueError):
@@ -60,8 +60,32 @@ class CheckpointError(MetaphraseError, ValueError):
     """A checkpoint that is damaged, of another run, or in the way. Raised by training and by resuming."""
 
 
+class NewerCheckpointError(CheckpointError):
+    """A checkpoint in a format that a later version of this library writes."""
+
+
+class NonFiniteError(MetaphraseError, ValueError):
+    """A loss, a gradient, a weight or an embedding that is infinite or no number. Raised by training and by releases."""
+
+
+class WorkerError(MetaphraseError, ChildProcessError):
+    """A process that prepares batches died. Raised by training."""
+
+
 class HubError(MetaphraseError, RuntimeError, OSError):
     """A release that cannot go to the Hub or did not arrive there as it was sent. Raised by ``push``."""
+
+
+class HubAccessError(HubError, PermissionError):
+    """There is no token, or the Hub does not let it do what was asked for."""
+
+
+class HubConnectionError(HubError, ConnectionError):
+    """The Hub is not there, or fails for longer than there was patience."""
+
+
+class HubMissingError(HubError, FileNotFoundError):
+    """The Hub has no such repository, or does not show it to this token."""
 
 
 class MissingExtraError(MetaphraseError, ImportError):
@@ -69,4 +93,4 @@ class MissingExtraError(MetaphraseError, ImportError):
 
 
 class MemoryBudgetError(MetaphraseError, MemoryError):
-    """Work that does not fit into the memory that there is; the message says what to lower."""
+    """Work that does not fit into the memory that there is; the message says what to lower. Raised by training."""

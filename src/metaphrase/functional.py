@@ -16,11 +16,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from metaphrase.exceptions import MissingExtraError
+
 Direction = Literal["source_to_target", "target_to_source", "symmetric"]
 Similarity = Literal["cosine", "dot"]
 
 #: Rows of the vocabulary that are projected at a time. A block of logits is ``(n, VOCABULARY_BLOCK)``.
 VOCABULARY_BLOCK = 16_384
+
+#: Logits that a block holds at most, where many positions are scored: 512 MB in float32.
+BLOCK_LOGITS = 2**27
 
 
 def translation_ranking(
@@ -101,7 +106,7 @@ def vocabulary_cross_entropy(
     """Cross-entropy of a vocabulary projection whose logits are never held in memory.
 
     Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_k)``. The vocabulary is walked in blocks of
-    ``VOCABULARY_BLOCK`` rows: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
+    ``VOCABULARY_BLOCK`` rows or fewer: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
     arguments' gradients it needs a block of logits, not ``n × v`` of them; inside :func:`accumulated_in_place` the table's
     gradient needs no memory either. Products are computed in the table's type, on a GPU in autocast's where that
     is on; the log-sum-exp and all sums in float32 or wider.
@@ -130,6 +135,10 @@ def vocabulary_cross_entropy(
         return hidden_nh.sum() * 0.0
     hidden_nh = hidden_nh.to(_product_dtype(weight_vh))
     with torch.autocast(hidden_nh.device.type, enabled=False):
+        if _liger is not None and hidden_nh.is_cuda and rows_k is None and weights_k is None:
+            bias_v = None if bias_v is None else bias_v.to(hidden_nh.dtype)
+            table_vh = weight_vh.to(hidden_nh.dtype)
+            return _liger(hidden_nh, table_vh, labels_k, bias_v, accum_dtype=torch.float32)
         return _VocabularyCrossEntropy.apply(hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k)
 
 
@@ -137,6 +146,40 @@ def _product_dtype(weight_vh: Tensor) -> torch.dtype:
     """Autocast's type on a GPU; most CPUs multiply it more slowly than the table's own."""
     mixed = weight_vh.is_cuda and torch.is_autocast_enabled("cuda")
     return torch.get_autocast_dtype("cuda") if mixed else weight_vh.dtype
+
+
+_liger: Any = None
+
+
+@contextmanager
+def liger_kernel(*, enabled: bool = True) -> Iterator[None]:
+    """Let :func:`vocabulary_cross_entropy` run Liger's fused kernel inside this block, on CUDA.
+
+    Liger (Hsu et al. 2025) walks the positions in chunks instead of the vocabulary in blocks, and computes gradients with
+    the loss, which it overwrites backward: one backward pass for each graph. It takes one label for each position; several
+    labels with weights are computed as ever.
+
+    Args:
+        enabled: False makes this a no-op.
+
+    Raises:
+        MissingExtraError: ``liger-kernel`` is not installed.
+    """
+    global _liger
+    before = _liger
+    if enabled:
+        try:
+            from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+        except ImportError as error:
+            raise MissingExtraError(
+                "Liger's kernel is asked for (use_liger_kernel), but liger-kernel is not installed: "
+                "pip install 'metaphrase[liger]'."
+            ) from error
+        _liger = liger_fused_linear_cross_entropy
+    try:
+        yield
+    finally:
+        _liger = before
 
 
 _accumulate_in_place = False
@@ -181,15 +224,16 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         weights_k: Tensor | None,
     ) -> Tensor:
         normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
-        for block in _blocks(len(weight_vh)):
+        label_logit_k = normaliser_n.new_zeros(len(labels_k))
+        at_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
+        for block in _blocks(len(weight_vh), len(hidden_nh)):
             logits_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
             normaliser_n = torch.logaddexp(normaliser_n, logits_nv.logsumexp(dim=1))
+            inside_k = _inside(labels_k, block)
+            label_logit_k[inside_k] = logits_nv[at_k[inside_k], labels_k[inside_k] - block.start]
         ctx.save_for_backward(hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n)
-        at: Any = slice(None) if rows_k is None else rows_k
-        label_logit_k = (hidden_nh[at] * weight_vh[labels_k]).to(normaliser_n.dtype).sum(dim=1)
-        if bias_v is not None:
-            label_logit_k = label_logit_k + bias_v[labels_k]
-        loss_k = normaliser_n[at] - label_logit_k
+        ctx.table = weight_vh  # what is saved comes back as a copy where memory is offloaded or work done again
+        loss_k = normaliser_n[at_k] - label_logit_k
         return loss_k.mean() if weights_k is None else (loss_k * weights_k.to(loss_k.dtype)).sum()
 
     @staticmethod
@@ -198,10 +242,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n = ctx.saved_tensors
         wants_hidden, wants_weight, _, wants_bias, _, _ = ctx.needs_input_grad
         hidden_grad = torch.zeros_like(hidden_nh, dtype=_wide(hidden_nh)) if wants_hidden else None
-        in_place = wants_weight and _takes_gradient_in_place(weight_vh)
-        if in_place and weight_vh.grad is None:
-            weight_vh.grad = torch.zeros_like(weight_vh)
-        weight_grad = weight_vh.grad if in_place else torch.empty_like(weight_vh) if wants_weight else None
+        in_place = wants_weight and _takes_gradient_in_place(ctx.table)
+        if in_place and ctx.table.grad is None:
+            ctx.table.grad = torch.zeros_like(weight_vh)
+        weight_grad = ctx.table.grad if in_place else torch.empty_like(weight_vh) if wants_weight else None
         bias_grad = torch.empty_like(bias_v) if wants_bias and bias_v is not None else None
         unit = grads[0] / len(labels_k) if weights_k is None else grads[0]
         rows_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
@@ -209,10 +253,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         mass_n = torch.zeros_like(normaliser_n).index_add_(0, rows_k, weights_k)
         share_k = weights_k / mass_n[rows_k].clamp(min=torch.finfo(mass_n.dtype).tiny)
         scale_n1 = (unit * mass_n)[:, None]
-        for block in _blocks(len(weight_vh)):
+        for block in _blocks(len(weight_vh), len(hidden_nh)):
             probability_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
             probability_nv.sub_(normaliser_n[:, None]).exp_()
-            inside_k = ((labels_k >= block.start) & (labels_k < block.stop)).nonzero().squeeze(1)
+            inside_k = _inside(labels_k, block)
             places = (rows_k[inside_k], labels_k[inside_k] - block.start)
             probability_nv.index_put_(places, -share_k[inside_k], accumulate=True)
             logit_grad_nv = (probability_nv * scale_n1).to(hidden_nh.dtype)
@@ -241,8 +285,14 @@ def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, b
     return logits_nv if bias_v is None else logits_nv + bias_v[block]
 
 
-def _blocks(vocabulary: int) -> list[slice]:
-    return [slice(at, min(at + VOCABULARY_BLOCK, vocabulary)) for at in range(0, vocabulary, VOCABULARY_BLOCK)]
+def _blocks(vocabulary: int, positions: int) -> list[slice]:
+    """Blocks of the vocabulary, smaller ones where many positions are scored."""
+    size = min(VOCABULARY_BLOCK, max(VOCABULARY_BLOCK // 16, BLOCK_LOGITS // max(positions, 1)))
+    return [slice(at, min(at + size, vocabulary)) for at in range(0, vocabulary, size)]
+
+
+def _inside(labels_k: Tensor, block: slice) -> Tensor:
+    return ((labels_k >= block.start) & (labels_k < block.stop)).nonzero().squeeze(1)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

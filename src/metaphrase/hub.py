@@ -52,7 +52,16 @@ from sentence_transformers.base.modules import Module
 
 from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card, redact
 from metaphrase.checkpoints import checkpoints
-from metaphrase.exceptions import HubError, MissingFileError, ModelError, UsageError
+from metaphrase.exceptions import (
+    HubAccessError,
+    HubConnectionError,
+    HubError,
+    HubMissingError,
+    MissingFileError,
+    ModelError,
+    NonFiniteError,
+    UsageError,
+)
 from metaphrase.languages import LanguageEmbedding, fold_language
 
 logger = logging.getLogger(__name__)
@@ -90,18 +99,6 @@ REFERENCE_TEXTS = (
     "All human beings are born free and equal in dignity and rights.",
     "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
 )
-
-
-class HubAccessError(HubError, PermissionError):
-    """There is no token, or the Hub does not let it do what was asked for."""
-
-
-class HubConnectionError(HubError, ConnectionError):
-    """The Hub is not there, or fails for longer than there was patience."""
-
-
-class HubMissingError(HubError, FileNotFoundError):
-    """The Hub has no such repository, or does not show it to this token."""
 
 
 def release(
@@ -146,7 +143,7 @@ def release(
     card = card or AlignmentModelCardData.adopt(model)
     embedded = any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
     if (language is None) != (language_embedding is None) or (embedded and language is None):
-        raise ValueError(
+        raise UsageError(
             "A model that was trained with a language embedding is released for one language at a time: give both "
             "`language` and `language_embedding`, or release all of its languages by `release_languages`."
         )
@@ -162,7 +159,7 @@ def release(
         with _release_form(model, card, prompts):
             embeddings_bh = model.encode(list(texts), show_progress_bar=False)
             if not np.isfinite(embeddings_bh).all():
-                raise ValueError(
+                raise NonFiniteError(
                     f"The model's embeddings are not finite, so it is not released to {folder}. "
                     "Release an earlier checkpoint, or train again with a lower learning rate."
                 )
@@ -309,7 +306,7 @@ def release_files(folder: str | Path) -> list[str]:
     files += [EVAL_RESULTS] if (folder / EVAL_RESULTS).is_file() else []
     for part in {module["path"] for module in listed} - {""}:
         if Path(part).name != part:
-            raise ValueError(f"{modules} names the module folder {part!r}; it must lie directly in {folder}.")
+            raise ModelError(f"{modules} names the module folder {part!r}; it must lie directly in {folder}.")
         inside = (folder / part).glob("*")  # a module without settings has no folder on a Hub
         files += [f"{part}/{path.name}" for path in inside if path.is_file() and _matches(path.name, MODULE_FILES)]
     return sorted(files)
@@ -505,7 +502,7 @@ def _check_modules(model: SentenceTransformer) -> None:
     for module in model.modules():
         kind = type(module)
         if isinstance(module, Module) and kind.__module__.split(".")[0] != "sentence_transformers":
-            raise ValueError(
+            raise ModelError(
                 f"Module {kind.__module__}.{kind.__name__} is not part of sentence-transformers, so that the release "
                 "could not be loaded without remote code. Take it out of the model before releasing."
             )
@@ -546,7 +543,7 @@ def _check_release(model: SentenceTransformer, folder: Path) -> None:
     loaded = load(folder, device=str(model.device))
     _compare(loaded, json.loads((folder / REFERENCE).read_text(encoding="utf-8")), "The written release")
     if loaded.max_seq_length != model.max_seq_length:
-        raise RuntimeError(
+        raise HubError(
             f"The release keeps {loaded.max_seq_length} pieces of a text, the model {model.max_seq_length}. "
             "Set `model.max_seq_length` to what its tokenizer and positions allow."
         )

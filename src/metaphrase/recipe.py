@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -182,7 +183,7 @@ def _parse_term(term: Any, origin: str) -> Term:
             f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Register a new one in "
             "objectives/__init__.py."
         )
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= sys.float_info.max:
         raise RecipeError(
             f"{place(term, 'weight')}The weight of {name!r} in {origin} should be a number from 0, but is "
             f"{_short(weight)}."

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,16 @@ from metaphrase.checkpoints import (
 )
 from metaphrase.collator import ParallelCollator
 from metaphrase.encoders import load_encoder
-from metaphrase.exceptions import CheckpointError, HubError, MetaphraseError, UsageError
-from metaphrase.functional import accumulated_in_place
+from metaphrase.exceptions import (
+    CheckpointError,
+    HubError,
+    MemoryBudgetError,
+    MissingExtraError,
+    NonFiniteError,
+    UsageError,
+    WorkerError,
+)
+from metaphrase.functional import accumulated_in_place, liger_kernel
 from metaphrase.heads import AlignmentHeads
 from metaphrase.hub import push, release
 from metaphrase.loss import AlignmentLoss
@@ -68,14 +77,6 @@ HEAD_PARAMETERS = r"^heads\."
 TRAINING_ARGS = "training_args.json"
 
 
-class NonFiniteError(MetaphraseError, ValueError):
-    """A loss, a gradient or a weight that is infinite or no number."""
-
-
-class WorkerError(MetaphraseError, ChildProcessError):
-    """A process that prepares batches died."""
-
-
 @dataclass
 class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     """Training arguments of sentence-transformers and what alignment adds to them.
@@ -83,12 +84,16 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     Attributes:
         head_learning_rate: Learning rate of the objectives' heads; None takes ``learning_rate``.
         packing: Run the encoder without padding, where it can.
+        effective_batch_size: Pairs that are ranked against each other, over all processes; sets
+            ``per_device_train_batch_size``, which it replaces.
         micro_batch_size: Rows (sentences, of either side) that the encoder encodes at a time; None encodes all views of a
             batch at once. ``per_device_train_batch_size`` stays the batch that is ranked: the gradient is the same, for
             less memory and one more forward pass. Where memory runs out it is set, or halved, and the step made again.
         max_skipped_steps: Steps in a row without a finite loss and gradient after which training ends. Such a step changes
             nothing, and ``skipped_steps`` in the log counts it.
         allow_changes: Resume a checkpoint though recipe, data, batch or seed are not those that it was written with.
+        bf16: Turned off, with a warning, on CPUs that multiply bfloat16 in software, where it is slower than float32.
+        use_liger_kernel: Compute the vocabulary loss by Liger's kernel, on CUDA (extra ``liger``).
         logging_nan_inf_filter: Off, as steps whose loss is not finite are skipped and counted.
         dataloader_pin_memory: On only where there is a CUDA device to pin for.
     """
@@ -97,11 +102,18 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
     )
     packing: bool = field(default=True, metadata={"help": "Run the encoder without padding: the same result, faster."})
+    effective_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Pairs ranked against each other, over all processes; in place of a batch size per device."},
+    )
     micro_batch_size: int | None = field(
         default=None,
         metadata={
             "help": "Rows encoded at a time, with the gradient of the whole batch; found where memory runs out."
         },
+    )
+    bf16: bool = field(
+        default=False, metadata={"help": "Compute in bfloat16, where the device has instructions for it."}
     )
     max_skipped_steps: int = field(
         default=5,
@@ -119,14 +131,35 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     )
 
     def __post_init__(self) -> None:
+        if self.bf16 and (self.use_cpu or not torch.accelerator.is_available()) and not _multiplies_bfloat16():
+            logger.warning("This CPU has no instructions for bfloat16, and float32 is faster on it: bf16 is off.")
+            self.bf16 = False
         super().__post_init__()
+        if self.effective_batch_size is not None:
+            size, rest = divmod(self.effective_batch_size, self.world_size)
+            if rest or size < 1:
+                raise UsageError(
+                    f"effective_batch_size is divided among the processes, but got {self.effective_batch_size} for "
+                    f"{self.world_size}. Take a multiple of {self.world_size}."
+                )
+            self.per_device_train_batch_size = size
+        if self.use_liger_kernel and find_spec("liger_kernel") is None:
+            raise MissingExtraError(
+                "use_liger_kernel asks for Liger's kernel, but liger-kernel is not installed: pip install 'metaphrase[liger]'."
+            )
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise ValueError(f"micro_batch_size is a number of rows from 1, or none, but got {self.micro_batch_size}.")
+            raise UsageError(f"micro_batch_size is a number of rows from 1, or none, but got {self.micro_batch_size}.")
         if self.max_skipped_steps < 1:
-            raise ValueError(f"max_skipped_steps is a number of steps from 1, but got {self.max_skipped_steps}.")
+            raise UsageError(f"max_skipped_steps is a number of steps from 1, but got {self.max_skipped_steps}.")
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors that are no batch (links, queues).
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False
+
+
+def _multiplies_bfloat16() -> bool:
+    """Whether this CPU has instructions for it: AVX512-BF16, AMX, or Arm's."""
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 class _Pace(TrainerCallback):
@@ -204,12 +237,12 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         if self.args.n_gpu > 1:
-            raise ValueError(
+            raise UsageError(
                 f"{self.args.n_gpu} GPUs are visible to one process. Start one process each with torchrun, or show one "
                 "with CUDA_VISIBLE_DEVICES=0."
             )
         if self.args.prompts:
-            raise ValueError("Alignment trains without prompts; leave `prompts` out of the training arguments.")
+            raise UsageError("Alignment trains without prompts; leave `prompts` out of the training arguments.")
         if self.args.head_learning_rate is not None and self.head_parameters():
             self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
         loss.micro_batch_size = self.args.micro_batch_size
@@ -394,7 +427,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         while True:
             randomness, buffers = _rng_states(), dict(heads.named_buffers())
             try:
-                with accumulated_in_place(enabled=alone):
+                with accumulated_in_place(enabled=alone), liger_kernel(enabled=self.args.use_liger_kernel):
                     return super().training_step(model, inputs, num_items_in_batch)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 smaller = self._smaller_micro_batch(inputs, error)
@@ -418,7 +451,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         )
         present = min(self._alignment_loss.micro_batch_size or rows, rows)
         if self._gradients_pending:
-            raise ValueError(
+            raise MemoryBudgetError(
                 f"Memory ran out at {present} rows, behind micro-batches whose gradients cannot be told from this one's. "
                 f"Resume with --micro_batch_size {max(present // 2, 1)}."
             ) from error

@@ -26,7 +26,7 @@ Segmenter = Literal["whitespace", "icu"]
 UNSPACED = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
 _WORD = re.compile(r"\S+")
-_LINK = re.compile(r"([0-9]+)-([0-9]+)")
+_LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def word_spans(text: str, language: str | None = None, segmenter: str = "whitespace") -> list[Span]:

@@ -93,9 +93,28 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<img" not in page
     assert "tr over training steps" in page
-    printed = capsys.readouterr().out
-    assert "2 languages not trained on" in printed
-    assert "Encoding" in printed
+    printed = capsys.readouterr()
+    assert "2 languages not trained on" in printed.out
+    assert "Encoding" in printed.err
+    assert "Encoding" not in printed.out
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_report_as_json(finished, data, capsys):
+    options = [str(finished), "--data", str(data), "--baseline", "none", "--json"]
+    assert main(["report", *options]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == read(finished / "report")
+    assert "Encoding" in printed.err
+    assert "Report:" in printed.err
+    assert main(["report", *options, "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == read(finished / "report")
+    assert printed.err == ""
+    assert main(["report", *options[:-1], "--quiet"]) == 0
+    printed = capsys.readouterr()
+    assert "Report:" in printed.out
+    assert printed.err == ""
 
 
 @pytest.mark.usefixtures("quick")

@@ -20,8 +20,7 @@ from metaphrase.checkpoints import (
     tidy,
     verify,
 )
-from metaphrase.exceptions import CheckpointError
-from metaphrase.trainer import NonFiniteError
+from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.faults.children import Child
 
 

@@ -6,7 +6,7 @@ import torch
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints import checkpoint_folders
-from metaphrase.trainer import NonFiniteError
+from metaphrase.exceptions import NonFiniteError
 
 
 class Watch(TrainerCallback):

@@ -3,7 +3,8 @@ import os
 import pytest
 from datasets import Dataset, IterableDataset
 
-from metaphrase.trainer import WorkerError, _Collator
+from metaphrase.exceptions import WorkerError
+from metaphrase.trainer import _Collator
 from tests.faults.conftest import digest
 
 

@@ -111,7 +111,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
 
 
 def test_a_row_is_done_when_it_is_new_and_from_here(bench, results, tmp_path):
-    options = SimpleNamespace(again=False, max_age=24.0, device="cpu", threads=1)
+    options = SimpleNamespace(again=False, max_age=24.0, device="cpu", threads=1, texts=None)
     content = json.loads((results / "projected-rows.json").read_text())
     path = tmp_path / "row.json"
 
@@ -122,6 +122,7 @@ def test_a_row_is_done_when_it_is_new_and_from_here(bench, results, tmp_path):
     assert is_done()
     assert not is_done(finished=content["finished"] - 25 * 3600)
     assert not is_done(facts={**content["facts"], "device": "another"})
+    assert not is_done(facts={**content["facts"], "texts": "a folder"})
     assert not is_done(figures=[{"verdict": "skipped: others used 50% of the machine"}])
     assert not bench.run.is_done(tmp_path / "none.json", options)
 
@@ -172,6 +173,7 @@ def test_lengths_are_tatoebas(bench):
     assert drawn.mean(axis=0) == pytest.approx([11.4, 10.8], abs=0.1)
     assert (bench.settings.lengths(5, 0, full=True) == 32).all()
     assert len(bench.settings.lengths(500, seed=1)) == 500
+    assert bench.settings.lengths(16, seed=1).mean(axis=0) == pytest.approx([11.4, 10.8], abs=0.5)
 
 
 def test_random_encoders_read_texts_of_the_lengths_that_are_asked_for(bench):
@@ -255,14 +257,18 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
     text = (tmp_path / "costs.md").read_text()
     assert text.count("| XLM-R base |") == 3
     assert "Nothing has been measured yet" in text
-    figure = {"of": "12 × 768, V = 250,002", "seconds": {"tr": [5.0, 4.0], "dap": [9.0], "other": [1.0]}}
+    of, given = "12 × 768, V = 250,002", {"recipe": "tr", "pairs": 16, "tokens": [182, 173]}
+    figures = [
+        {"of": of, "value": 2.2, "seconds": {"tr": [5.0, 4.0], "dap": [9.0]}, "given": {}},
+        {"of": of, "value": 250.0, "seconds": {"tr": [5.0, 4.0]}, "given": given},
+    ]
     facts = {"device": "a machine", "threads": 2}
     (tmp_path / "cpu").mkdir()
-    (tmp_path / "cpu" / "dap-vs-tr.json").write_text(json.dumps({"facts": facts, "figures": [figure, figure]}))
+    (tmp_path / "cpu" / "dap-vs-tr.json").write_text(json.dumps({"facts": facts, "figures": figures}))
     bench.costs.main()
     text = (tmp_path / "costs.md").read_text()
-    assert text.count("| a machine, 2 threads |") == 2
-    assert "| `tr` | 4.0 | 45 |" in text
+    assert text.count("| a machine, 2 threads |") == 1
+    assert "| `tr` | 16 | 4 | 45 | 250 | 222 |" in text
 
 
 def test_tables_are_put_between_markers(bench, results, tmp_path, monkeypatch):

@@ -17,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, cast
 
+import torch
 from datasets import Dataset
 from rich.table import Table
 
@@ -145,6 +146,7 @@ def run(argv: Sequence[str]) -> int:
     arguments = ["--files", *argv[:leading], *argv[leading:]] if leading else list(argv)
     (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
     settings = check(options)
+    torch.set_flush_denormal(True)
     try:
         if options.files in ([], ["-"]):
             return align_lines(options, settings)

@@ -7,11 +7,9 @@ and alignment matrices from the word states of a few pairs.
 from __future__ import annotations
 
 import json
-import logging
 import shlex
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
+from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase import plots
 from metaphrase.bulk import encode
-from metaphrase.cli import parse
+from metaphrase.cli import emit, notes, parse
+from metaphrase.cli.mine import progress
 from metaphrase.encoders import load_encoder, pooling_of
 from metaphrase.evaluation.retrieval import (
     TARGET_LANGUAGE,
@@ -36,17 +35,20 @@ from metaphrase.evaluation.retrieval import (
     resolve_prompt,
 )
 from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.report import describe_model, render_table, usage_lines, write_report
 
 SUMMARY = "Look at a run: before and after, retention, maps, margins, errors"
+EXAMPLES = [
+    "metaphrase report runs/sw",
+    "metaphrase report runs/sw --data tests/sw --pairs sw:12 sw:40 --red_line 0.5",
+]
 
 #: Test sets that come with the package: languages of the demo, and the Declaration of Human Rights in 88 languages.
 PACKAGED = Path(__file__).parents[1] / "data"
 
 #: Languages of a word map, English aside: more cannot be told apart.
 _MAPPED = 4
-
-logger = logging.getLogger(__name__)
 
 Sets = dict[str, dict[str, ParallelSet]]
 Models = Mapping[str, SentenceTransformer]
@@ -170,17 +172,14 @@ class _Lookup:
 def run(argv: Sequence[str]) -> int:
     """Measure both models, compute what the report shows, write it."""
     arguments = ["--run", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase report", [ReportOptions], arguments, description=SUMMARY)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("metaphrase").setLevel(logging.INFO)
+    (options,) = parse("metaphrase report", [ReportOptions], arguments, description=SUMMARY, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     command = shlex.join(["metaphrase", "report", *argv])
-    console = Console()
     started = time.perf_counter()
     folder = Path(options.run)
     facts = _json(folder / "run.json")
     if facts is None:
-        raise FileNotFoundError(
+        raise MissingFileError(
             f"{folder} holds no run.json, so it is no run. Give the --output_dir of a `metaphrase train`."
         )
     earlier = _json(folder / "report.json") or {}
@@ -204,14 +203,14 @@ def run(argv: Sequence[str]) -> int:
     sets = {name: by_language for name, by_language in sets.items() if by_language}
     focus = next((name for name, by_language in sets.items() if trained & by_language.keys()), None)
     if focus is None:
-        raise ValueError(
+        raise UsageError(
             f"None of the test sets is in a language that was trained on ({', '.join(sorted(trained))}). Give --data."
         )
     _check_choices(options, sets[focus])
-    encode_all(subjects, sets, console)
+    encode_all(subjects, sets)
     settings = {"resamples": options.resamples, "seed": options.seed}
     results, others, comparisons = measure(subjects, sets, trained, settings)
-    console.print("Computing word maps, alignments, margins and errors …")
+    notes().print("Computing word maps, alignments, margins and errors …")
     analysis = analyse(subjects, sets, focus, trained, comparisons, options)
     analysis["retention"] = {
         name: plots.retention(compare_retrieval(pair["before"], pair["after"], **settings), options.red_line)
@@ -238,22 +237,24 @@ def run(argv: Sequence[str]) -> int:
     )
     written = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
     pictures = plots.draw(written, output)
-    for name, one in results.items():
-        console.print(f"\n[bold]{name}[/bold]")
-        console.print(render_table(one["after"], one.get("before"), comparisons.get(name)))
-    for name, one in analysis["retention"].items():
-        low, high = one["pooled"]["interval"]
-        console.print(
-            f"{name}, {len(one['languages'])} languages not trained on: {one['pooled']['difference']:+.2f} points "
-            f"[{low:+.2f}, {high:+.2f}] against a red line of {-options.red_line:g}: {one['verdict']}",
-            markup=False,
-        )
-    console.print(
-        f"\nReport: {page}, {page.with_suffix('.json').name} and {len(pictures)} pictures.",
-        markup=False,
-        soft_wrap=True,
-    )
+    files = f"Report: {page}, {page.with_suffix('.json').name} and {len(pictures)} pictures."
+    emit(written, *_people(results, comparisons, analysis["retention"], options.red_line), files)
     return 0
+
+
+def _people(
+    results: Mapping[str, Any], comparisons: Mapping[str, Any], retained: Mapping[str, Any], red_line: float
+) -> Iterator[RenderableType]:
+    """What people read."""
+    for name, one in results.items():
+        yield Text(name, style="bold")
+        yield render_table(one["after"], one.get("before"), comparisons.get(name))
+    for name, one in retained.items():
+        low, high = one["pooled"]["interval"]
+        yield (
+            f"{name}, {len(one['languages'])} languages not trained on: {one['pooled']['difference']:+.2f} points "
+            f"[{low:+.2f}, {high:+.2f}] against a red line of {-red_line:g}: {one['verdict']}"
+        )
 
 
 def _json(path: Path) -> dict[str, Any] | None:
@@ -273,7 +274,7 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
     found = {path.parent.name: path.parent for path in sorted(folder.glob("*/modules.json"))}
     found = {name: path for name, path in found.items() if not name.startswith("checkpoint-")}
     if not found:
-        raise FileNotFoundError(f"{folder} holds no release; has the run ended?")
+        raise MissingFileError(f"{folder} holds no release; has the run ended?")
     return {language: load_encoder(path) for language, path in found.items()}
 
 
@@ -298,7 +299,7 @@ def read_sets(folders: Sequence[str]) -> Sets:
     for folder in folders:
         name = Path(folder).resolve().name
         if name in sets:
-            raise ValueError(f"Two folders of test sets are named {name!r}; rename one.")
+            raise UsageError(f"Two folders of test sets are named {name!r}; rename one.")
         split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
         sets[name] = load_parallel_folder(folder, None, split)
     return sets
@@ -315,18 +316,18 @@ def baseline_prompt(asked: str, model: SentenceTransformer, earlier: Mapping[str
 def _check_choices(options: ReportOptions, sets: Mapping[str, ParallelSet]) -> None:
     """Refuse what cannot be drawn before an hour of encoding."""
     if unknown := [language for language in options.languages or () if language not in sets]:
-        raise ValueError(f"There are no pairs in {', '.join(unknown)}; there are in {', '.join(sets)}.")
+        raise UsageError(f"There are no pairs in {', '.join(unknown)}; there are in {', '.join(sets)}.")
     plots.choose_pairs(sets, options.pairs or [f"{next(iter(sets))}:1"])
 
 
-def encode_all(subjects: Mapping[str, Sentences], sets: Sets, console: Console) -> None:
+def encode_all(subjects: Mapping[str, Sentences], sets: Sets) -> None:
     """Embed every sentence with each model, and say beforehand how many there are."""
     texts: dict[str, list[str]] = {TARGET_LANGUAGE: []}
     for by_language in sets.values():
         for language, one in by_language.items():
             texts.setdefault(language, []).extend(one.sources)
             texts[TARGET_LANGUAGE].extend(one.targets)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = notes()
     totals = {side: sum(map(len, one.missing(texts).values())) for side, one in subjects.items()}
     console.print(
         f"Encoding {' and '.join(f'{totals[side]:,} sentences with {one.name}' for side, one in subjects.items())}: "
@@ -334,12 +335,11 @@ def encode_all(subjects: Mapping[str, Sentences], sets: Sets, console: Console) 
         markup=False,
         highlight=False,
     )
-    with Progress(*columns, console=console) as progress:
+    with progress(console) as begin:
         for side, subject in subjects.items():
             start = time.perf_counter()
-            task = progress.add_task(side, total=totals[side])
-            subject.encode(texts, lambda n, task=task: progress.advance(task, n))  # type: ignore[misc]
-            progress.console.print(f"{side}: {time.perf_counter() - start:.0f} seconds")
+            subject.encode(texts, begin(side, totals[side]))
+            console.print(f"{side}: {time.perf_counter() - start:.0f} seconds")
 
 
 def measure(

@@ -40,7 +40,7 @@ from metaphrase.evaluation.retrieval import (
     load_parallel_folder,
     resolve_prompt,
 )
-from metaphrase.exceptions import CheckpointError
+from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.hub import release, release_languages
 from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.loss import AlignmentLoss
@@ -323,13 +323,13 @@ def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) 
         FileNotFoundError: There is no such corpus.
     """
     if not corpus_options.corpus:
-        raise ValueError("Training needs a bitext: give --corpus (a file, a folder or hf:org/name).")
+        raise UsageError("Training needs a bitext: give --corpus (a file, a folder or hf:org/name).")
     if not arguments.output_dir:
-        raise ValueError("Training needs a place for its results: give --output_dir.")
+        raise UsageError("Training needs a place for its results: give --output_dir.")
     if corpus_options.streaming and arguments.max_steps <= 0:
-        raise ValueError("A stream has no length: give --max_steps.")
+        raise UsageError("A stream has no length: give --max_steps.")
     if corpus_options.clean not in CLEANINGS:
-        raise ValueError(f"--clean is one of {', '.join(CLEANINGS)}, not {corpus_options.clean!r}.")
+        raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {corpus_options.clean!r}.")
     find_files(corpus_options.corpus, languages=corpus_options.languages or None)
 
 
@@ -342,14 +342,14 @@ def check_text(recipe: Recipe, options: CorpusOptions) -> None:
     """
     reads = "monolingual" in recipe.columns
     if reads and not options.monolingual:
-        raise ValueError(
+        raise UsageError(
             f"Recipe {recipe.name!r} reads monolingual text: give --monolingual (files of one sentence a line, or "
             "hf:org/name), or a YAML of your own whose objectives do without."
         )
     if options.monolingual and not reads:
-        raise ValueError(f"Recipe {recipe.name!r} reads no monolingual text; leave out --monolingual.")
+        raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; leave out --monolingual.")
     if options.monolingual_ratio <= 0:
-        raise ValueError(f"--monolingual_ratio should be positive, but is {options.monolingual_ratio:g}.")
+        raise UsageError(f"--monolingual_ratio should be positive, but is {options.monolingual_ratio:g}.")
     check_monolingual(options.monolingual)
 
 
@@ -407,7 +407,7 @@ def train(
         tested = {language for sets in (tests or {}).values() for language in sets}
         asked = {*tested, *(language for evaluator in evaluators for language in evaluator.sets)}
         if missing := sorted(asked - set(embedding.languages)):
-            raise ValueError(
+            raise UsageError(
                 f"The corpus has no {', '.join(missing)}, so that the model learns no vector for it and cannot be measured "
                 "on it. Choose what is measured with --languages."
             )
@@ -418,7 +418,7 @@ def train(
     else:
         logger.info("Corpus:\n%s", corpus.report)
         if len(dataset) < arguments.train_batch_size:
-            raise ValueError(
+            raise CorpusError(
                 f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Give more "
                 "text or a smaller --per_device_train_batch_size."
             )
@@ -483,7 +483,7 @@ def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
     for folder in options.test:
         name, split = Path(folder).resolve().name, "test" if any(Path(folder).glob("*.test.tsv*")) else None
         if name in tests:
-            raise ValueError(
+            raise UsageError(
                 f"Two --test folders are named {name!r}; their results would overwrite each other. Rename one."
             )
         tests[name] = load_parallel_folder(folder, options.languages or None, split)
@@ -575,7 +575,7 @@ def with_links(dataset: Any, recipe: Recipe, arguments: Any) -> Any:
     if there and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):
         return dataset
     if isinstance(dataset, IterableDataset):
-        raise ValueError(
+        raise UsageError(
             "This recipe needs word links and the corpus has none; a stream cannot be aligned while it is read. Align the "
             "corpus first: metaphrase align CORPUS -o ALIGNED.parquet."
         )
@@ -639,7 +639,7 @@ def make_loss(
     english_ids = None
     if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
         if not isinstance(corpus.dataset, Dataset):
-            raise ValueError("The English subset vocabulary is read off the corpus; it cannot be had from a stream.")
+            raise UsageError("The English subset vocabulary is read off the corpus; it cannot be had from a stream.")
         english_ids = english_piece_ids(corpus.dataset["target"], model.tokenizer)
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
