@@ -32,6 +32,7 @@ COMMANDS = {
     "diagnose": "Find out what is wrong with a corpus, or with a model on it",
     "mine": "Find the translations in two monolingual texts",
     "filter": "Score the pairs of a bitext, and keep the good ones",
+    "export": "Make an encoder smaller or faster, and say what that costs",
     "push": "Push a released encoder to the Hub",
 }
 

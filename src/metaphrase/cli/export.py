@@ -1,0 +1,366 @@
+"""``metaphrase export MODEL --output_dir DIR``: a smaller or faster encoder, measured before it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich import box
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.card import cell, table
+from metaphrase.checks import read_corpus
+from metaphrase.cli import emit, notes, parse, show_progress
+from metaphrase.encoders import STARTER, load_encoder
+from metaphrase.evaluation.retrieval import (
+    TARGET_LANGUAGE,
+    ParallelSet,
+    compare_retrieval,
+    evaluate_retrieval,
+    load_parallel_folder,
+    versions,
+)
+from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.export import (
+    ONNX_INT8,
+    Draft,
+    check_destination,
+    check_runtime,
+    drafted,
+    footprint,
+    prune_layers,
+    spread,
+    trim_vocabulary,
+)
+from metaphrase.hub import CARD
+from metaphrase.monolingual import load_monolingual
+from metaphrase.report import render_table
+
+SUMMARY = "Make an encoder smaller or faster, and say what that costs"
+
+DESCRIPTION = (
+    "Take out of an encoder what some languages do not need: pieces of its vocabulary (--languages, --corpus, --texts), "
+    "layers (--layers, --keep_layers); or write it for another runtime (--format, --quantize). The result is measured per "
+    "language against the model before, with a paired bootstrap, and that is printed before anything is written."
+)
+
+EXAMPLES = (
+    "metaphrase export runs/sw --languages sw --output_dir runs/sw-small",
+    "metaphrase export runs/sw --corpus sw-en.tsv.gz --texts news.sw.gz --max_loss 1 --output_dir runs/sw-small",
+    "metaphrase export runs/sw --layers 9 --data my-test-sets --output_dir runs/sw-fast",
+    "metaphrase export runs/sw --format onnx --quantize int8 --output_dir runs/sw-onnx",
+)
+
+#: Bitext and test sets that come with the package.
+PACKAGED = Path(__file__).parents[1] / "data"
+
+
+@dataclass
+class ExportOptions:
+    """What is exported, what is left of it, and what it is measured on."""
+
+    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. May stand first."})
+    output_dir: str = field(metadata={"help": "New folder for the result."})
+    languages: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Keep only the pieces of these languages and English, separated by spaces or commas, as they occur in "
+            "the packaged bitext, --corpus and --texts."
+        },
+    )
+    corpus: list[str] = field(
+        default_factory=list, metadata={"help": "Bitext whose pieces are kept, as for `metaphrase train`."}
+    )
+    texts: list[str] = field(
+        default_factory=list, metadata={"help": "Text whose pieces are kept, one sentence a line, packed or not."}
+    )
+    layers: int | None = field(
+        default=None, metadata={"help": "Keep so many layers, evenly spread from the first to the last."}
+    )
+    keep_layers: list[int] = field(
+        default_factory=list, metadata={"help": "Keep the layers of these numbers, from 0."}
+    )
+    format: Literal["safetensors", "onnx", "openvino"] = field(
+        default="safetensors", metadata={"help": "What the result is for; onnx and openvino need further packages."}
+    )
+    quantize: Literal["int8", "arm64", "avx2", "avx512", "avx512_vnni"] | None = field(
+        default=None,
+        metadata={
+            "help": "8-bit weights, for onnx and openvino. int8 suits this machine's kind of processor; the others name one "
+            "for onnx."
+        },
+    )
+    data: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of test sets xx-en.tsv.gz to measure on. Default: the packaged ones of the languages, test sets "
+            "of the demo or the Declaration of Human Rights."
+        },
+    )
+    split: str | None = field(
+        default=None, metadata={"help": "Which of xx-en.dev.tsv.gz, xx-en.test.tsv.gz, … of --data."}
+    )
+    max_loss: float | None = field(
+        default=None,
+        metadata={"help": "Write nothing where a language loses significantly more than so many points of accuracy."},
+    )
+    batch_size: int = field(default=32, metadata={"help": "Sentences per forward pass."})
+    resamples: int = field(default=RESAMPLES, metadata={"help": "Bootstrap resamples of intervals and tests."})
+    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
+
+
+def run(argv: Sequence[str]) -> int:
+    """Change, measure, print, write; the exit status is 1 where the loss was too large to write anything."""
+    arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    (options,) = parse("metaphrase export", [ExportOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    _check(options)
+    check_destination(options.output_dir)
+    check_runtime(options.format)
+    torch.set_flush_denormal(True)
+    languages = dict.fromkeys(code for item in options.languages for code in item.replace(",", " ").split())
+    languages.pop(TARGET_LANGUAGE, None)
+    kept = _texts(options, languages)
+    sets = _test_sets(options, list(languages))
+
+    model = load_encoder(options.model)
+    changed, done = _change(model, options, kept)
+    before = _measure(model, options.model, options, sets)
+    source = _source(options.model)
+    calibration = kept
+    if options.format == "openvino" and not kept:
+        calibration = _sentences(load_parallel_folder(PACKAGED / "demo", split="train"))
+    with drafted(
+        changed,
+        options.output_dir,
+        format=options.format,
+        quantize=options.quantize,
+        texts=calibration[:1000],
+        source=source,
+    ) as draft:
+        after = _measure(draft.model, options.output_dir, options, sets)
+        comparison = compare_retrieval(before, after, resamples=options.resamples, seed=options.seed)
+        sizes = _sizes(model, changed, draft)
+        lost = [
+            language
+            for language, row in comparison["languages"].items()
+            if options.max_loss is not None and row["interval"][1] < -options.max_loss
+        ]
+        people: list[RenderableType] = [render_table(after, before, comparison), _size_table(sizes)]
+        if lost:
+            people.append(
+                f"Wrote nothing: {', '.join(lost)} lost significantly more than {options.max_loss:g} points. Keep more of "
+                "the model, or allow more with --max_loss."
+            )
+        else:
+            for item in people:
+                notes().print(item)
+            people = []
+            draft.publish(_card(options, source, done, sizes, comparison))
+            people.append(f"Wrote {options.output_dir}: {'; '.join(done)}. {_how_to_load(options)}")
+    result = {
+        "model": options.model,
+        "output_dir": options.output_dir,
+        "written": not lost,
+        "changes": done,
+        "sizes": sizes,
+        **comparison,
+        "lost": lost,
+        "options": asdict(options),
+        "versions": versions(),
+    }
+    emit(result, *people)
+    return 1 if lost else 0
+
+
+def _check(options: ExportOptions) -> None:
+    if options.layers is not None and options.keep_layers:
+        raise UsageError("Give --layers or --keep_layers, not both.")
+    if options.layers is not None and options.layers < 1:
+        raise UsageError("--layers must be at least 1.")
+    if options.quantize is not None and options.format == "safetensors":
+        raise UsageError("8-bit weights are for --format onnx or openvino; safetensors keeps the weights as they are.")
+    if options.quantize in ONNX_INT8 and options.format == "openvino":
+        raise UsageError(f"--quantize {options.quantize} is for onnx; openvino has int8.")
+    trims = options.languages or options.corpus or options.texts
+    if not (trims or options.layers or options.keep_layers or options.format != "safetensors"):
+        raise UsageError(
+            "Nothing is to be changed. Give languages (--languages, --corpus, --texts), layers (--layers, --keep_layers) or "
+            "a --format."
+        )
+
+
+def _texts(options: ExportOptions, languages: dict[str, None]) -> list[str]:
+    """Texts whose pieces are kept, none where the vocabulary stays; languages of the corpus are added to the others."""
+    if not (options.languages or options.corpus or options.texts):
+        return []
+    texts = []
+    packaged = {}
+    for split in ("train", "dev"):  # not what is measured on
+        packaged[split] = load_parallel_folder(PACKAGED / "demo", split=split)
+        texts += [text for pairs in packaged[split].values() for text in pairs.targets]
+    if options.corpus:
+        sets, _ = read_corpus(options.corpus, languages=list(languages) or None)
+        languages |= dict.fromkeys(sets)
+        texts += _sentences(sets)
+    for both in load_monolingual(options.texts) if options.texts else ():
+        texts += both.split("\n")
+    own = [language for language in languages if language in packaged["train"]]
+    if not options.corpus and not options.texts and (without := [one for one in languages if one not in own]):
+        raise UsageError(
+            f"No text of {', '.join(without)} comes with the package (there is {', '.join(packaged['train'])}). Give some "
+            "with --corpus or --texts."
+        )
+    for sets in packaged.values():
+        texts += [text for language in own if language in sets for text in sets[language].sources]
+    return texts
+
+
+def _sentences(sets: Mapping[str, ParallelSet]) -> list[str]:
+    return [text for pairs in sets.values() for text in (*pairs.sources, *pairs.targets)]
+
+
+def _test_sets(options: ExportOptions, languages: Sequence[str]) -> dict[str, ParallelSet]:
+    if options.data is not None:
+        return load_parallel_folder(options.data, languages or None, options.split)
+    demo, udhr = load_parallel_folder(PACKAGED / "demo", split="test"), load_parallel_folder(PACKAGED / "udhr")
+    there = udhr | demo
+    if missing := [language for language in languages if language not in there]:
+        raise MissingFileError(
+            f"No test set of {', '.join(missing)} comes with the package. Give a folder of test sets with --data."
+        )
+    return {language: there[language] for language in languages} or demo
+
+
+def _change(
+    model: SentenceTransformer, options: ExportOptions, texts: Sequence[str]
+) -> tuple[SentenceTransformer, list[str]]:
+    """The changed model, and what was done in words."""
+    done = []
+    changed = model
+    if texts:
+        changed = trim_vocabulary(changed, texts)
+        done.append(f"{len(changed.tokenizer):,} of {len(model.tokenizer):,} pieces kept")
+    if options.layers or options.keep_layers:
+        count = model[0].auto_model.config.num_hidden_layers
+        if options.layers is not None and options.layers > count:
+            raise UsageError(f"--layers {options.layers} was asked for, but the encoder has {count}.")
+        keep = options.keep_layers or spread(count, int(options.layers or 0))
+        changed = prune_layers(changed, keep)
+        done.append(f"layers {', '.join(map(str, sorted(set(keep))))} of {count} kept")
+    if options.format != "safetensors":
+        done.append(
+            f"written for {options.format}" + (f" with 8-bit weights ({options.quantize})" if options.quantize else "")
+        )
+    return changed, done
+
+
+def _measure(
+    model: SentenceTransformer, name: str, options: ExportOptions, sets: Mapping[str, ParallelSet]
+) -> dict[str, Any]:
+    notes().print(f"Measuring {name} on {len(sets)} languages …", markup=False, highlight=False)
+    return evaluate_retrieval(
+        model,
+        sets,
+        name=name,
+        prompt="auto",
+        batch_size=options.batch_size,
+        resamples=options.resamples,
+        seed=options.seed,
+        show_progress=show_progress(),
+    )
+
+
+def _sizes(model: SentenceTransformer, changed: SentenceTransformer, draft: Draft) -> dict[str, dict[str, float]]:
+    encoders: list[Any] = [model[0].auto_model, changed[0].auto_model]
+    pairs: dict[str, list[float]] = {
+        "megabytes": [round(size / 1e6, 3) for size in (footprint(model), draft.size)],
+        "pieces": [len(model.tokenizer), len(changed.tokenizer)],
+        "layers": [encoder.config.num_hidden_layers for encoder in encoders],
+        "parameters": [sum(tensor.numel() for tensor in encoder.parameters()) for encoder in encoders],
+    }
+    return {key: {"before": before, "after": after} for key, (before, after) in pairs.items()}
+
+
+def _size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:
+    for name, pair in sizes.items():
+        form = ",.1f" if name == "megabytes" else ","
+        yield "MB on disk" if name == "megabytes" else name, format(pair["before"], form), format(pair["after"], form)
+
+
+def _size_table(sizes: Mapping[str, Mapping[str, float]]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    shown.add_column("")
+    for heading in ("before", "after"):
+        shown.add_column(heading, justify="right")
+    for row in _size_rows(sizes):
+        shown.add_row(*map(Text, row))
+    return shown
+
+
+# The card
+
+
+def _source(name: str) -> Path | None:
+    """The folder that a model comes from, if it is one."""
+    if name == STARTER:
+        from metaphrase.starter import starter_path
+
+        return starter_path()
+    return Path(name) if Path(name).is_dir() else None
+
+
+def _card(
+    options: ExportOptions,
+    source: Path | None,
+    done: Sequence[str],
+    sizes: Mapping[str, Mapping[str, float]],
+    comparison: Mapping[str, Any],
+) -> str:
+    """The model's own card with a section on what was done to it, or that section alone."""
+    rows = [
+        {
+            "Language": language,
+            "Pairs": row.get("n"),
+            "Before": round(row["before"], 1),
+            "After": round(row["after"], 1),
+            "Difference": f"{row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}]",
+            "Verdict": row["verdict"],
+        }
+        for language, row in [*comparison["languages"].items(), ("all", comparison["pooled"])]
+    ]
+    measured = table(rows)
+    shrunk = table([{"": name, "Before": before, "After": after} for name, before, after in _size_rows(sizes)])
+    base = "intfloat/multilingual-e5-small" if options.model == STARTER else options.model
+    said = (
+        f"Made with `metaphrase export` from {cell(base if source is None else Path(base).name)}, without further training: "
+        f"{cell('; '.join(done))}.\n\n{shrunk}\n\nAccuracy in percent of finding a sentence's translation, mean of both "
+        f"directions; intervals and verdicts come from a paired bootstrap.\n\n{measured}\n\n{_how_to_load(options)}"
+    )
+    own = source / CARD if source is not None else None
+    if own is not None and own.is_file():
+        head, title, rest = _divided(own.read_text(encoding="utf-8"))
+        return f"{head}{title}\n## Exported\n\n{said}\n\nWhat follows describes the model before.\n{rest}"
+    head = "---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
+    head += "license: mit\nbase_model: intfloat/multilingual-e5-small\n" if options.model == STARTER else ""
+    return f"{head}tags:\n- sentence-transformers\n- metaphrase\n---\n\n# {cell(Path(options.output_dir).name)}\n\n{said}\n"
+
+
+def _divided(card: str) -> tuple[str, str, str]:
+    """A card's metadata, its title, and the rest."""
+    before, mark, after = card.partition("\n# ")
+    if not mark:
+        return "", "# Exported encoder\n", card
+    title, _, rest = after.partition("\n")
+    return f"{before}\n", f"# {title}\n", rest
+
+
+def _how_to_load(options: ExportOptions) -> str:
+    backend = "" if options.format == "safetensors" else f', backend="{options.format}"'
+    return f'It loads as SentenceTransformer("{Path(options.output_dir).name}"{backend}).'
