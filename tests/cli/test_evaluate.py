@@ -1,9 +1,11 @@
 import gzip
+import io
 import json
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import evaluate, main
@@ -140,7 +142,17 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}", "--split", "test"], "Its splits are: dev, none"),
         (["strong", "--data", "{data}", "--suite", "minig"], "retrieval"),
         (["strong", "--data", "{data}", "--suite", "mining"], "mining needs a folder of BUCC's files"),
-        (["strong", "--suite", "mteb"], "--data"),
+        (["strong", "--suite", "mteb"], "--suite sts (STS22) and --suite mteb --tasks read the Hub without it"),
+        (["strong", "--data", "{data}", "--k", "3"], "--k applies to --suite mining, not to what --suite retrieval"),
+        (["strong", "--data", "{data}", "--tasks", "udhr"], "--tasks applies to --suite mteb"),
+        (["strong", "--data", "{data}", "--suite", "sts", "--protocols", "train_oracle"], "--protocols applies to"),
+        (
+            ["strong", "--data", "{data}", "--suite", "all", "--split", "dev"],
+            "--split applies to a folder of test sets",
+        ),
+        (["strong", "--data", "{data}", "--suite", "mining", "--margin_k", "4"], "--margin_k applies to a folder of"),
+        (["strong", "--data", "{data}", "--suite", "nli", "--pooling", "cls"], "--pooling applies to --suite mining"),
+        (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
         (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "no result of"),
@@ -183,6 +195,10 @@ def test_help_reads_well(capsys):
         "--max_length",
     ):
         assert option in text
+    assert "default: None" not in text
+    words = " ".join(text.split())
+    assert "Default: all in the folder. --split" in words  # and not once more
+    assert "(default: retrieval)" in words
 
 
 def test_retrieval_by_margin(data, loaded, tmp_path):
@@ -191,6 +207,17 @@ def test_retrieval_by_margin(data, loaded, tmp_path):
     result = json.loads(output.read_text())
     assert result["settings"]["margin_k"] == 4
     assert result["average"]["mean"]["accuracy"] > 50
+
+
+def test_quotation_marks_are_stripped_where_asked(data, loaded, tmp_path):
+    output = tmp_path / "result.json"
+    with gzip.open(data / "sw-en.tsv.gz", "wt") as file:
+        file.write('source\ttarget\nsw 1"\ten 1\nsw 2\t"en" 2\n')
+    arguments = ["evaluate", "strong", "--data", str(data), "--languages", "sw", "--output", str(output)]
+    assert main([*arguments, "--strip_quotes"]) == 0
+    result = json.loads(output.read_text())
+    assert result["settings"]["strip_quotes"] is True
+    assert result["average"]["mean"]["accuracy"] == 100
 
 
 # --- Suites ---
@@ -272,7 +299,7 @@ def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkey
     assert command(tiny_encoder_dir, sets, tmp_path) == 0
     _, printed = capsys.readouterr()
     assert "done" in printed.split("[1/2]")[0]
-    assert "kept from before" in printed
+    assert "kept from before" in " ".join(printed.split())
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert list(json.loads((tmp_path / "kept" / "results.json").read_text())["parts"]) == ["tatoeba", "udhr"]
 
@@ -297,8 +324,54 @@ def test_a_baseline_from_earlier_results(tiny_encoder_dir, other_dir, sets, tmp_
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert results["baseline"] == json.loads(before.read_text())
     assert set(results["comparisons"]) == {
-        f"{name} {label}" for name in ("tatoeba", "udhr") for label in ("both directions", "xsim")
+        f"{name} {label}" for name in ("tatoeba", "udhr") for label in ("both directions", "xsim, both directions")
     }
+
+
+def rows_of(table):
+    return [line.split()[0] for line in table.splitlines() if line.strip()]
+
+
+def test_each_language_is_shown(tiny_encoder_dir, other_dir, sets, tmp_path, capsys):
+    pytest.importorskip("mteb")
+    options = ["--suite", "mteb", "--tasks", "tatoeba", "--languages", "de", "sw"]
+    assert command(tiny_encoder_dir, sets, tmp_path, *options) == 0
+    alone = capsys.readouterr().out
+    assert {"de-en", "en-de", "sw-en", "en-sw"} <= set(rows_of(alone))
+    assert "f1 (higher is better); MTEB bitext mining" in " ".join(alone.split())
+    assert command(other_dir, sets, tmp_path, *options, "--baseline", str(tiny_encoder_dir)) == 0
+    compared = capsys.readouterr().out
+    assert "before" in compared.split("de-en")[0]
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    for side in (results, results["baseline"]):
+        assert f"{side['scores']['mteb tatoeba']['languages']['de-en']['score']:.1f}" in compared
+    assert command(tiny_encoder_dir, sets, tmp_path, "--languages", "de") == 0
+    tables = capsys.readouterr().out
+    assert rows_of(tables).count("de") == 4  # two folders, accuracy and error
+    headings = [line for line in tables.splitlines() if "both" in line and "top-1" not in line]
+    assert not any("tatoeba" in line and "udhr" in line for line in headings)
+
+
+def test_a_classifier_that_says_one_class_is_marked():
+    row = {"n": 300, "score": 55.0, "interval": [49.7, 60.7], "majority": 55.0, "learned": False}
+    scores = {"kind": "finetuned", "measure": "accuracy", "lower_is_better": False, "protocol": "p", "groups": {}}
+    scores |= {"languages": {"de": row, "en": row | {"learned": True}}, "average": {"n": 2, "score": 55.0}}
+    parts = {"pawsx": {"scores": ["pawsx accuracy"]}}
+    results = {"model": "m", "scores": {"pawsx accuracy": scores}, "parts": parts}
+    console = Console(width=150, record=True, file=io.StringIO())
+    for table in (*evaluate._language_tables(results), evaluate._summary_table(results)):
+        console.print(table)
+    text = console.export_text()
+    assert "de (not learned: the largest class is 55.0 %)" in text
+    assert "en (not" not in text
+    assert "pawsx accuracy (not learned in 1 of 2)" in text
+
+
+def test_all_says_what_an_option_leaves_alone(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "find_parts", lambda *args: ([], {}))
+    assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
+    notes = " ".join(capsys.readouterr().err.split())
+    assert "Note: --pooling applies to mining, mteb, retrieval, sts alone." in notes
 
 
 def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
@@ -320,6 +393,8 @@ def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, m
     def nothing(part, subject):
         if part.name == "sts22":
             raise NoData("no Hub")
+        if part.name == "udhr":
+            raise RuntimeError("out of memory")
         return run_part(part, subject)
 
     run_part = evaluate.run_part
@@ -329,8 +404,11 @@ def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, m
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--tasks", "udhr") == 2
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert "row 1 should be two sentences" in results["failed"]["stsb"]
-    assert list(results["parts"]) == ["tatoeba", "udhr", "mteb udhr"]
-    assert "Failed: stsb" in capsys.readouterr().err
+    assert results["failed"]["udhr"] == "out of memory"
+    assert list(results["parts"]) == ["tatoeba", "mteb udhr"]
+    notes = capsys.readouterr().err
+    assert "Failed: stsb" in notes
+    assert "Failed: udhr: out of memory" in notes
 
 
 def test_json_is_all_that_stdout_holds(data, loaded, capsys):

@@ -12,7 +12,7 @@ from datasets import load_dataset
 from metaphrase.cli import filter as filter_command
 from metaphrase.cli import main, mine
 from metaphrase.corpus import load_corpus
-from metaphrase.mining import Pairs
+from metaphrase.mining import Pairs, Rows
 from metaphrase.shards import Sentences, read_sentences
 from tests.test_mining import mine_loop
 
@@ -162,7 +162,9 @@ def test_other_ways_give_about_the_same(encoder, texts, tmp_path, extra, capsys)
     best = {(row["source"], row["target"]) for row in exact[:5]}
     assert len(best & {(row["source"], row["target"]) for row in other}) >= 3
     if extra[0] == "--index":
-        assert f"The {extra[1]} index finds" in capsys.readouterr().err
+        notes = capsys.readouterr().err
+        assert notes.index("Index of targets: ") < notes.index("Neighbours of sources: ")
+        assert f"The {extra[1]} index finds" in notes
         assert json.loads((tmp_path / "other.tsv.json").read_text())["settings"]["source_recall"] > 0.5
 
 
@@ -391,3 +393,13 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
     assert len(encoder.embedded) - embedded < embedded + 30
     assert not set(encoder.embedded[:embedded]) & set(encoder.embedded[embedded:])
     assert len(rows_of(output)) == len(rows)
+
+
+def test_rows_are_counted_once_as_they_are_read():
+    rows = np.eye(10, dtype=np.float32)
+    counted: list[int] = []
+    pool = mine._Counted(Rows([rows[:4], rows[4:8], rows[8:]]), counted.append)
+    for at in range(3):
+        pool.block(at)
+    assert counted == [4, 4]
+    assert len(pool) == 10

@@ -8,6 +8,7 @@ from metaphrase.evaluation.mining import (
     PROTOCOLS,
     MiningEvaluator,
     MiningSet,
+    bucc_languages,
     compare_mining,
     evaluate_mining,
     load_bucc_folder,
@@ -81,7 +82,7 @@ def write_bucc(folder, data):
 def test_f1_is_that_of_a_loop(data, protocol):
     model = EchoModel(noise=1.2)
     result = evaluate_mining(model, data, protocol=protocol, resamples=50)
-    tuned, scored = PROTOCOLS[protocol]
+    tuned, scored, *_ = PROTOCOLS[protocol]
 
     def mined(split):
         one = data["zh"][split]
@@ -122,6 +123,33 @@ def test_there_is_no_default_protocol(data):
         evaluate_mining(EchoModel(), data, protocol="bucc")
     with pytest.raises(ValueError, match="'train_to_test' needs the split 'test' of 'zh'"):
         evaluate_mining(EchoModel(), data, protocol="train_to_test")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "duplicates", "comparison"),
+    [("train_oracle", "keep", ">"), ("sample_to_train", "unify", ">="), ("sample_oracle", "keep", ">=")],
+)
+def test_a_protocol_is_run_as_its_paper_ran_it(data, protocol, duplicates, comparison):
+    own = evaluate_mining(EchoModel(1.2), data, protocol=protocol, resamples=2)
+    assert (own["settings"]["duplicates"], own["settings"]["comparison"]) == (duplicates, comparison)
+    other = evaluate_mining(EchoModel(1.2), data, protocol=protocol, duplicates="keep", comparison=">", resamples=2)
+    assert (other["settings"]["duplicates"], other["settings"]["comparison"]) == ("keep", ">")
+
+
+def test_languages_that_have_all_files_of_a_protocol(data, tmp_path):
+    write_bucc(tmp_path, data)
+    assert bucc_languages(tmp_path, "sample_to_train") == ["zh"]
+    assert bucc_languages(tmp_path, "train_to_test") == []
+    (tmp_path / "zh-en.training.gold").unlink()
+    assert bucc_languages(tmp_path, "sample_to_train") == []
+    assert bucc_languages(tmp_path, "sample_oracle") == ["zh"]
+
+
+def test_neighbours_are_the_same_in_any_steps(data, monkeypatch):
+    whole = mine_set(EchoModel(1.2), data["zh"]["sample"])
+    monkeypatch.setattr("metaphrase.evaluation.mining._QUERIES", 7)
+    for one, other in zip(mine_set(EchoModel(1.2), data["zh"]["sample"]), whole, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 def test_the_best_cut_may_be_behind_the_last_pair():
@@ -178,7 +206,7 @@ def test_prompt_and_settings_are_told(data):
         "query: ",
         "distance",
         2,
-        "unify",
+        "keep",
     )
     assert result["languages"]["zh"]["sha256"] == data["zh"]["sample"].sha256
 
@@ -210,6 +238,10 @@ def test_results_that_cannot_be_compared_are_refused(data):
     after = evaluate_mining(EchoModel(), data, protocol="train_oracle", resamples=2)
     with pytest.raises(ValueError, match="differ in protocol: 'sample_oracle' and 'train_oracle'"):
         compare_mining(before, after)
+    for option, value in (("margin", "distance"), ("k", 2), ("comparison", ">"), ("duplicates", "unify")):
+        changed = evaluate_mining(EchoModel(), data, protocol="sample_oracle", resamples=2, **{option: value})
+        with pytest.raises(ValueError, match=f"differ in {option}"):
+            compare_mining(before, changed)
     other = {"zh": {"sample": make_set("sample", [1, 2, 3], [1, 2, 3], [(0, 0)])}}
     with pytest.raises(ValueError, match="same set of 'zh'"):
         compare_mining(before, evaluate_mining(EchoModel(), other, protocol="sample_oracle", resamples=2))

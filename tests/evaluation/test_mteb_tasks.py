@@ -1,4 +1,6 @@
+import io
 import json
+from contextlib import redirect_stderr
 
 import mteb
 import numpy as np
@@ -6,6 +8,8 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from mteb.languages.check_language_code import check_language_code
+from rich.console import Console
+from rich.progress import Progress
 
 from metaphrase.evaluation import mteb_tasks
 from metaphrase.evaluation.identity import files_sha256, model_hash
@@ -256,3 +260,18 @@ def test_sts22_is_mtebs(tiny_encoder, sts22, tmp_path):
     assert ours["groups"]["18"]["spearman"] == pytest.approx(theirs["average"], abs=1e-3)
     seventeen = np.mean([row["score"] for subset, row in theirs["languages"].items() if subset != "fr-pl"])
     assert ours["groups"]["without fr-pl"]["spearman"] == pytest.approx(seventeen, abs=1e-3)
+
+
+def test_progress_is_shown_though_mteb_is_silenced(tiny_encoder):
+    out = io.StringIO()
+    progress = Progress(console=Console(file=out, force_terminal=True), redirect_stderr=False)
+    encoder = mteb_tasks.MTEBEncoder(
+        tiny_encoder,
+        model_meta(tiny_encoder, "m"),
+        encode=lambda texts, **options: np.zeros((len(texts), 2)),
+        progress=progress,
+    )
+    with progress, redirect_stderr(io.StringIO()):
+        rows_nh = encoder.encode([{"text": ["a", "b"]}], task_metadata=None, hf_split="test", hf_subset="de-en")
+    assert rows_nh.shape == (2, 2)
+    assert "Embedding de-en" in out.getvalue()

@@ -1,9 +1,11 @@
+import copy
 import csv
 import gzip
 import json
 
 import numpy as np
 import pytest
+from datasets import Dataset, DatasetDict
 
 from metaphrase.evaluation import suites
 from metaphrase.evaluation.mining import PROTOCOLS
@@ -29,6 +31,7 @@ from metaphrase.evaluation.suites import (
 from metaphrase.finetuning.data import UPOS
 
 SETTINGS = Settings(resamples=50)
+LABELS = ("xx→en", "en→xx", "both directions", "xsim xx→en", "xsim en→xx", "xsim, both directions")
 
 
 def write_lines(path, lines):
@@ -153,13 +156,39 @@ def test_bucc_is_mined_under_every_protocol_whose_splits_are_there(data):
     assert all(".training." in path.name for path in parts[0].files)
 
 
+def test_languages_that_bucc_lacks_leave_the_others(data):
+    for settings in (Settings(languages=("sw", "de")), Settings(languages=("de",))):
+        (part,) = find_parts(data, ["mining"], settings)[0]
+        assert len(part.files) == 3
+    assert find_parts(data, ["mining"], Settings(languages=("sw",)))[0] == []
+
+
+def test_mining_can_be_set_up(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+    default = find_parts(data, ["mining"], SETTINGS)[0][0]
+    assert default.protocol == (
+        "sample_oracle: threshold from sample, scored on sample; ratio margin, k=4, max retrieval, repeated lines kept, "
+        "score >= threshold"
+    )
+    chosen = {"margin": "distance", "k": 2, "retrieval": "intersection", "duplicates": "unify", "comparison": ">"}
+    files = set()
+    for settings in (SETTINGS, Settings(resamples=50, duplicates="keep"), Settings(resamples=50, **chosen)):
+        subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
+        (part,) = find_parts(data, ["mining"], settings)[0]
+        files.add(kept(part, subject))
+    assert len(files) == 2
+    told = run_part(part, subject)["scores"]["bucc sample_oracle"]["detail"]["settings"]
+    assert {key: told[key] for key in chosen} == chosen
+    for word in ("distance margin, k=2, intersection retrieval", "unified", "score > threshold"):
+        assert word in part.protocol
+
+
 # --- Measuring ---
 
 
 @pytest.mark.parametrize(
     ("name", "scores"),
     [
-        ("tatoeba", ["tatoeba xx→en", "tatoeba en→xx", "tatoeba both directions", "tatoeba xsim"]),
+        ("tatoeba", [f"tatoeba {label}" for label in LABELS]),
         ("stsb", ["stsb", "stsb cross-lingual"]),
         ("bucc sample_oracle", ["bucc sample_oracle"]),
         ("gold", ["gold"]),
@@ -171,13 +200,15 @@ def test_a_part_has_scores_of_one_form(data, subject, name, scores):
     result = run_part(part, subject)
     assert list(result["scores"]) == scores
     for one in result["scores"].values():
-        assert one["protocol"] == part.protocol
+        assert one["protocol"] == result["protocol"]
         assert one["kind"] in {"", "mteb", *COMPARISONS}
         for row in (*one["languages"].values(), *one["groups"].values(), one["average"]):
             assert -100 <= row["score"] <= 200
         mean = np.mean([row["score"] for row in one["languages"].values()])
         assert one["average"]["score"] == pytest.approx(mean)
         assert one["average"]["n"] == len(one["languages"])
+    embeds = "; cls pooling of layer 2, 32 tokens, no prompt" if part.suite != "word-alignment" else ""
+    assert result["protocol"] == part.protocol + embeds
     assert result["model_hash"] == subject.sha
     assert result["data"]["files"] == [path.name for path in part.files]
     assert len(result["data"]["sha256"]) == 64
@@ -200,6 +231,36 @@ def test_scores_are_the_evaluations_own(data, subject):
             row = scores[f"tatoeba {label}"]["languages"][language]
             assert row["score"] == expected["languages"][language][direction]["accuracy"]
             assert row["interval"] == expected["languages"][language][direction]["interval"]
+
+
+def test_xsim_is_directed(data, subject):
+    (part,) = (part for part in find_parts(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
+    scores = run_part(part, subject)["scores"]
+    for language, one in suites.load_parallel_folder(data / "tatoeba").items():
+        sources, targets = (subject.model.encode(list(side)) for side in (one.sources, one.targets))
+        errors = [xsim(sources, targets), xsim(targets, sources)]
+        for label, error in zip(("xx→en", "en→xx"), errors, strict=True):
+            assert scores[f"tatoeba xsim {label}"]["languages"][language]["score"] == pytest.approx(error)
+        both = scores["tatoeba xsim, both directions"]["languages"][language]["score"]
+        assert both == pytest.approx(np.mean(errors))
+
+
+def test_quotation_marks_can_be_stripped(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+    write_pairs(data / "tatoeba" / "de-en.tsv.gz", [{"source": '"a" b', "target": 'c "d"'}])
+    settings = Settings(resamples=50, strip_quotes=True)
+    ((sets, _),) = (one for name, one in suites._parallel_folders(data, settings).items() if name == "tatoeba")
+    assert (sets["de"].sources, sets["de"].targets) == (("a b",), ("c d",))
+    part, plain = (
+        next(part for part in find_parts(data, ["retrieval"], one)[0] if part.name == "tatoeba")
+        for one in (settings, SETTINGS)
+    )
+    one, other = (
+        Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", of) for of in (settings, SETTINGS)
+    )
+    assert kept(part, one) != kept(plain, other)
+    protocol = run_part(part, one)["protocol"]
+    assert "quotation marks stripped" in protocol
+    assert protocol.endswith("cls pooling of layer 2, 32 tokens, no prompt")
 
 
 def test_word_alignment_is_the_evaluators(data, subject):
@@ -264,8 +325,42 @@ def test_fine_tuned_parts_are_trained_and_measured(data, tiny_encoder, tiny_enco
     assert scores["groups"]["without English"]["score"] == scores["languages"]["de"]["score"]
     assert scores["detail"]["training"]["max_steps"] == 2
     assert [path.name for path in subject.folder.iterdir()] == [kept(part, subject).name]
+    assert scores["detail"]["settings"]["limit_test"] == 300
+    assert "the first 300 in each language (limit_train none, limit_test 300)" in result["protocol"]
+    labels = suites.gold_labels("pawsx", data / "pawsx", ["de", "en"], settings)
+    for language, row in scores["languages"].items():
+        assert row["majority"] == 100 * max(labels[language].count(one) for one in (0, 1)) / 12
+        assert row["learned"] in (True, False)
     compared = compare(result["scores"], result["scores"], settings)["pawsx accuracy"]
     assert {row["verdict"] for row in compared["languages"].values()} == {"tie"}
+
+
+@pytest.mark.parametrize(
+    ("predicted", "learned"),
+    [
+        ([1] * 6, False),
+        ([0] * 6, False),
+        ([0, 1, 1, 1, 1, 0], False),
+        ([0, 0, 1, 1, 1, 0], True),
+        ([0, 0, 1, 1, 1, 1], True),
+    ],
+)
+def test_saying_one_class_is_not_learned(predicted, learned):
+    gold = [0, 0, 1, 1, 1, 1]
+    result = {
+        "languages": {
+            "de": {
+                "n": 6,
+                "items": [int(one == label) for one, label in zip(predicted, gold, strict=True)],
+                "metrics": {"accuracy": 50.0},
+                "interval": [0, 100],
+            }
+        },
+        "average": {"accuracy": 50.0},
+    }
+    row = suites.finetuned_scores("pawsx", result, {"de": gold})["pawsx accuracy"]["languages"]["de"]
+    assert row["majority"] == pytest.approx(400 / 6)
+    assert row["learned"] is learned
 
 
 def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tmp_path, bitext):
@@ -315,7 +410,7 @@ def test_a_part_is_measured_once(counted, subject):
 
 @pytest.mark.parametrize(
     "change",
-    [{"languages": ("sw",)}, {"resamples": 51}, {"prompt": None}, {"text_equality": True}, {"seed": 1}],
+    [{"languages": ("sw",)}, {"resamples": 51}, {"prompt": "a: "}, {"text_equality": True}, {"seed": 1}],
 )
 def test_other_settings_are_measured_anew(counted, subject, change):
     calls, part = counted
@@ -327,9 +422,35 @@ def test_other_settings_are_measured_anew(counted, subject, change):
 def test_settings_of_other_suites_do_not_matter(counted, subject):
     calls, part = counted
     run_part(part, subject)
-    for change in ({"finetuning": {"max_steps": 1}}, {"tasks": ("a",)}, {"protocols": ("b",)}):
+    for change in ({"finetuning": {"max_steps": 1}}, {"tasks": ("a",)}, {"protocols": ("b",)}, {"k": 3}):
         run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
     assert len(calls) == 1
+
+
+def test_what_fine_tuning_does_not_read_does_not_train_again(counted, subject):
+    calls, part = counted
+    part = suites.replace(part, suite="qa")
+    run_part(part, subject)
+    for change in ({"text_equality": True}, {"resamples": 7}, {"seed": 1}, {"prompt": "a: "}, {"strip_quotes": True}):
+        run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
+    assert len(calls) == 1
+    run_part(suites.replace(part, fixed={"small scale": {"limit_test": 1}}), subject)
+    assert len(calls) == 2
+
+
+def test_stored_prompts_tell_models_apart(counted, subject, tiny_encoder_dir, tmp_path):
+    _, part = counted
+    prompted = copy.deepcopy(subject.model)
+    prompted.prompts = {"query": "query: ", "passage": "passage: "}
+    other = Subject.of(str(tiny_encoder_dir), prompted, tmp_path / "kept", SETTINGS)
+    assert other.sha == subject.sha
+    assert kept(part, other) != kept(part, subject)
+    explicit = suites.replace(subject, settings=suites.replace(SETTINGS, prompt="query: "))
+    assert kept(part, explicit) == kept(part, other)
+    without = suites.replace(other, settings=suites.replace(SETTINGS, prompt=None))
+    assert kept(part, without) == kept(part, subject)
+    as_mteb = suites.replace(part, suite="mteb")
+    assert kept(as_mteb, explicit) != kept(as_mteb, other)  # documents are given the passage prompt
 
 
 def test_other_data_and_other_models_are_measured_anew(counted, subject):
@@ -358,6 +479,44 @@ def test_sts22_without_the_hub(data, subject, monkeypatch):
     part = next(part for part in find_parts(data, ["sts"], SETTINGS)[0] if part.name == "sts22")
     with pytest.raises(NoData, match="sts22"):
         run_part(part, subject)
+
+
+@pytest.fixture
+def sts22(bitext, monkeypatch):
+    """STS22 with its 18 subsets, in memory."""
+    mteb = pytest.importorskip("mteb")
+    task = mteb.get_task("STS22")
+    texts = [row["target"] for row in bitext]
+    rows = Dataset.from_dict(
+        {"sentence1": texts[:8], "sentence2": texts[1:9], "score": [1.0, 2.0, 3.0, 4.0, 1.5, 2.5, 3.5, 4.0]}
+    )
+    task.dataset = {subset: DatasetDict({"test": rows}) for subset in task.hf_subsets}
+    task.data_loaded = True
+    monkeypatch.setattr("metaphrase.evaluation.mteb_tasks.get_tasks", lambda names, languages=None: [task])
+    return task
+
+
+def test_sts22_needs_no_folder(subject, sts22):
+    ((part,), missing) = find_parts(None, ["sts"], SETTINGS)
+    assert missing["sts"].endswith("(but for STS22, whose data the Hub has)")
+    scores = run_part(part, subject)["scores"]["sts22"]
+    assert len(scores["languages"]) == 18
+    assert {group: row["n"] for group, row in scores["groups"].items()} == {"18": 18, "without fr-pl": 17}
+    assert scores["average"]["score"] == scores["groups"]["18"]["score"]
+
+
+def test_sts22_as_a_task_of_mteb_has_its_averages(subject, sts22):
+    ((part,), _) = find_parts(None, ["mteb"], Settings(tasks=("STS22",)))
+    scores = run_part(part, subject)["scores"]["mteb STS22"]
+    assert {group: row["n"] for group, row in scores["groups"].items()} == {"18": 18, "without fr-pl": 17}
+    others = [row["score"] for subset, row in scores["languages"].items() if subset != "fr-pl"]
+    assert scores["groups"]["without fr-pl"]["score"] == pytest.approx(np.mean(others))
+
+
+def test_without_a_folder_there_is_what_the_hub_has():
+    parts, missing = find_parts(None, list(SUITES), SETTINGS)
+    assert [part.name for part in parts] == ["sts22"]
+    assert set(missing) == set(SUITES)
 
 
 def test_speed_is_measured(tiny_encoder):

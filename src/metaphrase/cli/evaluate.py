@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse, show_progress
 from metaphrase.encoders import load_encoder
+from metaphrase.evaluation.mining import Comparison, Duplicates
 from metaphrase.evaluation.retrieval import (
     ParallelSet,
     compare_retrieval,
@@ -32,6 +33,7 @@ from metaphrase.evaluation.retrieval import (
 )
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.evaluation.suites import (
+    FINETUNED,
     RESULTS,
     SUITES,
     NoData,
@@ -43,8 +45,10 @@ from metaphrase.evaluation.suites import (
     kept,
     run_part,
     speed,
+    strip_quotes,
 )
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.mining import Margin, Retrieval
 from metaphrase.report import render_table, write_json
 
 SUMMARY = "Measure an encoder, alone or against a baseline"
@@ -69,7 +73,8 @@ class EvaluateOptions:
         default=None,
         metadata={
             "help": "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
-            "stsb, xnli, pawsx, xquad, ud, BUCC's, …; what is not there is left out."
+            "stsb, xnli, pawsx, xquad, ud, BUCC's, …; what is not there is left out. All suites read it but two, which also "
+            "read the Hub, without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …)."
         },
     )
     suite: Literal["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb", "all"] = (
@@ -78,7 +83,8 @@ class EvaluateOptions:
             metadata={
                 "help": "retrieval: does a sentence find its own translation, both directions; sts: similarity in and across "
                 "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
-                "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all of it."
+                "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all of "
+                "it. A part that fails leaves the others: the rest is written, and the exit status is 2."
             },
         )
     )
@@ -95,8 +101,38 @@ class EvaluateOptions:
     protocols: list[str] | None = field(
         default=None,
         metadata={
-            "help": "Protocols of BUCC: train_oracle, train_to_test, sample_to_train, sample_oracle. Default: all whose "
-            "splits are there."
+            "help": "Protocols of BUCC, by where the threshold comes from and what is scored: train_oracle (both on "
+            "training, DAP's table 2), train_to_test (training, then test: the shared task), sample_to_train (sample, then "
+            "training: XTREME), sample_oracle (both on sample: WACSE, mSimCSE). Default: all whose splits are there."
+        },
+    )
+    margin: Margin = field(
+        default="ratio",
+        metadata={
+            "help": "Of mining, the score of a pair. ratio: its cosine over the mean cosine of both sentences with their --k "
+            "neighbours; distance: the cosine less that mean; absolute: the cosine."
+        },
+    )
+    k: int = field(default=4, metadata={"help": "Of mining, neighbours in the margin."})
+    retrieval: Retrieval = field(
+        default="max",
+        metadata={
+            "help": "Of mining. forward: each source with its best target; backward: each target with its best source; "
+            "intersection: the pairs that both find; max: the pairs that either finds, each sentence in one pair only."
+        },
+    )
+    duplicates: Duplicates | None = field(
+        default=None,
+        metadata={
+            "help": "Of mining, lines that repeat. keep: each is searched (DAP, mSimCSE); unify: they are searched once and "
+            "left out of the pairs (LASER, XTREME). Default: the protocol's own, keep but for sample_to_train."
+        },
+    )
+    comparison: Comparison | None = field(
+        default=None,
+        metadata={
+            "help": "Of mining, how a pair's score has to stand to the threshold: > (DAP) or >= (LASER, XTREME). Default: "
+            "the protocol's own, > for train_oracle and train_to_test."
         },
     )
     output: str | None = field(default=None, metadata={"help": "JSON file to write."})
@@ -107,8 +143,9 @@ class EvaluateOptions:
     baseline: str | None = field(
         default=None,
         metadata={
-            "help": "Encoder to compare with, measured as it is with its stored query prompt; or the JSON file of an "
-            "earlier evaluation, for a baseline measured in any other way."
+            "help": "Encoder to compare with, measured as it is with its stored query prompt: --pooling, --layer and "
+            "--prompt are not applied to it, --max_length is. Or the JSON file of an earlier evaluation, for a "
+            "baseline measured in any other way."
         },
     )
     prompt: str = field(
@@ -131,6 +168,9 @@ class EvaluateOptions:
     text_equality: bool = field(
         default=False, metadata={"help": "Count another copy of the translation's text as a hit."}
     )
+    strip_quotes: bool = field(
+        default=False, metadata={"help": "Take each \" out of the texts of parallel test sets (DAP's Tatoeba)."}
+    )
     margin_k: int | None = field(
         default=None,
         metadata={
@@ -146,11 +186,50 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     console = notes()
-    if options.data is None and not (options.suite == "mteb" and options.tasks):
-        raise UsageError("Evaluation needs data: give --data FOLDER. See `metaphrase evaluate --help`.")
-    if options.suite == "retrieval" and not _holds_folders(Path(options.data)):
+    if options.data is None and options.suite != "sts" and not (options.suite == "mteb" and options.tasks):
+        raise UsageError(
+            "Evaluation needs data: give --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub without "
+            "it. See `metaphrase evaluate --help`."
+        )
+    if options.suite == "retrieval" and not _holds_folders(Path(str(options.data))):
+        _check_options(options, {"retrieval", "test sets"}, console)
         return _retrieval(options, console)
+    _check_options(options, set(SUITES) if options.suite == "all" else {options.suite}, console)
     return _suites(options, console)
+
+
+#: Suites that load the model anew to fine-tune it.
+_FINE_TUNED = {task.suite for task in FINETUNED.values()}
+#: Suites that an option applies to, where it does not apply to all; "test sets" is a single folder of them.
+_APPLIES = {
+    "split": {"test sets"},
+    "margin_k": {"test sets"},
+    "tasks": {"mteb"},
+    **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
+    "text_equality": {"retrieval"},
+    "strip_quotes": {"retrieval", "mteb"},
+    "prompt": set(SUITES) - _FINE_TUNED - {"word-alignment"},
+    "pooling": set(SUITES) - _FINE_TUNED - {"word-alignment"},
+    "layer": set(SUITES) - _FINE_TUNED,
+    "max_length": set(SUITES) - _FINE_TUNED,
+}
+
+
+def _check_options(options: EvaluateOptions, suites: set[str], console: Console) -> None:
+    """Refuse options that would change nothing, and say which suites of several one does not change.
+
+    Raises:
+        ValueError: An option applies to none of the suites.
+    """
+    defaults = {option.name: option.default for option in fields(options)}
+    for name, applies in _APPLIES.items():
+        if getattr(options, name) == defaults[name]:
+            continue
+        if not applies & suites:
+            where = "a folder of test sets" if applies == {"test sets"} else f"--suite {', '.join(sorted(applies))}"
+            raise UsageError(f"--{name} applies to {where}, not to what --suite {options.suite} measures here.")
+        if options.suite == "all":
+            console.print(f"Note: --{name} applies to {', '.join(sorted(applies))} alone.", highlight=False)
 
 
 def _holds_folders(data: Path) -> bool:
@@ -165,6 +244,7 @@ def _listed(items: Sequence[str] | None) -> list[str]:
 def _retrieval(options: EvaluateOptions, console: Console) -> int:
     """A folder of test sets, at once."""
     sets = load_parallel_folder(str(options.data), _listed(options.languages) or None, options.split)
+    sets = strip_quotes(sets) if options.strip_quotes else sets
     before = comparison = None
     if options.baseline is not None:
         before = _baseline(options, sets, console)
@@ -212,7 +292,7 @@ def _measure(
     console: Console,
 ) -> dict[str, Any]:
     console.print(f"Measuring {name} on {len(sets)} languages, {sum(len(s.sources) for s in sets.values())} pairs …")
-    return evaluate_retrieval(
+    results = evaluate_retrieval(
         model,
         sets,
         name=name,
@@ -224,6 +304,8 @@ def _measure(
         seed=options.seed,
         show_progress=show_progress(),
     )
+    results["settings"]["strip_quotes"] = options.strip_quotes
+    return results
 
 
 # Suites
@@ -236,7 +318,13 @@ def _suites(options: EvaluateOptions, console: Console) -> int:
         prompt=None if options.prompt == "none" else options.prompt,
         languages=tuple(_listed(options.languages)) or None,
         text_equality=options.text_equality,
+        strip_quotes=options.strip_quotes,
         protocols=tuple(_listed(options.protocols)) or None,
+        margin=options.margin,
+        k=options.k,
+        retrieval=options.retrieval,
+        duplicates=options.duplicates,
+        comparison=options.comparison,
         tasks=tuple(_listed(options.tasks)) or None,
         resamples=options.resamples,
         seed=options.seed,
@@ -283,7 +371,7 @@ def _suites(options: EvaluateOptions, console: Console) -> int:
         console.print(f"Wrote {write_json(path, results)}")
     comparisons = results.get("comparisons", {}).items()
     tables = [_comparison_table(name, results["scores"][name], comparison) for name, comparison in comparisons]
-    emit(results, *tables, _summary_table(results))
+    emit(results, *tables, *_language_tables(results), _summary_table(results))
     return 2 if results["failed"] else 0
 
 
@@ -334,12 +422,14 @@ def _run(parts: Sequence[Part], subject: Subject, missing: Mapping[str, str], co
             skipped[part.name] = str(reason)
             console.print(f"Left out: {part.name}, {reason}.", markup=False)
             continue
-        except (ValueError, OSError) as error:
-            failed[part.name] = str(error)
-            console.print(Text(f"Failed: {part.name}: {error}", style="bold red"))
+        except Exception as error:  # hours of other parts are not to be lost by one
+            failed[part.name] = str(error) or type(error).__name__
+            if not isinstance(error, ValueError | OSError):
+                logger.exception("%s failed.", part.name)
+            console.print(Text(f"Failed: {part.name}: {failed[part.name]}", style="bold red"))
             continue
         scores |= result["scores"]
-        done[part.name] = {key: value for key, value in result.items() if key != "scores"}
+        done[part.name] = result | {"scores": list(result["scores"])}
         averages = "; ".join(
             f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in result["scores"].items()
         )
@@ -356,7 +446,7 @@ def _run(parts: Sequence[Part], subject: Subject, missing: Mapping[str, str], co
 
 
 def _comparison_table(name: str, scores: Mapping[str, Any], comparison: Mapping[str, Any]) -> Table:
-    """Before → after, a row for each language."""
+    """Before → after and the verdict, a row for each language."""
     table = Table(title=Text(name, style="bold"), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
     direction = "lower is better" if scores["lower_is_better"] else "higher is better"
     table.caption = f"{scores['measure']} ({direction}); {scores['protocol']}. Verdicts are Holm-corrected."
@@ -368,13 +458,55 @@ def _comparison_table(name: str, scores: Mapping[str, Any], comparison: Mapping[
             table.add_section()
         low, high = row["interval"]
         table.add_row(
-            label,
+            label + _unlearned(scores["languages"].get(label, {})),
             str(row.get("n", row.get("languages"))),
             f"{row['before']:.1f}",
             f"{row['after']:.1f}",
             f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]",
             Text(row["verdict"], style=_STYLES[row["verdict"]]),
         )
+    return table
+
+
+def _unlearned(row: Mapping[str, Any]) -> str:
+    """A mark for a language in which a classifier does no more than saying one class."""
+    return "" if row.get("learned", True) else f" (not learned: the largest class is {row['majority']:.1f} %)"
+
+
+def _language_tables(results: Mapping[str, Any]) -> list[Table]:
+    """A row for each language of the scores that are not compared; those of one part and measure share a table."""
+    before = results.get("baseline", {}).get("scores", {})
+    shared: dict[Any, dict[str, Any]] = {}
+    for part, done in results["parts"].items():
+        for name in done["scores"]:
+            scores = results["scores"][name]
+            if name not in results.get("comparisons", {}):
+                shared.setdefault((part, scores["measure"], *scores["languages"]), {})[name] = scores
+    return [_language_table(columns, before) for columns in shared.values()]
+
+
+def _language_table(columns: Mapping[str, Any], before: Mapping[str, Any]) -> Table:
+    first = next(iter(columns.values()))
+    direction = "lower is better" if first["lower_is_better"] else "higher is better"
+    table = Table(caption_justify="left", box=box.SIMPLE_HEAD)
+    table.caption = f"{first['measure']} ({direction}); {first['protocol']}."
+    for heading in ("", "n"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name in columns:
+        for label in (f"{name}, before", name) if name in before else (name,):
+            table.add_column(label, justify="right", overflow="fold")
+
+    def cell(row: Mapping[str, Any]) -> str:
+        interval = " [{:.1f}–{:.1f}]".format(*row["interval"]) if "interval" in row else ""
+        return f"{row['score']:.1f}{interval}" if row else "–"
+
+    for language, row in first["languages"].items():
+        cells = []
+        for name, scores in columns.items():
+            if name in before:
+                cells.append(cell(before[name]["languages"].get(language, {})))
+            cells.append(cell(scores["languages"][language]))
+        table.add_row(language + _unlearned(row), str(row.get("n", "")), *cells)
     return table
 
 
@@ -400,8 +532,12 @@ def _summary_table(results: Mapping[str, Any]) -> Table:
         rows = {f"{name}, {group}": (group, row) for group, row in scores["groups"].items()} | {
             name: (None, scores["average"])
         }
+        unlearned = sum(not row.get("learned", True) for row in scores["languages"].values())
         for label, (group, row) in rows.items():
-            cells = [label, scores["measure"] + arrow, str(row["n"])]
+            mark = (
+                f" (not learned in {unlearned} of {len(scores['languages'])})" if unlearned and group is None else ""
+            )
+            cells = [label + mark, scores["measure"] + arrow, str(row["n"])]
             old = before.get(name, {})
             if before:
                 there = old.get("groups", {}).get(group) if group else old.get("average")

@@ -38,6 +38,7 @@ from metaphrase.mining import (
     nearest_neighbours,
     recall,
     runners_up,
+    search_bytes,
     select_pairs,
     suggest_threshold,
 )
@@ -131,10 +132,19 @@ class MineOptions:
         default=None, metadata={"help": "Column of a TSV source: its name in the header, or its number, from 1."}
     )
     target_column: str | None = field(default=None, metadata={"help": "Column of a TSV target."})
-    margin: Margin = field(default="ratio", metadata={"help": "Score of a pair."})
+    margin: Margin = field(
+        default="ratio",
+        metadata={
+            "help": "Score of a pair. ratio: its cosine over the mean cosine of both sentences with their --k neighbours; "
+            "distance: the cosine less that mean; absolute: the cosine."
+        },
+    )
     retrieval: Retrieval = field(
         default="max",
-        metadata={"help": "max: each sentence in one pair, best first. forward, backward: the best for each side."},
+        metadata={
+            "help": "forward: each source with its best target; backward: each target with its best source; intersection: "
+            "the pairs that both find; max: the pairs that either finds, best first, each sentence in one pair only."
+        },
     )
     threshold: str | None = field(
         default=None,
@@ -296,20 +306,20 @@ def needs(
     """Bytes of disk and memory that the work takes, but for the activations of a forward pass.
 
     Returns:
-        ``disk`` (texts, embeddings, neighbours, indexes, pairs), ``memory`` (the model, two shards, neighbours, an
-        index, scores).
+        ``disk`` (texts, embeddings, neighbours, indexes, pairs), ``memory`` (the model, shards, neighbours, the search,
+        scores). Pages of the embeddings' files that the system keeps in its cache are not counted: it takes them back
+        where memory is short.
     """
     n, hidden = sources + targets, int(model.get_embedding_dimension() or 0)
     larger = max(sources, targets)
     per_row = {"exact": 0, "ivf": hidden + 8, "hnsw": hidden + 4 * 66}[encoder.index]
     neighbours = 8 * n * encoder.k
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
-    shards = 2 * min(encoder.shard_size, larger) * hidden * 4
-    if encoder.index == "ivf":
-        shards += 4 * hidden * min(larger, int(64 * max(256, 4 * larger**0.5)))
+    shards = (3 if encoder.half else 2) * min(encoder.shard_size, larger) * hidden * 4
+    search = search_bytes(larger, hidden, k=encoder.k, index=encoder.index)
     return {
         "disk": 2 * text_bytes + n * hidden * (2 if encoder.half else 4) + neighbours + n * per_row + 32 * n,
-        "memory": weights + shards + 2 * neighbours + larger * per_row + 64 * n,
+        "memory": weights + shards + 2 * neighbours + search + 64 * n,
     }
 
 
@@ -395,6 +405,9 @@ def search_both(
         ]
         found, facts = [], {}
         for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
+            if encoder.index != "exact" and not _index(work / side).exists():
+                other = "target" if side == "source" else "source"
+                build_index(pool, work / side, encoder, begin(f"Index of {other}s", len(pool)))
             advance = begin(f"Neighbours of {side}s", len(queries))
             neighbours, share = search_shards(queries, pool, work / side, encoder, advance)
             found.append(neighbours)
@@ -404,10 +417,34 @@ def search_both(
     return found[0], found[1], facts
 
 
+class _Counted(Rows):
+    """Rows that tell how many of them have been read, block by block."""
+
+    def __init__(self, rows: Rows, advance: Callable[[int], None]) -> None:
+        super().__init__(rows.blocks)
+        self.advance = advance
+
+    def block(self, at: int) -> NDArray[np.float32]:
+        """A block as float32; the one before it is done with."""
+        if at:
+            self.advance(self.size)
+        return super().block(at)
+
+
+def _index(folder: Path) -> Path:
+    return folder / "pool.faiss"
+
+
+def build_index(pool: Rows, folder: Path, encoder: EncoderOptions, advance: Callable[[int], None]) -> None:
+    """Put the approximate index of some rows into a folder."""
+    Approximate.build(_Counted(pool, advance), encoder.index, probes=encoder.probes).save(_index(folder))
+    advance(len(pool.blocks[-1]))
+
+
 def search_shards(
     queries: Rows, pool: Rows, folder: Path, encoder: EncoderOptions, advance: Callable[[int], None]
 ) -> tuple[Neighbours, float | None]:
-    """Neighbours of rows in a pool, and the recall of an approximate search."""
+    """Neighbours of rows in a pool, and the recall of an approximate search, whose index is built if it is not there."""
     device = encoder.search_device or ("cuda" if torch.cuda.is_available() else None)
 
     def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
@@ -415,12 +452,10 @@ def search_shards(
 
     if encoder.index == "exact":
         return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance), None
-    path = folder / "pool.faiss"
-    if path.exists():
-        index = Approximate.load(path)
-    else:
-        index = Approximate.build(pool, encoder.index, probes=encoder.probes)
-        index.save(path)
+
+    if not _index(folder).exists():
+        build_index(pool, folder, encoder, lambda n: None)
+    index = Approximate.load(_index(folder))
 
     def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
         return index.search(query_qh, pool, encoder.k)

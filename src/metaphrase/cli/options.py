@@ -43,7 +43,12 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Examples as they are written, and the defaults of options."""
+    """Examples as they are written, and the defaults of options that have one and do not speak of it themselves."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default is None or "efault" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
 
 
 class Parser(argparse.ArgumentParser):

@@ -18,10 +18,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
@@ -31,30 +33,49 @@ from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, RESAMPLES, hol
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.mining import (
     Margin,
+    Neighbours,
     Pairs,
     Retrieval,
     best_threshold,
     f1_scores,
-    mine,
     nearest_neighbours,
     neighbour_scores,
+    select_pairs,
     unit_rows,
 )
 from metaphrase.packing import packed
 
 logger = logging.getLogger(__name__)
 
-#: Split whose gold tells the threshold, and split that is scored with it.
+
+class BuccProtocol(NamedTuple):
+    """What goes by the name of a protocol.
+
+    Attributes:
+        tuned: Split whose gold tells the threshold.
+        scored: Split that is scored with it.
+        duplicates: What becomes of repeated lines, one of `DUPLICATES`.
+        comparison: How a kept pair's score stands to the threshold, one of `COMPARISONS`.
+    """
+
+    tuned: str
+    scored: str
+    duplicates: Duplicates
+    comparison: Comparison
+
+
+#: BUCC as it was measured.
 #:
 #: - ``train_oracle``: the best F1 that a threshold can give on the training set (DAP, Table 2);
 #: - ``train_to_test``: the shared task's own; the gold of its test set is not public (DAP, Table 3);
-#: - ``sample_to_train``: XTREME's, which calls the sample "dev" and the training set "test", and DAP's released code;
+#: - ``sample_to_train``: XTREME's, which calls the sample "dev" and the training set "test"; DAP's released code has the
+#:   same splits, but keeps repeated lines and compares by ``>``;
 #: - ``sample_oracle``: the best F1 on the sample (WACSE, mSimCSE).
-PROTOCOLS: dict[str, tuple[str, str]] = {
-    "train_oracle": ("training", "training"),
-    "train_to_test": ("training", "test"),
-    "sample_to_train": ("sample", "training"),
-    "sample_oracle": ("sample", "sample"),
+PROTOCOLS: dict[str, BuccProtocol] = {
+    "train_oracle": BuccProtocol("training", "training", "keep", ">"),
+    "train_to_test": BuccProtocol("training", "test", "keep", ">"),
+    "sample_to_train": BuccProtocol("sample", "training", "unify", ">="),
+    "sample_oracle": BuccProtocol("sample", "sample", "keep", ">="),
 }
 #: What becomes of lines that occur more than once: ``unify`` searches them once and leaves them out of the pairs
 #: (LASER, XTREME), ``keep`` searches each of them (DAP, mSimCSE).
@@ -65,6 +86,9 @@ COMPARISONS = (">", ">=")
 Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_oracle"]
 Duplicates = Literal["unify", "keep"]
 Comparison = Literal[">", ">="]
+
+#: Queries that are searched between two steps of a progress bar.
+_QUERIES = 1 << 13
 
 _FILE = re.compile(r"(?P<language>[a-z]{2,3})-en\.(?P<split>[a-z]+)\.(?P<part>[a-z]+)(\.gz)?")
 
@@ -124,14 +148,9 @@ def load_bucc_folder(
         FileNotFoundError: The folder, or a file of a split, is not there; the message says what is.
         ValueError: There is no such protocol, or a line is malformed; the message names it.
     """
-    needed = list(dict.fromkeys(_splits(protocol)))
+    needed = _needed(protocol)
     folder = Path(path)
-    if not folder.is_dir():
-        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as zh-en.sample.zh.gz.")
-    files: dict[str, dict[str, dict[str, Path]]] = {}
-    for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
-        if match := _FILE.fullmatch(file.name):
-            files.setdefault(match["language"], {}).setdefault(match["split"], {})[match["part"]] = file
+    files = bucc_files(folder)
     there = sorted(f"{language} {split}" for language, splits in files.items() for split in splits)
     chosen = list(languages or (language for language, splits in files.items() if splits.keys() >= set(needed)))
     sets: dict[str, dict[str, MiningSet]] = {}
@@ -153,10 +172,52 @@ def load_bucc_folder(
     return sets
 
 
-def _splits(protocol: str) -> tuple[str, str]:
+def bucc_languages(path: str | Path, protocol: Protocol) -> list[str]:
+    """Languages of a folder that have all files of a protocol's splits, in alphabetical order.
+
+    Raises:
+        FileNotFoundError: The folder is not there.
+        ValueError: There is no such protocol.
+    """
+    needed = _needed(protocol)
+    return sorted(
+        language
+        for language, splits in bucc_files(path).items()
+        if all(splits.get(split, {}).keys() >= {language, TARGET_LANGUAGE, "gold"} for split in needed)
+    )
+
+
+def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
+    """Files of a folder by language, split, and what they hold (``"zh"``, ``"en"``, ``"gold"``).
+
+    Raises:
+        FileNotFoundError: The folder is not there.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as zh-en.sample.zh.gz.")
+    files: dict[str, dict[str, dict[str, Path]]] = {}
+    for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
+        if match := _FILE.fullmatch(file.name):
+            files.setdefault(match["language"], {}).setdefault(match["split"], {})[match["part"]] = file
+    return files
+
+
+def bucc_protocol(protocol: str) -> BuccProtocol:
+    """A protocol by its name.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
     if protocol not in PROTOCOLS:
         raise ValueError(f"BUCC is measured under a protocol: {', '.join(PROTOCOLS)}; {protocol!r} is none of them.")
     return PROTOCOLS[protocol]
+
+
+def _needed(protocol: str) -> list[str]:
+    """Its splits."""
+    named = bucc_protocol(protocol)
+    return list(dict.fromkeys((named.tuned, named.scored)))
 
 
 def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet:
@@ -194,7 +255,10 @@ def mine_set(
     duplicates: Duplicates = "unify",
     show_progress: bool = False,
     encode: Encode | None = None,
-    **options: Any,
+    k: int = 4,
+    margin: Margin = "ratio",
+    retrieval: Retrieval = "max",
+    device: str | None = None,
 ) -> Pairs:
     """The pairs that a model finds in a set, best first; arguments as in `evaluate_mining`.
 
@@ -214,13 +278,39 @@ def mine_set(
                 convert_to_numpy=True,
             )
         sides.append((unit_rows(embeddings_th), row_n))
+    rows = [rows_th[row_n] if duplicates == "keep" else rows_th for rows_th, row_n in sides]
+    forward, backward = (
+        _neighbours(
+            queries_qh, pool_ph, k, device=device, title=f"{data.language} {data.split}", show_progress=show_progress
+        )
+        for queries_qh, pool_ph in (rows, rows[::-1])
+    )
+    pairs = select_pairs(forward, backward, margin=margin, retrieval=retrieval)
     if duplicates == "keep":
-        return mine(*(rows_th[row_n] for rows_th, row_n in sides), **options)
-    pairs = mine(*(rows_th for rows_th, _ in sides), **options)
+        return pairs
     unique = [np.bincount(row_n) == 1 for _, row_n in sides]
     pairs = pairs.take(unique[0][pairs.source_c] & unique[1][pairs.target_c])
     first_s, first_t = (np.unique(row_n, return_index=True)[1] for _, row_n in sides)
     return Pairs(pairs.score_c, first_s[pairs.source_c], first_t[pairs.target_c])
+
+
+def _neighbours(
+    query_qh: NDArray[np.float32],
+    pool_ph: NDArray[np.float32],
+    k: int,
+    *,
+    device: str | None,
+    title: str,
+    show_progress: bool,
+) -> Neighbours:
+    """Nearest neighbours, with a progress bar."""
+    parts = []
+    with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
+        bar = progress.add_task(f"Neighbours, {title}", total=len(query_qh))
+        for first in range(0, max(len(query_qh), 1), _QUERIES):
+            parts.append(nearest_neighbours(query_qh[first : first + _QUERIES], pool_ph, k, device=device))
+            progress.advance(bar, len(parts[-1].row_qk))
+    return Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def evaluate_mining(
@@ -234,8 +324,8 @@ def evaluate_mining(
     k: int = 4,
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
-    duplicates: Duplicates = "unify",
-    comparison: Comparison = ">=",
+    duplicates: Duplicates | None = None,
+    comparison: Comparison | None = None,
     device: str | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -254,12 +344,13 @@ def evaluate_mining(
         k: Neighbours in the margin.
         margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margin_score`.
         retrieval: See `metaphrase.mining.select_pairs`.
-        duplicates: One of `DUPLICATES`.
-        comparison: One of `COMPARISONS`. It matters where scores equal a threshold from elsewhere.
+        duplicates: One of `DUPLICATES`; None takes the protocol's own.
+        comparison: One of `COMPARISONS`; None takes the protocol's own. It matters where scores equal a threshold from
+            elsewhere.
         device: Where torch searches; see `metaphrase.mining.nearest_neighbours`.
         resamples: Bootstrap resamples of the intervals, over source sentences at a fixed threshold.
         seed: Seed of the bootstrap.
-        show_progress: Show a progress bar while encoding.
+        show_progress: Show progress bars while encoding and searching.
         encode: Stands in for ``model.encode``, with its signature.
 
     Returns:
@@ -279,7 +370,8 @@ def evaluate_mining(
         ValueError: An option does not exist, or a language lacks a split.
     """
     start = time.perf_counter()
-    tuned, scored = _splits(protocol)
+    tuned, scored, own_duplicates, own_comparison = bucc_protocol(protocol)
+    duplicates, comparison = duplicates or own_duplicates, comparison or own_comparison
     _check_choice("duplicates", duplicates, DUPLICATES)
     _check_choice("comparison", comparison, COMPARISONS)
     languages: dict[str, Any] = {}
@@ -423,7 +515,7 @@ def compare_mining(
     Raises:
         ValueError: The results are over different sets, or under different protocols.
     """
-    for key in ("protocol", "duplicates", "retrieval"):
+    for key in ("protocol", "margin", "k", "retrieval", "duplicates", "comparison"):
         if before["settings"][key] != after["settings"][key]:
             raise DataMismatchError(
                 f"The two results differ in {key}: {before['settings'][key]!r} and {after['settings'][key]!r}. "
@@ -540,7 +632,7 @@ class MiningEvaluator(BaseEvaluator):
 
     def __init__(self, data: MiningData, *, protocol: Protocol, name: str = "", **options: Any) -> None:
         super().__init__()
-        _splits(protocol)
+        bucc_protocol(protocol)
         self.data, self.protocol, self.name, self.options = data, protocol, name, options
         self.primary_metric = "mean_f1"
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import sys
 import time
 import unicodedata
 import warnings
@@ -33,6 +34,8 @@ from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.types import PromptType
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.evaluation.identity import model_hash
@@ -48,6 +51,8 @@ _INDIVIDUAL = {
 }
 #: Scripts that are several of Unicode's.
 _MIXED_SCRIPTS = {"ja": "Jpan", "ko": "Kore", "zh": "Hans"}
+#: Texts that are embedded between two steps of a progress bar.
+_CHUNK = 1 << 12
 #: Codes of scripts by the first word of Unicode's names of their letters; plain names before variants.
 _SCRIPTS = {
     name.split()[0].upper(): code
@@ -209,15 +214,23 @@ class MTEBEncoder(AbsEncoder):
         prompt: Text before each sentence: None for nothing; ``"auto"`` for the prompts that the model stores, ``passage`` for
             documents and ``query`` for all else.
         encode: Stands in for ``model.encode``, with its signature.
+        progress: Where a bar for each subset is drawn; None draws none.
     """
 
     def __init__(
-        self, model: SentenceTransformer, meta: ModelMeta, *, prompt: str | None = None, encode: Encode | None = None
+        self,
+        model: SentenceTransformer,
+        meta: ModelMeta,
+        *,
+        prompt: str | None = None,
+        encode: Encode | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.model = model
         self.mteb_model_meta = meta
         self.prompt = prompt
         self.encode_texts = encode or model.encode
+        self.progress = progress or Progress(disable=True)
 
     def encode(
         self,
@@ -234,14 +247,23 @@ class MTEBEncoder(AbsEncoder):
         if self.prompt == "auto" and prompt_type is PromptType.document:
             prompt = self.model.prompts.get("passage") or prompt
         texts = [text for batch in inputs for text in batch["text"]]
+        bar = self.progress.add_task(f"Embedding {hf_subset}", total=len(texts))
+        rows_nh = []
         with packed(self.model) if isinstance(self.model, SentenceTransformer) else nullcontext():
-            return self.encode_texts(
-                texts,
-                prompt=prompt,
-                batch_size=kwargs.get("batch_size", 32),
-                show_progress_bar=False,
-                convert_to_numpy=True,
-            )
+            for first in range(0, max(len(texts), 1), _CHUNK):
+                chunk = texts[first : first + _CHUNK]
+                rows_nh.append(
+                    self.encode_texts(
+                        chunk,
+                        prompt=prompt,
+                        batch_size=kwargs.get("batch_size", 32),
+                        show_progress_bar=False,
+                        convert_to_numpy=True,
+                    )
+                )
+                self.progress.advance(bar, len(chunk))
+        self.progress.remove_task(bar)
+        return np.concatenate(rows_nh)
 
 
 def evaluate_mteb(
@@ -252,6 +274,7 @@ def evaluate_mteb(
     name: str,
     prompt: str | None = None,
     batch_size: int = 32,
+    show_progress: bool = False,
     encode: Encode | None = None,
 ) -> dict[str, Any]:
     """Run tasks of MTEB; those whose results are in the folder already are not run again.
@@ -263,6 +286,7 @@ def evaluate_mteb(
         name: The model's name.
         prompt: See `MTEBEncoder`.
         batch_size: Sentences per forward pass.
+        show_progress: Show a progress bar while encoding.
         encode: Stands in for ``model.encode``, with its signature.
 
     Returns:
@@ -279,14 +303,18 @@ def evaluate_mteb(
     start = time.perf_counter()
     cache = mteb.ResultCache(folder)
     meta = model_meta(model, name, prompt)
-    encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encode)
+    # Its console keeps today's stderr: MTEB's own output is thrown away below.
+    progress = Progress(
+        console=Console(file=sys.stderr), transient=True, disable=not show_progress, redirect_stderr=False
+    )
+    encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encode, progress=progress)
     measured: dict[str, Any] = {}
     unavailable: dict[str, str] = {}
     for task in tasks:
         path = cache.get_task_result_path(task.metadata.name, meta)
         try:
             # MTEB draws a bar for each step of each subset, scolds who runs the data of a paper, and copies tensors.
-            with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            with progress, warnings.catch_warnings(), redirect_stderr(io.StringIO()):
                 warnings.filterwarnings("ignore", message=".*superseded|To copy construct")
                 mteb.evaluate(
                     encoder,

@@ -7,12 +7,15 @@ and not done again. A part gives one or several *scores*, all of one form, so th
      "languages": {"sw": {"n": 390, "score": 73.3, "interval": [68.9, 77.7]}},
      "groups": {"36": {…}}, "average": {"n": 36, "score": …, "interval": …}, "detail": what the evaluation itself returned}
 
+Where items have classes, a language also has ``"majority"``, the accuracy of always saying its largest class, and
+``"learned"``, whether the model does more than saying one class.
+
 ========== ====================================== ================================================================
 suite      in the folder                          protocol
 ========== ====================================== ================================================================
 retrieval  any folder of ``xx-en[.test].tsv.gz``  cosine top-1, both directions; xsim error by the ratio margin
 mining     a folder of BUCC's files               each of BUCC's protocols whose splits are there
-sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 from the Hub
+sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
 nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` fine-tuned in English at a small scale, measured in all languages
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks of MTEB's own form; or ``--tasks`` of the Hub
@@ -34,21 +37,36 @@ from functools import partial
 from importlib.resources import files as resources
 from itertools import chain
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import numpy as np
+import torch
 import yaml
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.evaluation.comparison import compare_resamples
 from metaphrase.evaluation.identity import files_sha256, model_hash
-from metaphrase.evaluation.mining import Protocol, compare_mining, evaluate_mining, load_bucc_folder
+from metaphrase.evaluation.mining import (
+    PROTOCOLS,
+    Comparison,
+    Duplicates,
+    Protocol,
+    bucc_files,
+    bucc_languages,
+    bucc_protocol,
+    compare_mining,
+    evaluate_mining,
+    load_bucc_folder,
+)
 from metaphrase.evaluation.retrieval import (
     DIRECTIONS,
     ParallelSet,
+    _protocol,
     compare_retrieval,
     evaluate_retrieval,
     load_parallel_folder,
@@ -74,10 +92,12 @@ from metaphrase.evaluation.sts import (
 )
 from metaphrase.evaluation.word_alignment import alignment_error_interval, alignment_scores, load_wpt
 from metaphrase.exceptions import DataMismatchError, MissingFileError
-from metaphrase.finetuning.classification import ClassificationOptions, finetune_classification
+from metaphrase.finetuning.classification import TASKS, ClassificationOptions, finetune_classification
+from metaphrase.finetuning.data import pairs_format
 from metaphrase.finetuning.question_answering import QuestionAnsweringOptions, finetune_question_answering
-from metaphrase.finetuning.running import FineTuningArguments, hardware
+from metaphrase.finetuning.running import FineTuningArguments, hardware, load_benchmark
 from metaphrase.finetuning.tagging import TaggingOptions, finetune_tagging
+from metaphrase.mining import Margin, Retrieval
 from metaphrase.packing import packed
 from metaphrase.report import write_json
 
@@ -87,6 +107,10 @@ Scores = dict[str, Any]
 RESULTS = "results.json"
 #: Neighbours of the margin by which xsim retrieves.
 XSIM_K = 4
+#: Goes up when a suite measures in another way, so that nothing that was kept before is taken for it.
+REVISION = 1
+#: Pairs of sentences that are aligned between two steps of a progress bar.
+_ALIGNED = 64
 
 
 @dataclass(frozen=True)
@@ -97,7 +121,13 @@ class Settings:
         prompt: Text before each sentence: ``"auto"`` is the query prompt that the model stores, None is none.
         languages: Languages to measure; None measures all.
         text_equality: In retrieval, finding another copy of the translation's text is a hit.
+        strip_quotes: Take each ``"`` out of the texts of parallel test sets, as DAP did.
         protocols: BUCC's protocols to mine under; None takes all whose splits are there.
+        margin: In mining, the score of a pair; see `metaphrase.mining.margin_score`.
+        k: In mining, neighbours in the margin.
+        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.select_pairs`.
+        duplicates: In mining, what becomes of repeated lines; None takes each protocol's own.
+        comparison: In mining, how a score stands to the threshold; None takes each protocol's own.
         tasks: Tasks for the suite ``mteb``: folders of the data, and names of MTEB's own; None takes the folders.
         resamples: Bootstrap resamples; those of Spearman's correlation are at most `STS_RESAMPLES`.
         seed: Seed of the bootstrap.
@@ -107,7 +137,13 @@ class Settings:
     prompt: str | None = "auto"
     languages: tuple[str, ...] | None = None
     text_equality: bool = False
+    strip_quotes: bool = False
     protocols: tuple[str, ...] | None = None
+    margin: Margin = "ratio"
+    k: int = 4
+    retrieval: Retrieval = "max"
+    duplicates: Duplicates | None = None
+    comparison: Comparison | None = None
     tasks: tuple[str, ...] | None = None
     resamples: int = RESAMPLES
     seed: int = 0
@@ -199,6 +235,7 @@ class Part:
         files: What it reads.
         work: Bytes of text that are encoded, a rough measure of its time; a training step counts three times.
         measure: Measures a model: scores by their names.
+        fixed: What its result depends on beside the settings that its suite reads.
     """
 
     name: str
@@ -207,6 +244,7 @@ class Part:
     files: tuple[Path, ...]
     work: float
     measure: Callable[[Subject], dict[str, Scores]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -216,24 +254,40 @@ class Suite:
     Attributes:
         name: What the command line calls it.
         needs: What it looks for in a folder of data, in words.
-        find: The parts that are there.
+        find: The parts that are there; without a folder, those whose data the Hub has.
+        reads: Names of the `Settings` that its results depend on.
     """
 
     name: str
     needs: str
-    find: Callable[[Path, Settings], Iterable[Part]]
+    find: Callable[[Path | None, Settings], Iterable[Part]]
+    reads: tuple[str, ...]
 
 
 # ---------------------------------------------------------------------------------------------------------- retrieval
 
 
-def _parallel_folders(data: Path, settings: Settings) -> dict[str, tuple[dict[str, ParallelSet], tuple[Path, ...]]]:
+def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
+    """Test sets without any ``"``.
+
+    Reference: Li et al. 2023 (DAP), in whose released code Tatoeba is read so.
+    """
+    stripped = {}
+    for language, one in sets.items():
+        sources, targets = (tuple(text.replace('"', "") for text in side) for side in (one.sources, one.targets))
+        stripped[language] = replace(one, sources=sources, targets=targets)
+    return stripped
+
+
+def _parallel_folders(
+    data: Path | None, settings: Settings
+) -> dict[str, tuple[dict[str, ParallelSet], tuple[Path, ...]]]:
     """Test sets in a folder and the folders in it; ``software`` may hold ``xx-en.test.tsv.gz`` among other splits.
 
     Files without a split are a test set where the folder is named as one: a corpus, or a dictionary, looks the same.
     """
     found = {}
-    for folder in [data, *_folders(data)]:
+    for folder in _folders(data):
         split = "test" if any(folder.glob("*-en.test.tsv*")) else None
         if split or (any(folder.glob("*-en.tsv*")) and (folder == data or folder.name in ("tatoeba", "udhr"))):
             try:
@@ -243,6 +297,7 @@ def _parallel_folders(data: Path, settings: Settings) -> dict[str, tuple[dict[st
                 continue
             chosen = {language: sets[language] for language in _wanted(sets, settings)}
             if chosen:
+                chosen = strip_quotes(chosen) if settings.strip_quotes else chosen
                 found[folder.name] = chosen, tuple(one.path for one in chosen.values() if one.path)
     return found
 
@@ -253,8 +308,9 @@ def _wanted(languages: Iterable[str], settings: Settings) -> list[str]:
     return [language for language in settings.languages or there if language in there]
 
 
-def _folders(data: Path) -> list[Path]:
-    return sorted(path for path in data.iterdir() if path.is_dir())
+def _folders(data: Path | None) -> list[Path]:
+    """A folder and the folders in it."""
+    return [] if data is None else [data, *sorted(path for path in data.iterdir() if path.is_dir())]
 
 
 def _size(files: Iterable[Path]) -> int:
@@ -264,11 +320,16 @@ def _size(files: Iterable[Path]) -> int:
     )
 
 
-def _find_retrieval(data: Path, settings: Settings) -> Iterator[Part]:
+def _find_retrieval(data: Path | None, settings: Settings) -> Iterator[Part]:
     equal = ", equal texts count" if settings.text_equality else ""
+    equal += _stripped(settings)
     for name, (sets, files) in _parallel_folders(data, settings).items():
         protocol = f"top-1 by cosine{equal}; xsim (ratio margin, k={XSIM_K})"
         yield Part(name, "retrieval", protocol, files, _size(files), partial(_retrieval, name, sets))
+
+
+def _stripped(settings: Settings) -> str:
+    return ", quotation marks stripped" if settings.strip_quotes else ""
 
 
 def _retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Scores]:
@@ -288,10 +349,19 @@ def _retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> 
         )
         for margin_k in (None, XSIM_K)
     )
-    scores = {}
-    for direction, label in zip((*DIRECTIONS, "mean"), ("xx→en", "en→xx", "both directions"), strict=True):
-        scores[f"{name} {label}"] = _of_retrieval(cosine, direction)
-    scores[f"{name} xsim"] = _of_retrieval(margin, "mean", errors=True)
+    return retrieval_scores(name, cosine, margin)
+
+
+def retrieval_scores(name: str, cosine: Mapping[str, Any], margin: Mapping[str, Any]) -> dict[str, Scores]:
+    """Scores of two results of `evaluate_retrieval`, by cosine and by margin.
+
+    xsim is directed (source to target): its mean over both directions is named as such.
+    """
+    labels = dict(zip((*DIRECTIONS, "mean"), ("xx→en", "en→xx", "both directions"), strict=True))
+    scores = {f"{name} {label}": _of_retrieval(cosine, direction) for direction, label in labels.items()}
+    for direction, label in labels.items():
+        title = f"{name} xsim{',' if direction == 'mean' else ''} {label}"
+        scores[title] = _of_retrieval(margin, direction, errors=True)
     return scores
 
 
@@ -303,7 +373,7 @@ def _of_retrieval(result: Mapping[str, Any], direction: str, *, errors: bool = F
 
     compared = direction == "mean"
     return {
-        "kind": "xsim" if errors else "retrieval" if compared else "",
+        "kind": ("xsim" if errors else "retrieval") if compared else "",
         "measure": "xsim error" if errors else "accuracy",
         "lower_is_better": errors,
         **_rows(result, row),
@@ -332,33 +402,44 @@ def _compare_xsim(before: Mapping[str, Any], after: Mapping[str, Any], **options
 # ------------------------------------------------------------------------------------------------------------- mining
 
 
-def _find_mining(data: Path, settings: Settings) -> Iterator[Part]:
-    for folder in [data, *_folders(data)]:
-        files = [path for path in folder.rglob("*-en.*") if path.suffixes and "gold" not in path.name]
-        golds = [path for path in folder.glob("**/*-en.*.gold*") if path.parent in (folder, *_folders(folder))]
-        for protocol in settings.protocols or get_args(Protocol) if golds else ():
-            try:
-                sets = load_bucc_folder(folder, cast("Protocol", protocol), settings.languages)
-            except FileNotFoundError:
+def _find_mining(data: Path | None, settings: Settings) -> Iterator[Part]:
+    taken: set[tuple[str, Path]] = set()
+    for folder in _folders(data):
+        for protocol in settings.protocols or PROTOCOLS:
+            tuned, scored, *own = bucc_protocol(protocol)
+            languages = _wanted(bucc_languages(folder, cast("Protocol", protocol)), settings)
+            files = bucc_files(folder)
+            parts = [files[language][split] for language in languages for split in dict.fromkeys((tuned, scored))]
+            used = tuple(chain.from_iterable(part.values() for part in parts))
+            if not used or taken.issuperset((protocol, path) for path in used):
                 continue
-            splits = {split for by_split in sets.values() for split in by_split}
-            used = tuple(path for path in (*files, *golds) if any(f".{split}." in path.name for split in splits))
-            texts = tuple(path for path in used if path not in golds)
+            taken |= {(protocol, path) for path in used}
+            fixed = {"duplicates": settings.duplicates or own[0], "comparison": settings.comparison or own[1]}
+            repeated = {"keep": "repeated lines kept", "unify": "repeated lines unified and left out"}
             yield Part(
                 f"{folder.name} {protocol}",
                 "mining",
-                f"{protocol}: ratio margin, k=4, max retrieval, repeated lines unified",
+                f"{protocol}: threshold from {tuned}, scored on {scored}; {settings.margin} margin, k={settings.k}, "
+                f"{settings.retrieval} retrieval, {repeated[fixed['duplicates']]}, score {fixed['comparison']} threshold",
                 used,
-                _size(texts),
-                partial(_mining, folder.name, protocol, sets),
+                _size(path for path in used if ".gold" not in path.name),
+                partial(_mining, folder, protocol, languages, fixed),
+                fixed,
             )
 
 
-def _mining(name: str, protocol: Any, sets: Any, subject: Subject) -> dict[str, Scores]:
+def _mining(
+    folder: Path, protocol: Any, languages: Sequence[str], fixed: Mapping[str, Any], subject: Subject
+) -> dict[str, Scores]:
     result = evaluate_mining(
         subject.model,
-        sets,
+        load_bucc_folder(folder, protocol, languages),
         protocol=protocol,
+        k=subject.settings.k,
+        margin=subject.settings.margin,
+        retrieval=subject.settings.retrieval,
+        device="cuda" if torch.cuda.is_available() else None,
+        **fixed,
         name=subject.name,
         prompt=subject.settings.prompt,
         batch_size=subject.batch_size,
@@ -372,14 +453,14 @@ def _mining(name: str, protocol: Any, sets: Any, subject: Subject) -> dict[str, 
         return {"n": entry.get("gold", entry.get("n")), "score": entry["f1"], "interval": entry["interval"]}
 
     scores = {"kind": "mining", "measure": "F1", "lower_is_better": False, **_rows(result, row), "detail": result}
-    return {f"{name} {protocol}": scores}
+    return {f"{folder.name} {protocol}": scores}
 
 
 # ---------------------------------------------------------------------------------------------------------------- sts
 
 
-def _find_sts(data: Path, settings: Settings) -> Iterator[Part]:
-    for folder in [data, *_folders(data)]:
+def _find_sts(data: Path | None, settings: Settings) -> Iterator[Part]:
+    for folder in _folders(data):
         files = {match[1]: path for path in folder.glob("*-test.csv*") if (match := _STS_FILE.search(path.name))}
         if wanted := _wanted(sorted(files), settings):
             used = tuple(files[language] for language in sorted({*wanted, *({"en"} & files.keys())}))
@@ -437,8 +518,8 @@ def _sts22(subject: Subject) -> dict[str, Scores]:
 # ----------------------------------------------------------------------------------------------------- word alignment
 
 
-def _find_word_alignment(data: Path, settings: Settings) -> Iterator[Part]:
-    for gold in sorted(chain(data.glob("test.*.*.wa"), data.glob("*/test.*.*.wa"))):
+def _find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Part]:
+    for gold in chain.from_iterable(sorted(folder.glob("test.*.*.wa")) for folder in _folders(data)):
         _, one, other, _ = gold.name.split(".")
         files = (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
         yield Part(
@@ -454,7 +535,11 @@ def _find_word_alignment(data: Path, settings: Settings) -> Iterator[Part]:
 def _word_alignment(name: str, files: tuple[Path, Path, Path], subject: Subject) -> dict[str, Scores]:
     pairs = load_wpt(*files)
     aligner = EmbeddingAligner(subject.model, batch_size=subject.batch_size)
-    predicted = [alignment.links for alignment in aligner.align([pair.pair for pair in pairs])]
+    predicted = []
+    with Progress(console=Console(stderr=True), transient=True, disable=not subject.show_progress) as progress:
+        for first in progress.track(range(0, len(pairs), _ALIGNED), description=f"Aligning {name}"):
+            aligned = aligner.align([pair.pair for pair in pairs[first : first + _ALIGNED]])
+            predicted += [alignment.links for alignment in aligned]
     sides = predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs]
     options: dict[str, Any] = {"resamples": subject.settings.resamples, "seed": subject.settings.seed}
     counts = [
@@ -537,7 +622,7 @@ class _FineTuned:
     options: type
 
 
-_HALVES = "trained on half of the English items, measured on the other half in all languages (small scale)"
+_HALVES = "small scale: trained on half of the English items, measured on the other half in all languages"
 FINETUNED = {
     "xnli": _FineTuned(
         "nli",
@@ -570,7 +655,7 @@ FINETUNED = {
         "pos",
         re.compile(r"([a-z]+)_\w+-ud-(dev|test)\.conllu(\.gz)?"),
         {"train": "{}@dev", "test": "{}@test"},
-        "seqeval chunk F1 on bare tags and accuracy; trained on English dev, measured on test (small scale)",
+        "small scale: trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy",
         0.35,
         finetune_tagging,
         TaggingOptions,
@@ -578,33 +663,103 @@ FINETUNED = {
 }
 
 
-def _find_finetuned(suite: str, data: Path, settings: Settings) -> Iterator[Part]:
+def _find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterator[Part]:
     for name, task in FINETUNED.items():
-        folder = data if data.name == name else data / name
-        if task.suite != suite or not folder.is_dir():
+        folder = next((folder for folder in _folders(data) if folder.name == name), None)
+        if task.suite != suite or folder is None:
             continue
         files = {path: match[1] for path in folder.iterdir() if (match := task.pattern.fullmatch(path.name))}
         if wanted := _wanted(sorted(set(files.values())), settings):
             used = tuple(sorted(path for path, language in files.items() if language in {*wanted, "en"}))
-            measure = partial(_finetuned, name, folder, wanted)
-            yield Part(name, suite, task.protocol, used, task.work * _size(used), measure)
+            scale = SMALL_SCALE[name] | dict(settings.finetuning)
+            yield Part(
+                name,
+                suite,
+                f"{task.protocol}; {_limits(scale)}",
+                used,
+                task.work * _size(used),
+                partial(_finetuned, name, folder, wanted),
+                {"small scale": scale},
+            )
+
+
+def _limits(scale: Mapping[str, Any]) -> str:
+    """Which items are trained on and measured, in words."""
+    first = {key: f"the first {scale[key]}" if scale.get(key) else "all" for key in ("limit_train", "limit_test")}
+    return (
+        f"of the training items {first['limit_train']}, of the test items {first['limit_test']} in each language "
+        f"(limit_train {scale.get('limit_train') or 'none'}, limit_test {scale.get('limit_test') or 'none'})"
+    )
 
 
 def _finetuned(name: str, data: Path, languages: Sequence[str], subject: Subject) -> dict[str, Scores]:
-    task = FINETUNED[name]
-    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning)
-    settings |= {option: source.format(data) for option, source in task.sources.items()}
-    settings |= {"model": subject.name, "languages": list(languages)}
+    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | _sources(name, data, languages)
+    settings |= {"model": subject.name}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     output = subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
-    options, arguments = HfArgumentParser((task.options, FineTuningArguments)).parse_dict(settings)
-    result = task.run(options, arguments)
+    options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
+    result = FINETUNED[name].run(options, arguments)
     shutil.rmtree(output)
+    return finetuned_scores(name, result, gold_labels(name, data, languages, subject.settings))
+
+
+def _sources(name: str, data: Path, languages: Sequence[str]) -> dict[str, Any]:
+    """Options that name the data."""
+    sources = {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
+    return sources | {"languages": list(languages)}
+
+
+def gold_labels(name: str, data: Path, languages: Sequence[str], settings: Settings) -> dict[str, list[int]]:
+    """Gold classes of the items that a task is measured on, by language; none where items have no class."""
+    if name not in TASKS:
+        return {}
+    scale = SMALL_SCALE[name] | dict(settings.finetuning) | _sources(name, data, languages) | {"model": ""}
+    options, *_ = HfArgumentParser(ClassificationOptions).parse_dict(scale, allow_extra_keys=True)
+    benchmark = load_benchmark(options, pairs_format(*TASKS[name]), seed=scale.get("seed", 42))
+    return {language: list(rows["label"]) for language, rows in benchmark.test.items()}
+
+
+def finetuned_scores(name: str, result: Mapping[str, Any], labels: Mapping[str, Sequence[int]]) -> dict[str, Scores]:
+    """Scores of a fine-tuned model.
+
+    Args:
+        name: The part's.
+        result: What its training returned.
+        labels: Gold classes of the test items, by language, where they have classes.
+    """
     measures = list(result["average"])
     scores = {f"{name} {measure.replace('_', ' ')}": _of_finetuned(result, measure) for measure in measures[:2]}
-    scores[f"{name} {measures[0]}"] |= {"kind": "finetuned", "detail": dict(result)}
+    first = scores[f"{name} {measures[0]}"]
+    first |= {"kind": "finetuned", "detail": dict(result)}
+    for language, gold in labels.items():
+        first["languages"][language] |= against_majority(result["languages"][language]["items"], gold)
     return scores
+
+
+def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict[str, Any]:
+    """Whether a classifier does more than always saying one class.
+
+    Args:
+        correct_n: Whether each item is right.
+        label_n: Gold class of each.
+
+    Returns:
+        ``majority``, the accuracy in percent of always saying the largest class; ``learned``, False where what is right is
+        just the items of one class, or as many items as the largest class has.
+
+    >>> against_majority([1, 1, 0, 1], [0, 0, 1, 0])
+    {'majority': 75.0, 'learned': False}
+    >>> against_majority([1, 1, 1, 1], [0, 0, 1, 0])
+    {'majority': 75.0, 'learned': True}
+    """
+    right_n, gold_n = np.asarray(correct_n, dtype=bool), np.asarray(label_n)
+    classes, count_c = np.unique(gold_n, return_counts=True)
+    constant = any(np.array_equal(right_n, gold_n == one) for one in classes) and len(classes) > 1
+    return {
+        "majority": 100 * int(count_c.max()) / len(gold_n),
+        "learned": not constant and int(right_n.sum()) != int(count_c.max()),
+    }
 
 
 def _of_finetuned(result: Mapping[str, Any], measure: str) -> Scores:
@@ -692,13 +847,13 @@ def _mteb_tasks() -> Any:
     return mteb_tasks
 
 
-def _find_mteb(data: Path, settings: Settings) -> Iterator[Part]:
-    local = _parallel_folders(data, settings) if data.is_dir() else {}
+def _find_mteb(data: Path | None, settings: Settings) -> Iterator[Part]:
+    local = _parallel_folders(data, settings)
     known = [name for name in local if name in ("tatoeba", "udhr")]
     for name in settings.tasks or known or local:
         if name in local:
             sets, files = local[name]
-            protocol = "MTEB bitext mining, F1 of top-1 by cosine, both directions"
+            protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{_stripped(settings)}"
             yield Part(f"mteb {name}", "mteb", protocol, files, _size(files), partial(_mteb, name, sets))
         else:
             yield Part(f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, partial(_mteb, name, None))
@@ -723,18 +878,24 @@ def _mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject) -
         name=subject.name,
         prompt=subject.settings.prompt,
         batch_size=subject.batch_size,
+        show_progress=subject.show_progress,
         encode=subject.encode,
     )
     if result["unavailable"]:
         raise NoData("; ".join(result["unavailable"].values()))
     (task,) = result["tasks"].values()
+    groups = STS22_GROUPS if name.startswith("STS22") else {}
     return {
         f"mteb {name}": {
             "kind": "mteb",
             "measure": task["measure"],
             "lower_is_better": False,
             "languages": task["languages"],
-            "groups": {},
+            "groups": {
+                group: _mean(task["languages"], members)
+                for group, members in groups.items()
+                if task["languages"].keys() >= set(members)
+            },
             "average": {"n": len(task["languages"]), "score": task["average"]},
             "detail": result,
         }
@@ -743,18 +904,44 @@ def _mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject) -
 
 # ---------------------------------------------------------------------------------------------------------- the table
 
+_BOOTSTRAP = ("resamples", "seed")
 SUITES: dict[str, Suite] = {
     suite.name: suite
     for suite in (
-        Suite("retrieval", "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)", _find_retrieval),
-        Suite("sts", "a folder of stsb-xx-test.csv.gz", _find_sts),
-        Suite("mining", "a folder of BUCC's files (zh-en.sample.zh.gz, …)", _find_mining),
-        Suite("word-alignment", "a folder with test.xx, test.yy and test.xx.yy.wa", _find_word_alignment),
-        Suite("nli", "xnli/dev-xx.tsv.gz", partial(_find_finetuned, "nli")),
-        Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(_find_finetuned, "paraphrase")),
-        Suite("qa", "xquad/xquad.xx.json.gz", partial(_find_finetuned, "qa")),
-        Suite("pos", "ud/xx_…-ud-test.conllu.gz, English dev among them", partial(_find_finetuned, "pos")),
-        Suite("mteb", "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB", _find_mteb),
+        Suite(
+            "retrieval",
+            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)",
+            _find_retrieval,
+            ("prompt", "languages", "text_equality", "strip_quotes", *_BOOTSTRAP),
+        ),
+        Suite(
+            "sts",
+            "a folder of stsb-xx-test.csv.gz (but for STS22, whose data the Hub has)",
+            _find_sts,
+            ("prompt", "languages", *_BOOTSTRAP),
+        ),
+        Suite(
+            "mining",
+            "a folder of BUCC's files (zh-en.sample.zh.gz, …)",
+            _find_mining,
+            ("prompt", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
+        ),
+        Suite("word-alignment", "a folder with test.xx, test.yy and test.xx.yy.wa", _find_word_alignment, _BOOTSTRAP),
+        Suite("nli", "xnli/dev-xx.tsv.gz", partial(_find_finetuned, "nli"), ("languages",)),
+        Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(_find_finetuned, "paraphrase"), ("languages",)),
+        Suite("qa", "xquad/xquad.xx.json.gz", partial(_find_finetuned, "qa"), ("languages",)),
+        Suite(
+            "pos",
+            "ud/xx_…-ud-test.conllu.gz, English dev among them",
+            partial(_find_finetuned, "pos"),
+            ("languages",),
+        ),
+        Suite(
+            "mteb",
+            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB",
+            _find_mteb,
+            ("prompt", "languages", "strip_quotes"),
+        ),
     )
 }
 
@@ -775,7 +962,7 @@ def find_parts(
     """The parts of some suites that a folder has data for.
 
     Args:
-        data: The folder; None has none.
+        data: The folder; without one there is what the Hub has data for: STS22, and MTEB's tasks that are named.
         suites: Names in `SUITES`.
         settings: How they are measured.
 
@@ -786,15 +973,15 @@ def find_parts(
         FileNotFoundError: There is no such folder.
         ValueError: A data set is malformed.
     """
-    folder = Path(data) if data is not None else Path("nowhere")
-    if data is not None and not folder.is_dir():
+    folder = Path(data) if data is not None else None
+    if folder is not None and not folder.is_dir():
         raise MissingFileError(f"{folder} is no folder.")
     parts: list[Part] = []
     missing = {}
     for name in suites:
         suite = SUITES[name]
         embedded = {path for part in parts for path in part.files}
-        found = list(suite.find(folder, settings)) if data is not None or (name == "mteb" and settings.tasks) else []
+        found = list(suite.find(folder, settings))
         # MTEB's encoder remembers what retrieval has embedded.
         parts += [
             replace(part, work=0) if part.suite == "mteb" and embedded.issuperset(part.files) else part
@@ -835,17 +1022,37 @@ def speed(model: SentenceTransformer, *, batch_size: int = 32) -> float:
 
 def kept(part: Part, subject: Subject) -> Path:
     """File of a part's result: its name tells the data and the settings, its folder the model."""
-    key = {"protocol": part.protocol, "data": files_sha256(part.files), "settings": _relevant(part, subject.settings)}
+    key = {
+        "part": part.name,
+        "suite": part.suite,
+        "revision": REVISION,
+        "data": files_sha256(part.files),
+        "settings": _relevant(part, subject),
+    }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
     return subject.folder / f"{part.name.replace(' ', '-').replace('/', '-')}-{digest[:8]}.json"
 
 
-def _relevant(part: Part, settings: Settings) -> dict[str, Any]:
-    """The settings that a part's result depends on."""
-    fine_tuned = part.suite in {task.suite for task in FINETUNED.values()}
-    foreign = {"protocols", "tasks"} | ({"prompt"} if fine_tuned else {"finetuning"})
-    relevant = {key: value for key, value in asdict(settings).items() if key not in foreign}
-    return relevant | ({"small scale": SMALL_SCALE[part.name]} if part.name in SMALL_SCALE and fine_tuned else {})
+def _relevant(part: Part, subject: Subject) -> dict[str, Any]:
+    """The settings that a part's result depends on; of the prompt, the text."""
+    relevant = {name: getattr(subject.settings, name) for name in SUITES[part.suite].reads}
+    if "prompt" in relevant:
+        relevant["prompt"] = resolve_prompt(subject.model, subject.settings.prompt)
+    if part.suite == "mteb" and subject.settings.prompt == "auto":
+        relevant["passage prompt"] = subject.model.prompts.get("passage")
+    return relevant | dict(part.fixed)
+
+
+def described(part: Part, subject: Subject) -> str:
+    """A part's protocol, with how the model embeds sentences where that decides the scores."""
+    if "prompt" not in SUITES[part.suite].reads:
+        return part.protocol
+    how = _protocol(subject.model)
+    prompt = resolve_prompt(subject.model, subject.settings.prompt)
+    return (
+        f"{part.protocol}; {how['pooling']} pooling of layer {how['layer']}, {how['max_length']} tokens, "
+        f"{f'prompt {prompt!r}' if prompt else 'no prompt'}"
+    )
 
 
 def run_part(part: Part, subject: Subject) -> dict[str, Any]:
@@ -863,12 +1070,13 @@ def run_part(part: Part, subject: Subject) -> dict[str, Any]:
         return json.loads(path.read_text(encoding="utf-8"))
     start = time.perf_counter()
     scores = part.measure(subject)
+    protocol = described(part, subject)
     for one in scores.values():
-        one["protocol"] = part.protocol
+        one["protocol"] = protocol
     result = {
         "part": part.name,
         "suite": part.suite,
-        "protocol": part.protocol,
+        "protocol": protocol,
         "model": subject.name,
         "model_hash": subject.sha,
         "settings": asdict(subject.settings),
