@@ -264,6 +264,12 @@ def parsed(argv: Sequence[str]) -> tuple[Options, list[str], dict[str, Any]]:
     return options, rest, settings
 
 
+def has_monolingual(options: Options, rest: Sequence[str]) -> bool:
+    """Whether what goes to ``metaphrase train`` names monolingual text, on the command line or in its ``--config``."""
+    argv = ["--model", options.model, "--corpus", *options.corpus, "--output_dir", "unused", *rest]
+    return bool(parse_options(argv, DEFAULTS)[1].monolingual)
+
+
 def commands(grid: Grid, options: Options, rest: Sequence[str]) -> list[list[str]]:
     """Options of ``metaphrase train`` for each cell, but seed and folder; the cells' recipes are written to files."""
     folder = Path(options.output) / grid.name / "recipes"
@@ -698,7 +704,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         FileNotFoundError: A text or model is not there.
     """
     options, rest, own = parsed(argv)
-    grid = load_grid(name, settings=own, monolingual="--monolingual" in rest)
+    grid = load_grid(name, settings=own, monolingual=has_monolingual(options, rest))
     argvs = commands(grid, options, rest)
     settings = [settings_of(argv) for argv in argvs]
     prepare_process()

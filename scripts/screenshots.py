@@ -16,10 +16,14 @@ from pathlib import Path
 #: Which sections of the page a picture shows: those whose beginning contains one of the words.
 PARTS = {
     "summary": ("<h2>demo<", "retention"),
+    "curves": ("learning curves",),
     "words": ("tokens",),
     "alignment": ("alignments",),
     "margins-and-errors": ("margins", "errors"),
 }
+#: What stands above the first section when a picture begins with it.
+_NO_GAP = "<style>body > section:first-of-type > h2 { margin-top: 0; padding-top: 0; border-top: 0; }</style>"
+_MARGIN = 24
 _SECTION = re.compile(r"<section.*?</section>\n?", re.DOTALL)
 
 
@@ -38,7 +42,9 @@ def shoot(page: Path, picture: Path, *, width: int = 1100, height: int = 1600, d
     browser = chromium()
     if browser is None:
         raise FileNotFoundError("No chromium on PATH; install it (apt install chromium).")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={width},{height}"]
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+    options += ["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]
+    options += [f"--window-size={width},{height}"]
     options += ["--blink-settings=preferredColorScheme=0"] if dark else []
     with tempfile.TemporaryDirectory() as profile:
         command = [browser, *options, f"--user-data-dir={profile}", f"--screenshot={picture.resolve()}"]
@@ -50,19 +56,25 @@ def part_of(html: str, words: tuple[str, ...], *, top: bool = False) -> str:
     """The page with some of its sections only, and with what stands above the sections where ``top`` is set."""
     sections = [one for one in _SECTION.findall(html) if any(word in one[:200].lower() for word in words)]
     head, _, rest = html.partition("<body>")
-    above = rest[: rest.index("<section")] if top else ""
+    above = rest[: rest.index("<section")] if top else _NO_GAP
     return f"{head}<body>{above}{''.join(sections)}</body></html>"
 
 
 def crop(picture: Path) -> None:
-    """Cut away the empty rest below the content."""
+    """Cut away what is empty above and below the content.
+
+    Raises:
+        ValueError: The content reaches the lower edge, where the rest of it may be cut off.
+    """
     from PIL import Image, ImageChops
 
     with Image.open(picture) as image:
         pixels = image.convert("RGB")
     empty = Image.new("RGB", pixels.size, pixels.getpixel((0, pixels.height - 1)))
-    _, _, _, bottom = ImageChops.difference(pixels, empty).getbbox() or (0, 0, 0, pixels.height)
-    pixels.crop((0, 0, pixels.width, min(bottom + 24, pixels.height))).save(picture, optimize=True)
+    _, top, _, bottom = ImageChops.difference(pixels, empty).getbbox() or (0, 0, 0, pixels.height)
+    if bottom + _MARGIN > pixels.height:
+        raise ValueError(f"{picture} is cut off at {pixels.height} pixels; give a larger --height.")
+    pixels.crop((0, max(0, top - _MARGIN), pixels.width, bottom + _MARGIN)).save(picture, optimize=True)
     if shutil.which("pngquant"):
         subprocess.run(["pngquant", "--force", "--ext", ".png", "64", str(picture)], check=True)
 
@@ -73,7 +85,7 @@ def main() -> None:
     parser.add_argument("report", type=Path, help="report.html of `metaphrase report`")
     parser.add_argument("output", type=Path, help="folder of the pictures")
     parser.add_argument("--width", type=int, default=1100, help="width of the window, e.g. 390 for a phone")
-    parser.add_argument("--height", type=int, default=2000, help="largest height of a picture")
+    parser.add_argument("--height", type=int, default=6000, help="largest height of a picture")
     parser.add_argument("--dark", action="store_true", help="prefer dark colours")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

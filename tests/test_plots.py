@@ -196,6 +196,9 @@ def test_a_copy_of_the_translation_is_no_rival():
     assert len(plots.margins(source[:2], target[:2], ParallelSet("sw", ("a", "a"), ("A", "A")))[0]) == 0
 
 
+SCALES = {"before": 0.02, "after": 0.3}
+
+
 def test_histogram_counts_every_pair_once():
     before = np.linspace(0.8, 1.2, 50), np.linspace(0.7, 1.19, 50)
     after = np.linspace(1.0, 1.5, 50), np.linspace(0.7, 1.1, 50)[::-1]
@@ -206,9 +209,20 @@ def test_histogram_counts_every_pair_once():
         assert histogram[side]["overlap"] == pytest.approx(100 * np.mean(other_n >= pair_n))
         assert histogram[side]["translation_median"] == pytest.approx(np.median(pair_n))
     assert 0 < histogram["after"]["overlap"] < 100
-    edges = np.array(histogram["edges"])
-    inner = (before[0] > edges[10]) & (before[0] < edges[11])
-    assert histogram["before"]["translations"][10] == inner.sum() > 0
+    for side, (pair_n, _) in (("before", before), ("after", after)):
+        edges = np.array(histogram[side]["edges"])
+        inner = (pair_n > edges[35]) & (pair_n < edges[36])
+        assert histogram[side]["translations"][35] == inner.sum() > 0
+
+
+def test_a_narrow_side_has_bars_of_its_own():
+    """Training can spread margins tenfold: neither side is then a few bars in the bins of the other."""
+    rng = np.random.default_rng(0)
+    histogram = plots.margin_histogram(
+        {side: (rng.normal(1 + scale, scale, 500), rng.normal(1, scale, 500)) for side, scale in SCALES.items()}
+    )
+    for side in SCALES:
+        assert np.count_nonzero(histogram[side]["translations"]) > 20
 
 
 def found(rows, right=0.5, cosine=0.9):
@@ -243,6 +257,53 @@ def test_every_language_has_its_share_of_the_errors():
     assert [row["language"] for row in errors["wrong"]] == ["sw", "sw", "te", "te", "vi", "vi"]
     assert errors["counts"] == {"wrong": 27}
     assert "fixed" not in errors
+
+
+def test_a_share_that_a_language_leaves_goes_to_the_others():
+    sets = {language: parallel(9, language) for language in ("sw", "te", "vi")}
+    wrong = {x: {"after": found(np.roll(np.arange(9), 1))} for x in sets}
+    wrong["sw"]["after"]["row"][1:] = np.arange(1, 9)
+    for limit, shares in (
+        (6, "sw te te te vi vi"),
+        (17, "sw" + " te" * 8 + " vi" * 8),
+        (99, "sw" + " te" * 9 + " vi" * 9),
+    ):
+        errors = plots.nearest_errors(sets, wrong, limit=limit)
+        assert [row["language"] for row in errors["wrong"]] == shares.split()
+
+
+def test_learning_curves_are_finite_scalars_with_two_points():
+    history = [
+        {"step": 1, "loss": 3.0, "tr": float("nan"), "learning_rate": 0.1, "note": "x"},
+        {"step": 2, "loss": float("inf"), "tr": 1.0, "eval_sw_mean_accuracy": 50, "eval_runtime": 2.0},
+        {"step": 3, "loss": 1.0, "eval_sw_mean_accuracy": 60, "eval_runtime": 2.0},
+        {"train_loss": 2.0, "step": 3},
+        {"loss": 9.0},
+    ]
+    assert plots.learning_curves(history) == {
+        "loss": [(1, 3.0), (3, 1.0)],
+        "eval_sw_mean_accuracy": [(2, 50), (3, 60)],
+    }
+
+
+@pytest.mark.parametrize("across", [True, False])
+def test_differences_are_drawn_with_their_intervals_and_verdicts(across):
+    from matplotlib.figure import Figure
+
+    rows = [
+        {"difference": -8.0, "interval": [-11.0, -6.0], "verdict": "worse"},
+        {"difference": 1.0, "interval": [-1.0, 4.0], "verdict": "tie"},
+        {"difference": 5.0, "interval": [3.0, 6.0], "verdict": "better"},
+    ]
+    axes = Figure().subplots()
+    plots._differences(axes, rows, across=across)
+    assert [drawn.get_label() for drawn in axes.containers] == ["worse", "tie", "better"]
+    for place, (row, drawn) in enumerate(zip(rows, axes.containers, strict=True)):
+        line, _, (bar,) = drawn
+        ends = np.array(bar.get_segments()[0])
+        assert sorted(ends[:, 0 if across else 1]) == row["interval"]
+        assert (line.get_xdata() if across else line.get_ydata())[0] == row["difference"]
+        assert (ends[:, 1 if across else 0] == place).all()
 
 
 def test_nearest_found():
@@ -297,9 +358,14 @@ def analysis(baseline=True, word="mbwa"):
 @pytest.mark.parametrize("baseline", [True, False])
 def test_pictures(tmp_path, baseline):
     content = analysis(baseline, word="犬ఒక")  # of scripts that hardly any font has
-    report = {"comparisons": {"demo": comparison({"sw": 2.0}, [1, 3])} if baseline else {}, "analysis": content}
+    history = [{"step": at, "loss": 3 / at, "tr": 2.0, "rtl": at, "eval_loss": 1.0} for at in (1, 2, 3)]
+    report = {
+        "comparisons": {"demo": comparison({"sw": 2.0}, [1, 3])} if baseline else {},
+        "run": {"log_history": history},
+        "analysis": content,
+    }
     paths = plots.draw(report, tmp_path / "new")
-    names = ["accuracy-demo", "retention-udhr"] * baseline + ["tokens", "margins", "alignments"]
+    names = ["accuracy-demo", "retention-udhr"] * baseline + ["curves", "tokens", "margins", "alignments"]
     assert [path.stem for path in paths] == names
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")

@@ -40,8 +40,9 @@ INDEXES: tuple[str, ...] = get_args(Index)
 
 #: Queries searched at a time: what a search holds besides its results is a tile of similarities (4 MB).
 _QUERIES = 1024
-#: Rows of a torch tile.
+#: Rows of a tile on an accelerator, and on a CPU.
 _TILE = 1 << 14
+_CPU_TILE = 1 << 10
 #: Candidates of an approximate search for each neighbour that is kept, before they are ranked exactly.
 _RERANK = 4
 #: Rows that an approximate index is trained on, for each of its cells.
@@ -167,7 +168,7 @@ class Approximate:
         if kind not in ("ivf", "hnsw"):
             raise ValueError(f"There is no index {kind!r}; there are {', '.join(INDEXES)}.")
         n = len(pool)
-        cells = max(1, min(int(4 * math.sqrt(n)), n // _TRAINING))
+        cells = _cells(n)
         name = f"IVF{cells},SQ8" if kind == "ivf" else "HNSW32,SQ8"
         index: Any = faiss.index_factory(pool.hidden, name, faiss.METRIC_INNER_PRODUCT)
         size = _TRAINING * max(cells, 256)
@@ -266,7 +267,8 @@ def _faiss(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, 
 
 
 def _torch(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, device: str) -> Any:
-    tiles = [torch.from_numpy(pool_ph[at : at + _TILE]).to(device) for at in range(0, len(pool_ph), _TILE)]
+    size = _CPU_TILE if torch.device(device).type == "cpu" else _TILE
+    tiles = [torch.from_numpy(pool_ph[at : at + size]).to(device) for at in range(0, len(pool_ph), size)]
     for first in range(0, len(query_qh), _QUERIES):
         rows = slice(first, first + _QUERIES)
         queries_qh = torch.from_numpy(query_qh[rows]).to(device)
@@ -274,12 +276,37 @@ def _torch(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, 
         row_qk: Any = None
         for at, tile_ph in enumerate(tiles):
             best_qc, row_qc = (queries_qh @ tile_ph.T).topk(min(k, len(tile_ph)), dim=1)
-            row_qc += at * _TILE
+            row_qc += at * size
             if best_qk is not None:
                 best_qc, row_qc = torch.cat([best_qk, best_qc], dim=1), torch.cat([row_qk, row_qc], dim=1)
             best_qk, order_qk = best_qc.topk(k, dim=1)
             row_qk = row_qc.gather(1, order_qk)
         yield rows, best_qk.cpu().numpy(), row_qk.cpu().numpy()
+
+
+def search_bytes(rows: int, hidden: int, *, k: int = 4, index: Index = "exact") -> int:
+    """Most memory that a search on the CPU takes besides its queries, a block of the rows, and its results.
+
+    Args:
+        rows: Rows that are searched, of the larger side.
+        hidden: Width of an embedding.
+        k: Neighbours of a query.
+        index: How they are searched; an approximate index is in memory as a whole, and is trained on some of the rows.
+    """
+    queries = min(_QUERIES, rows)
+    exact = 2 * 4 * queries * (min(_CPU_TILE, rows) + 8 * k)  # an allocator keeps some of what was freed
+    if index == "exact":
+        return exact
+    candidates = 2 * 4 * min(_QUERIES // 4, rows) * _RERANK * k * hidden
+    trained = 4 * hidden * min(rows, _TRAINING * max(_cells(rows) if index == "ivf" else 0, 256))
+    links = 8 if index == "ivf" else 4 * 66
+    built = rows * (2 * hidden + links)  # arrays of codes grow by doubling
+    return max(exact, candidates) + max(trained, built)
+
+
+def _cells(rows: int) -> int:
+    """Cells of an ``"ivf"`` index."""
+    return max(1, min(int(4 * math.sqrt(rows)), rows // _TRAINING))
 
 
 def recall(found: Neighbours, exact: Neighbours) -> float:

@@ -8,6 +8,7 @@ Shapes: ``n`` sentences or words, ``s`` and ``t`` words of a source and a target
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 
 from metaphrase.aligners.embedding import EmbeddingAligner, _up_to
 from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, ParallelSet
+from metaphrase.exceptions import UsageError
 from metaphrase.mining import margin_score, nearest_neighbours, neighbour_scores, unit_rows
 from metaphrase.packing import packed
 from metaphrase.words import UNSPACED, Words, piece_spans
@@ -36,10 +38,14 @@ WORD_NEIGHBOURS = 10
 #: Colours of Okabe and Ito, which colour-blind readers can tell apart; a map gives each language its own marker, too.
 PALETTE = ("#5c6773", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#a05a2c")
 MARKERS = "os^Dvp*X"
-_BEFORE, _AFTER, _BETTER, _WORSE, _RED = "#8b96a3", "#1860c4", "#0072b2", "#b8400b", "#d1242f"
+_BEFORE, _AFTER, _WORSE, _RED = "#8b96a3", "#1860c4", "#b8400b", "#d1242f"
+#: Marker and colour of a verdict.
+_VERDICTS = {"worse": ("v", _WORSE), "tie": ("o", "#6b7480"), "better": ("^", "#0072b2")}
 #: Words that a matrix has on a side, at least and at most.
 _MATRIX_WORDS = (4, 9)
 _BINS = 40
+#: Scalars of the training log that are no objective's curve.
+_NOT_CURVES = ("epoch", "step", "learning_rate", "grad_norm", "total_flos", "num_input_tokens_seen")
 #: Scripts that matplotlib's own font lacks; Noto's fonts are taken where they are installed.
 _SCRIPTS = [
     "Devanagari", "Bengali", "Tamil", "Telugu", "Kannada", "Malayalam",
@@ -82,6 +88,35 @@ def retention(comparison: Mapping[str, Any], limit: float = 1.0) -> dict[str, An
         "worst": worst,
         "settings": comparison["settings"],
     }
+
+
+# -------------------------------------------------------------------------------------------------------------- curves
+
+
+def learning_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """The loss, each objective and each accuracy measured during training, as far as it has two finite points.
+
+    Args:
+        history: The trainer's ``log_history``.
+
+    Returns:
+        ``(step, value)`` by the name of the scalar.
+
+    >>> learning_curves([{"step": 5, "tr": 2.0, "epoch": 0.1}, {"step": 10, "tr": 1.5, "epoch": 0.2}])
+    {'tr': [(5, 2.0), (10, 1.5)]}
+    """
+    series: dict[str, list[tuple[int, float]]] = {}
+    for entry in history:
+        for key, value in entry.items():
+            if "step" in entry and _is_curve(key) and isinstance(value, int | float) and math.isfinite(value):
+                series.setdefault(key, []).append((entry["step"], value))
+    return {name: points for name, points in series.items() if len(points) > 1}
+
+
+def _is_curve(key: str) -> bool:
+    if key.startswith("eval_"):
+        return key.endswith(("mean_accuracy", "eval_loss"))
+    return key not in _NOT_CURVES and not key.startswith("train_")
 
 
 # --------------------------------------------------------------------------------------------------------------- words
@@ -252,7 +287,7 @@ def choose_pairs(
     for name in chosen:
         language, _, number = name.partition(":")
         if language not in sets or not number.isdecimal() or not 1 <= int(number) <= len(sets[language].sources):
-            raise ValueError(
+            raise UsageError(
                 f"A pair is language:number, such as {next(iter(sets))}:1, with a language of {', '.join(sets)} and a "
                 f"number that its test set has, not {name!r}."
             )
@@ -338,29 +373,30 @@ def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet)
 
 
 def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[str, Any]:
-    """Histograms of margins over common bins.
+    """Histograms of margins: those of translations and of others over the same bins, each side over bins of its own.
+
+    Training can spread margins tenfold, so that bins for both sides would show one of them as a few bars.
 
     Args:
         margins_of: What `margins` returns, per side (``"before"``, ``"after"``).
 
     Returns:
-        ``edges`` and per side the counts ``translations`` and ``others``, the medians of both, and ``overlap``: the share
-        of sources, in percent, whose best other target has at least the margin of the translation.
+        Per side the ``edges`` of the bins, the counts ``translations`` and ``others``, the medians of both, and
+        ``overlap``: the share of sources, in percent, whose best other target has at least the margin of the translation.
     """
-    everything = np.concatenate([values for both in margins_of.values() for values in both])
-    low, high = np.quantile(everything, [0.001, 0.999])
-    edges = np.linspace(low, max(high, low + 1e-6), _BINS + 1)
-    sides = {
-        side: {
+    sides: dict[str, Any] = {}
+    for side, (pair_n, other_n) in margins_of.items():
+        low, high = np.quantile(np.concatenate([pair_n, other_n]), [0.001, 0.999])
+        edges = np.linspace(low, max(high, low + 1e-6), _BINS + 1)
+        sides[side] = {
+            "edges": edges.tolist(),
             "translations": np.histogram(np.clip(pair_n, edges[0], edges[-1]), edges)[0].tolist(),
             "others": np.histogram(np.clip(other_n, edges[0], edges[-1]), edges)[0].tolist(),
             "translation_median": float(np.median(pair_n)),
             "other_median": float(np.median(other_n)),
             "overlap": 100 * float(np.mean(other_n >= pair_n)),
         }
-        for side, (pair_n, other_n) in margins_of.items()
-    }
-    return {"neighbours": MARGIN_NEIGHBOURS, "edges": edges.tolist(), "n": len(everything) // 2 // len(sides), **sides}
+    return {"neighbours": MARGIN_NEIGHBOURS, "n": len(pair_n), **sides}
 
 
 def nearest_found(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> dict[str, NDArray]:
@@ -382,9 +418,9 @@ def nearest_errors(
         limit: Most rows of each list.
 
     Returns:
-        Three lists, of which each language has its share, the widest gaps between both cosines first: ``wrong`` after
-        training, and with a baseline ``fixed`` (wrong before, right after) and ``broken`` (right before, wrong after);
-        ``counts`` of each.
+        Three lists by language, the widest gaps between both cosines first: ``wrong`` after training, and with a baseline
+        ``fixed`` (wrong before, right after) and ``broken`` (right before, wrong after); ``counts`` of each. Languages
+        take turns, so that what one leaves of its share goes to the others.
     """
     lists: dict[str, dict[str, list[dict[str, Any]]]] = {"wrong": {}, "fixed": {}, "broken": {}}
     for language, data in sets.items():
@@ -408,8 +444,9 @@ def nearest_errors(
     }
     for kind, by_language in lists.items():
         if by_language:
-            share = -(-limit // len(by_language))
-            errors[kind] = [row for rows in by_language.values() for row in rows[:share]][:limit]
+            ranked = list(by_language.values())
+            turns = sorted((rank, at) for at, rows in enumerate(ranked) for rank in range(len(rows)))[:limit]
+            errors[kind] = [ranked[at][rank] for at, rank in sorted((at, rank) for rank, at in turns)]
     return errors
 
 
@@ -461,6 +498,8 @@ def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
     pictures: list[tuple[str, Callable[[Any, Any], None], Any]] = []
     pictures += [(f"accuracy-{name}", _draw_accuracy, one) for name, one in report["comparisons"].items()]
     pictures += [(f"retention-{name}", _draw_retention, one) for name, one in analysis.get("retention", {}).items()]
+    if curves := learning_curves(report["run"].get("log_history", ())):
+        pictures.append(("curves", _draw_curves, curves))
     others: dict[str, Callable[[Any, Any], None]] = {
         "tokens": _draw_tokens,
         "margins": _draw_margins,
@@ -480,31 +519,60 @@ def draw(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
 
 def _draw_accuracy(figure: Any, comparison: Mapping[str, Any]) -> None:
     rows = sorted(comparison["languages"].items(), key=lambda item: item[1]["difference"])
-    figure.set_size_inches(7, 1.2 + 0.3 * len(rows))
-    axes = figure.subplots()
+    figure.set_size_inches(9, 1.5 + 0.3 * len(rows))
+    axes, moved = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     for y, (_, row) in enumerate(rows):
         axes.plot([row["before"], row["after"]], [y, y], color="#5c6773", zorder=1)
     axes.scatter([row["before"] for _, row in rows], range(len(rows)), color=_BEFORE, marker="s", label="before")
     axes.scatter([row["after"] for _, row in rows], range(len(rows)), color=_AFTER, marker="o", label="after")
     axes.set(xlabel="accuracy in percent", yticks=range(len(rows)), yticklabels=[language for language, _ in rows])
-    axes.legend(frameon=False)
+    _differences(moved, [row for _, row in rows], across=True)
+    moved.axvline(0, color="#5c6773", lw=0.8, zorder=0)
+    moved.set(xlabel="difference in points, 95 % interval")
+    figure.legend(loc="outside upper center", frameon=False, ncols=5)
+
+
+def _differences(axes: Any, rows: Sequence[Mapping[str, Any]], *, across: bool = False) -> None:
+    """A row's difference with its interval, marked by its verdict."""
+    for verdict, (marker, colour) in _VERDICTS.items():
+        at = [place for place, row in enumerate(rows) if row["verdict"] == verdict]
+        differences = [rows[place]["difference"] for place in at]
+        ends = [
+            [max(0.0, sign * (rows[place]["difference"] - rows[place]["interval"][end])) for place in at]
+            for sign, end in ((1, 0), (-1, 1))
+        ]
+        style: dict[str, Any] = {"fmt": marker, "color": colour, "label": verdict}
+        if across:
+            axes.errorbar(differences, at, xerr=ends, ms=6, lw=1.2, **style)
+        else:
+            axes.errorbar(at, differences, yerr=ends, ms=4, lw=0.8, **style)
 
 
 def _draw_retention(figure: Any, one: Mapping[str, Any]) -> None:
     rows = one["languages"]
     figure.set_size_inches(max(5, 1.5 + 0.13 * len(rows)), 3.6)
     axes = figure.subplots()
-    for verdict, marker, colour in (("worse", "v", _WORSE), ("tie", "o", "#6b7480"), ("better", "^", _BETTER)):
-        at = [x for x, row in enumerate(rows) if row["verdict"] == verdict]
-        differences = [rows[x]["difference"] for x in at]
-        lows = [max(0.0, rows[x]["difference"] - rows[x]["interval"][0]) for x in at]
-        highs = [max(0.0, rows[x]["interval"][1] - rows[x]["difference"]) for x in at]
-        axes.errorbar(at, differences, [lows, highs], fmt=marker, color=colour, ms=4, lw=0.8, label=verdict)
+    _differences(axes, rows)
     axes.axhline(0, color="#5c6773", lw=0.8)
-    axes.axhline(-one["limit"], color=_RED, ls="--", label=f"red line, {-one['limit']:g}")
+    axes.axhspan(-one["limit"], 0, color=_RED, alpha=0.15, lw=0)
+    axes.axhline(-one["limit"], color=_RED, ls="--", lw=1, label=f"red line, {-one['limit']:g}")
     axes.set(ylabel="points", xlim=(-1, len(rows)), xticks=range(len(rows)))
     axes.set_xticklabels([row["language"] for row in rows], rotation=90, fontsize=6)
-    axes.legend(frameon=False, ncols=4, fontsize=8)
+    figure.legend(loc="outside upper right", frameon=False, ncols=4, fontsize=8)
+
+
+def _draw_curves(figure: Any, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
+    columns = min(3, len(curves))
+    lines = -(-len(curves) // columns)
+    figure.set_size_inches(3.4 * columns, 2.4 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False).flat
+    for (name, points), axes in zip(curves.items(), panels, strict=False):
+        axes.plot(*zip(*points, strict=True), color=_AFTER)
+        axes.set_title(name, fontsize=9)
+        axes.set_xlabel("step", fontsize=8)
+        axes.tick_params(labelsize=8)
+    for axes in list(panels):
+        axes.remove()
 
 
 def _draw_tokens(figure: Any, tokens: Mapping[str, Any]) -> None:
@@ -528,9 +596,10 @@ def _draw_margins(figure: Any, margins: Mapping[str, Any]) -> None:
     sides = [side for side in SIDES if side in margins]
     figure.set_size_inches(4 * len(sides), 3)
     for side, axes in zip(sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
-        axes.stairs(margins[side]["translations"], margins["edges"], fill=True, color=_AFTER, label="translations")
-        axes.stairs(margins[side]["others"], margins["edges"], color=_WORSE, ls="--", lw=1.5, label="nearest others")
-        axes.set(title=side, xlabel="ratio margin")
+        one = margins[side]
+        axes.stairs(one["translations"], one["edges"], fill=True, color=_AFTER, alpha=0.5, label="translations")
+        axes.stairs(one["others"], one["edges"], color=_WORSE, ls="--", lw=1.5, label="nearest others")
+        axes.set(title=f"{side} (a scale of its own)" if len(sides) > 1 else side, xlabel="ratio margin")
         axes.legend(frameon=False, fontsize=8)
 
 

@@ -14,12 +14,11 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS, compare_retrieval
-from metaphrase.plots import MARKERS, SIDES
+from metaphrase.exceptions import DataMismatchError
+from metaphrase.plots import MARKERS, SIDES, learning_curves
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
-#: Scalars of the training log that are no objective's curve.
-_NOT_CURVES = ("epoch", "step", "learning_rate", "grad_norm", "total_flos", "num_input_tokens_seen")
 _STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 Results = Mapping[str, Any]
@@ -137,7 +136,7 @@ def write_report(
         ValueError: The two sides are not over the same data sets.
     """
     if before is not None and before.keys() != after.keys():
-        raise ValueError(
+        raise DataMismatchError(
             f"A report needs the same data sets before and after, but got {sorted(before)} and {sorted(after)}."
         )
     if comparisons is None:
@@ -297,7 +296,7 @@ def _waterfall(one: Mapping[str, Any]) -> dict[str, Any]:
     low, high = min(*ends, -2 * limit), max(*ends, limit)
     step = next(step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 8)
     low, high = step * int(low // step), step * int(-(-high // step))
-    left, top, bottom, column = 46, 14, 250, max(10, min(34, 900 // len(rows)))
+    left, top, bottom, column = 46, 14, 330, max(10, min(34, 900 // len(rows)))
 
     def y(points: float) -> float:
         return round(bottom - (bottom - top) * (points - low) / (high - low), 1)
@@ -401,58 +400,45 @@ def _shaded(one: Mapping[str, Any]) -> dict[str, Any]:
 def _histograms(margins: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Geometry of the margins of translations (filled) and nearest others (outlined), before and after."""
     left, right, top, bottom = 40, 420, 16, 170
-    edges = margins["edges"]
-    sides = [side for side in SIDES if side in margins]
-    most = {side: max(*margins[side]["translations"], *margins[side]["others"], 1) for side in sides}
 
-    def x(value: float) -> float:
-        return round(left + (right - left) * (value - edges[0]) / (edges[-1] - edges[0]), 1)
+    def panel(side: str, one: Mapping[str, Any]) -> dict[str, Any]:
+        edges, most = one["edges"], max(*one["translations"], *one["others"], 1)
 
-    def outline(counts: Sequence[int], most: int) -> str:
-        steps = [f"M{x(edges[0])} {bottom}"]
-        for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
-            height = round(bottom - (bottom - top) * count / most, 1)
-            steps.append(f"L{x(start)} {height}L{x(end)} {height}")
-        return "".join(steps) + f"L{x(edges[-1])} {bottom}"
+        def x(value: float) -> float:
+            return round(left + (right - left) * (value - edges[0]) / (edges[-1] - edges[0]), 1)
 
-    marks = [edges[0] + (edges[-1] - edges[0]) * at / 4 for at in range(5)]
-    return [
-        {
+        def outline(counts: Sequence[int]) -> str:
+            steps = [f"M{x(edges[0])} {bottom}"]
+            for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
+                height = round(bottom - (bottom - top) * count / most, 1)
+                steps.append(f"L{x(start)} {height}L{x(end)} {height}")
+            return "".join(steps) + f"L{x(edges[-1])} {bottom}"
+
+        marks = [edges[0] + (edges[-1] - edges[0]) * at / 4 for at in range(5)]
+        return {
             "side": side,
-            "translations": outline(margins[side]["translations"], most[side]),
-            "others": outline(margins[side]["others"], most[side]),
-            "most": most[side],
+            "translations": outline(one["translations"]),
+            "others": outline(one["others"]),
+            "most": most,
             "ticks": [{"x": x(value), "label": f"{value:.2f}"} for value in marks],
             "left": left,
             "right": right,
             "top": top,
             "bottom": bottom,
         }
-        for side in sides
-    ]
+
+    return [panel(side, margins[side]) for side in SIDES if side in margins]
 
 
 def _curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """A small chart for the loss, each objective and each accuracy measured during training."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for entry in history:
-        for key, value in entry.items():
-            if isinstance(value, int | float) and "step" in entry and _is_curve(key):
-                series.setdefault(key, []).append((entry["step"], value))
-    return [_curve(name, points) for name, points in series.items() if len(points) > 1]
-
-
-def _is_curve(key: str) -> bool:
-    if key.startswith("eval_"):
-        return key.endswith(("mean_accuracy", "eval_loss"))
-    return key not in _NOT_CURVES and not key.startswith("train_")
+    return [_curve(name, points) for name, points in learning_curves(history).items()]
 
 
 def _curve(name: str, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
     left, right, top, bottom = 56, 330, 14, 120
     steps, values = zip(*points, strict=True)
-    finite = [value for value in values if abs(value) < float("inf")] or [0.0]
-    low, high = min(finite), max(finite)
+    low, high = min(values), max(values)
     spread = (high - low) or 1.0
     width = (max(steps) - min(steps)) or 1
     return {
@@ -461,11 +447,10 @@ def _curve(name: str, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
             f"{left + (right - left) * (step - min(steps)) / width:.1f},"
             f"{bottom - (bottom - top) * (value - low) / spread:.1f}"
             for step, value in points
-            if abs(value) < float("inf")
         ),
         "low": f"{low:.3g}",
         "high": f"{high:.3g}",
-        "last": f"{finite[-1]:.3g}",
+        "last": f"{values[-1]:.3g}",
         "first_step": steps[0],
         "last_step": steps[-1],
         "left": left,

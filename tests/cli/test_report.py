@@ -69,7 +69,8 @@ def read(folder):
 def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     assert main(["report", str(finished), "--data", str(data), "--resamples", "200", "--errors", "40"]) == 0
     out = finished / "report"
-    pictures = {"accuracy-mini.png", "retention-mini.png", "tokens.png", "margins.png", "alignments.png"}
+    names = ("accuracy-mini", "retention-mini", "curves", "tokens", "margins", "alignments")
+    pictures = {f"{name}.png" for name in names}
     assert {path.name for path in out.iterdir()} == {"report.html", "report.json", *pictures}
     report = read(out)
     sets = load_parallel_folder(data)

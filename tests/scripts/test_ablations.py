@@ -225,6 +225,14 @@ def test_monolingual_text_is_read_where_it_is_given(script):
     assert not any("monolingual" in cell.recipe.columns for cell in script.load_grid("amber-table2").cells)
 
 
+@pytest.mark.parametrize("written", ["--monolingual {}", "--monolingual={}", "--set monolingual={}", "--config {}.yaml"])
+def test_monolingual_text_however_it_is_given(script, written, tmp_path):
+    (tmp_path / "sw.txt.yaml").write_text(f"monolingual: [{tmp_path}/sw.txt]\n", encoding="utf-8")
+    options, rest, _ = script.parsed(written.format(tmp_path / "sw.txt").split())
+    assert script.has_monolingual(options, rest)
+    assert not script.has_monolingual(options, ["--monolingual_ratio", "0.5"])
+
+
 def test_cells_are_the_papers(script):
     def terms(name):
         return [{t.objective: t.weight for t in cell.recipe.terms} for cell in script.load_grid(name).cells]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,10 @@ from metaphrase.cli.mine import (
     embed,
     histogram,
     manifest,
+    needs,
     progress,
     search_shards,
+    state_needs,
     text_histogram,
 )
 from metaphrase.corpus import check_writable, load_corpus, write_corpus
@@ -41,6 +43,10 @@ EXAMPLES = (
     "metaphrase filter pairs.tsv --source_lang sw -o scored.tsv",
     "metaphrase filter data/ --languages sw -o good.parquet --threshold 1.06 --json",
 )
+
+
+#: Bytes that Python takes for a text besides its characters: its head, its places in a list and a dictionary.
+_TEXT = 200
 
 
 @dataclass
@@ -142,12 +148,32 @@ def score_corpus(
     for at, label in enumerate(labels):
         rows_of.setdefault(label, []).append(at)
     score_n = np.empty(len(labels))
+    state_needs(filter_needs(dataset, rows_of, model, encoder), work, console)
     for label, rows in rows_of.items():
         chosen = dataset.select(rows)
         score_n[rows] = _score_pairs(
             chosen["source"], chosen["target"], label, model, work / label, options, encoder, console
         )
     return score_n
+
+
+def filter_needs(
+    dataset: Dataset, rows_of: Mapping[str, Sequence[int]], model: SentenceTransformer, encoder: EncoderOptions
+) -> dict[str, int]:
+    """Bytes of disk and memory that scoring takes: `needs` of each pair of languages, and what the texts take.
+
+    Returns:
+        ``disk``, of all languages together, and ``memory``, of the largest.
+    """
+    disk, memory = 0, 0
+    for rows in rows_of.values():
+        chosen = dataset.select(rows)
+        sides = [set(chosen[column]) for column in ("source", "target")]
+        size = sum(len(text.encode()) for side in sides for text in side)
+        needed = needs(len(sides[0]), len(sides[1]), model, encoder, size)
+        disk += needed["disk"]
+        memory = max(memory, needed["memory"] + 2 * size + _TEXT * sum(map(len, sides)))
+    return {"disk": disk, "memory": memory}
 
 
 def _score_pairs(
