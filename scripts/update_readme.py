@@ -110,7 +110,11 @@ def keep_suites(results: Path, path: Path, unprompted: Path | None) -> None:
                 "lower_is_better": one["lower_is_better"],
                 "languages": len(one["languages"]),
                 **{
-                    side: {"average": found["average"], **found["groups"]}
+                    side: {
+                        "average": found["average"],
+                        **found["groups"],
+                        "unlearned": sum(row.get("learned") is False for row in found["languages"].values()),
+                    }
                     for side, result in sides.items()
                     if (found := result["scores"].get(name)) is not None
                 },
@@ -141,6 +145,12 @@ def suites_table(content: dict[str, Any]) -> str:
         f"|---|---|{'--:|' * len(sides)}--:|---|",
     ]
 
+    def shown(one: dict[str, Any], side: str) -> str:
+        if side not in one:
+            return ""
+        nothing = one[side].get("unlearned", 0) == max(one["languages"], 1)
+        return f"{one[side]['average']['score']:.1f}{' †' if nothing else ''}"
+
     def add(label: str, measure: str, cells: list[str], test: dict[str, Any] | None) -> None:
         found = "| |"
         if test is not None:
@@ -151,12 +161,11 @@ def suites_table(content: dict[str, Any]) -> str:
     for name, one in scores.items():
         test_set, _, kind = name.partition(" ")
         measure = f"{one['measure']}{', lower is better' if one['lower_is_better'] else ''}"
-        if kind in ("xx→en", "en→xx"):
+        if kind.endswith(("xx→en", "en→xx")):
             continue
         if kind != "both directions":
             label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
-            cells = [f"{one[side]['average']['score']:.1f}" if side in one else "" for side in sides]
-            add(label, measure, cells, one["test"])
+            add(label, measure, [shown(one, side) for side in sides], one["test"])
             continue
         ways = [scores[f"{test_set} xx→en"], scores[f"{test_set} en→xx"]]
         for group in ("average", *(group for group in GROUPS if group in one["after"])):
@@ -167,6 +176,8 @@ def suites_table(content: dict[str, Any]) -> str:
             ]
             label = f"{test_set}, {one['languages']} languages" if group == "average" else f"{test_set}, the {group}"
             add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
+    if any("†" in line for line in lines):
+        lines += ["", "† no better than the commonest answer throughout: nothing was learned at this scale."]
     minutes = content["minutes"]
     hardware = content["hardware"]
     lines += [

@@ -1,25 +1,93 @@
-"""Training of every recipe without padding and with it, in float64: in one process, or as each of two ranks."""
+"""Training with every objective without padding and with it, in float64: in one process, or as each of two ranks."""
 
 import csv
 import os
 import sys
+from collections import defaultdict
+from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from datasets import Dataset
+from transformers.models.bert.modeling_bert import BertEncoder
 
 from metaphrase.encoders import load_encoder
 from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import list_recipes
+from metaphrase.objectives import OBJECTIVES
+from metaphrase.objectives.mexma import UnmaskingHead
+from metaphrase.recipe import Recipe, list_recipes
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.conftest import small, with_every_column
 
 ACCUMULATION = (1, 2)
 
 
-def trained(encoder, recipe, rows, output, *, packing, accumulation):
-    """Weights of encoder and heads after two updates; gradient descent, whose update is the gradient itself."""
+def every_objective():
+    """The recipes, and one more for each objective that is in none of them."""
+    recipes = list_recipes()
+    others = sorted(set(OBJECTIVES) - {term.objective for recipe in recipes for term in recipe.terms})
+    moving = {"anchor": [{"objective": "tr"}]}  # an encoder that stays where it is has no gradient of it
+    return [
+        *recipes,
+        *(Recipe.from_dict({"name": o, "terms": [*moving.get(o, []), {"objective": o}]}) for o in others),
+    ]
+
+
+def padded_unmasking(self, tokens_blh, mask_bl, sentence_bh):
+    """`UnmaskingHead.forward` with padding, and a mask that hides it."""
+    inputs_blh = torch.cat([sentence_bh[:, None], tokens_blh[:, 1:]], dim=1)
+    states_blh = self.layers(inputs_blh, attention_mask=mask_bl[:, None, None]).last_hidden_state
+    return states_blh * mask_bl[..., None]
+
+
+@contextmanager
+def padded_heads():
+    """Inside this block the layers that objectives have of their own run padded, as the encoder does outside of `packed`."""
+    with (
+        patch("metaphrase.frozen.can_pack", lambda encoder: False),
+        patch("metaphrase.objectives.representation_translation.can_pack", lambda encoder: False),
+        patch.object(UnmaskingHead, "forward", padded_unmasking),
+    ):
+        yield
+
+
+class Rows:
+    """The batch dimensions that the first layers of the encoder, and of what the heads have of their own, are called with.
+
+    Passes under a mask of their own (``visible``) are left out: they are padded always.
+    """
+
+    def __init__(self, loss):
+        self.seen = defaultdict(list)
+        copies = chain.from_iterable(getattr(objective, "_original", ()) for objective in loss.objectives.values())
+        modules = chain(loss.named_modules(), *(copy.named_modules(prefix="anchor") for copy in copies))
+        layers = {id(m): (name, m.layer[0]) for name, m in modules if isinstance(m, BertEncoder)}
+        self.parts = {name for name, _ in layers.values()}
+        for name, layer in layers.values():
+            layer.register_forward_pre_hook(self._hook(name), with_kwargs=True)
+
+    def _hook(self, name):
+        def see(module, args, kwargs):
+            if "visible" not in kwargs:
+                self.seen[name].append(len(args[0]))
+
+        return see
+
+    def check(self, *, packing):
+        """Every part ran, without padding or with it."""
+        assert self.parts == set(self.seen)
+        for name, rows in self.seen.items():
+            assert all(n == 1 if packing else n > 1 for n in rows), (name, packing, rows)
+
+
+def trained(encoder, recipe, rows, output, *, packing, accumulation, micro_batch_size=None):
+    """Weights of encoder and heads before and after two updates, and how often the encoder's layers were called.
+
+    By gradient descent, whose update is the gradient itself.
+    """
     torch.manual_seed(3)
     model = load_encoder(str(encoder), device="cpu").double()
     for module in model.modules():
@@ -48,25 +116,43 @@ def trained(encoder, recipe, rows, output, *, packing, accumulation):
         learning_rate=0.05,
         max_grad_norm=0,
         packing=packing,
+        micro_batch_size=micro_batch_size,
         report_to="none",
         use_cpu=True,
         ddp_backend="gloo" if "WORLD_SIZE" in os.environ else None,
         dataloader_drop_last=True,
         disable_tqdm=True,
     )
+    seen = Rows(loss)
     AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(rows), loss=loss).train()
+    seen.check(packing=packing)
     end = {name.replace("model.module.", "model."): value for name, value in loss.state_dict().items()}
-    return start, end
+    return start, end, sum(map(len, seen.seen.values()))
 
 
 def differences(encoder, recipe, rows, output, accumulation):
     """The largest difference between the two after training, and how far training went."""
-    start, flat = trained(encoder, recipe, rows, output, packing=True, accumulation=accumulation)
-    _, padded = trained(encoder, recipe, rows, output, packing=False, accumulation=accumulation)
-    assert flat.keys() == padded.keys() == start.keys()
-    floats = [name for name, value in flat.items() if value.is_floating_point()]
-    moved = max((flat[name] - start[name]).abs().max().item() for name in floats)
-    return max((flat[name] - padded[name]).abs().max().item() for name in floats), moved
+    start, flat, _ = trained(encoder, recipe, rows, output, packing=True, accumulation=accumulation)
+    with padded_heads():
+        _, padded, _ = trained(encoder, recipe, rows, output, packing=False, accumulation=accumulation)
+    return furthest(flat, padded), furthest(flat, start)
+
+
+def differences_in_parts(encoder, recipe, rows, output, accumulation):
+    """The same for training with a micro-batch of three rows and without."""
+    start, whole, calls = trained(encoder, recipe, rows, output, packing=True, accumulation=accumulation)
+    _, parts, more = trained(
+        encoder, recipe, rows, output, packing=True, accumulation=accumulation, micro_batch_size=3
+    )
+    assert more > 2 * calls  # each part twice
+    return furthest(whole, parts), furthest(whole, start)
+
+
+def furthest(ours, theirs):
+    """The largest difference between the numbers of two states."""
+    assert ours.keys() == theirs.keys()
+    floats = [name for name, value in ours.items() if value.is_floating_point()]
+    return max((ours[name] - theirs[name]).abs().max().item() for name in floats)
 
 
 def main(encoder: str, bitext: str, output: str) -> None:
@@ -74,11 +160,11 @@ def main(encoder: str, bitext: str, output: str) -> None:
     with Path(bitext).open(encoding="utf-8") as lines:
         rows = with_every_column(list(csv.DictReader(lines, delimiter="\t")))
     assert dist.get_world_size() == 2
-    found = {
-        f"{recipe.name} {accumulation}": differences(encoder, recipe, rows, output, accumulation)
-        for recipe in list_recipes()
-        for accumulation in ACCUMULATION
-    }
+    found = {}
+    for recipe in every_objective():
+        for accumulation in ACCUMULATION:
+            found[f"{recipe.name} {accumulation}"] = differences(encoder, recipe, rows, output, accumulation)
+        found[f"{recipe.name} in parts"] = differences_in_parts(encoder, recipe, rows, output, 2)
     torch.save(found, Path(output) / f"rank-{dist.get_rank()}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -1,10 +1,25 @@
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import AutoConfig, AutoModel
 
 import metaphrase.packing as packing_module
-from metaphrase.packing import ATTENTION, Packing, can_pack, first_position, grouped_attention, packed
+from metaphrase.packing import (
+    ATTENTION,
+    PACKABLE,
+    PACKABLE_OTHERS,
+    Packing,
+    can_pack,
+    first_position,
+    grouped_attention,
+    one_kernel,
+    packed,
+)
+from tests.conftest import shape
 
 TEXTS = ["ja", "der Hund schläft", "das Haus ist rot", "der Garten ist groß und das Haus ist klein", "ja", ""]
 
@@ -89,15 +104,100 @@ def test_an_encoder_without_positions_runs_padded(tiny_encoder, monkeypatch, cap
     monkeypatch.setattr(type(encoder), "_supports_attention_backend", False)
     assert not can_pack(encoder)
     padded = model.encode(TEXTS, convert_to_tensor=True)
-    with packed(model) as active:
-        assert not active
-        torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), padded)
-    assert "BertModel cannot run without padding" in caplog.text
+    packing_module.notice.cache_clear()
+    for _ in range(2):
+        with packed(model) as active:
+            assert not active
+            torch.testing.assert_close(model.encode(TEXTS, convert_to_tensor=True), padded)
+    assert caplog.messages == ["BertModel cannot run without padding; sentences are padded."]
 
 
 def test_first_positions(tiny_encoder, tiny_xlmr):
     assert first_position(tiny_encoder[0].auto_model) == 0
     assert first_position(tiny_xlmr[0].auto_model) == tiny_xlmr.tokenizer.pad_token_id + 1
+
+
+#: What tiny models of an architecture need beside what BERT's takes.
+SETTINGS = {
+    "albert": {"embedding_size": 16},
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 2, "hidden_dim": 64},
+    "electra": {"embedding_size": 16},
+}
+DROPOUTS = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout", "hidden_dropout")
+LENGTHS = [3, 90, 1, 70, 12, 70, 33]
+
+
+@pytest.fixture
+def of_type(tokenizer, tmp_path):
+    """A float64 model of an architecture, in training mode and without dropout."""
+
+    def build(kind):
+        config = AutoConfig.for_model(kind, **shape(tokenizer, max_position_embeddings=120), **SETTINGS.get(kind, {}))
+        for name in DROPOUTS:
+            if hasattr(config, name):
+                setattr(config, name, 0.0)
+        encoder = AutoModel.from_config(config)
+        with torch.no_grad():
+            for parameter in encoder.parameters():
+                parameter.add_(0.2 * torch.randn_like(parameter))  # biases and position embeddings too
+        encoder.save_pretrained(tmp_path / kind)
+        tokenizer.save_pretrained(tmp_path / kind)
+        transformer = Transformer(str(tmp_path / kind), max_seq_length=100)
+        return (
+            SentenceTransformer(modules=[transformer, Pooling(32, pooling_mode="mean")], device="cpu").double().train()
+        )
+
+    return build
+
+
+@pytest.mark.parametrize("kind", sorted(PACKABLE | PACKABLE_OTHERS))
+def test_every_architecture_gives_the_same_without_padding(of_type, tokenizer, kind):
+    model = of_type(kind)
+    model[0].auto_model.config.output_hidden_states = True
+    assert hasattr(getattr(model[0].auto_model, "encoder", None), "layer") or kind not in PACKABLE
+    mask_bl = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    ids_bl = torch.randint(5, len(tokenizer), mask_bl.shape).where(mask_bl, torch.tensor(tokenizer.pad_token_id))
+    weight_blh = torch.randn(*mask_bl.shape, 32, dtype=torch.float64) * mask_bl[..., None]
+    results = []
+    for enabled in (False, True):
+        sizes = []
+        hook = (
+            model[0]
+            .auto_model.get_input_embeddings()
+            .register_forward_pre_hook(lambda module, args, sizes=sizes: sizes.append(tuple(args[0].shape)))
+        )
+        model.zero_grad()
+        with packed(model, enabled=enabled) as active:
+            assert active == enabled
+            output = model({"input_ids": ids_bl, "attention_mask": mask_bl.long()})
+            ((output["token_embeddings"] * weight_blh).sum() + output["sentence_embedding"].pow(3).sum()).backward()
+        hook.remove()
+        assert sizes == [(1, sum(LENGTHS)) if enabled else (len(LENGTHS), max(LENGTHS))]
+        states = [output["sentence_embedding"], *(h[mask_bl] for h in output["all_layer_embeddings"])]
+        grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+        results.append((states, grads))
+    (padded, padded_grads), (flat, flat_grads) = results
+    assert len(padded) == len(flat) == 4
+    for ours, theirs in zip(flat, padded, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    assert padded_grads.keys() == flat_grads.keys()
+    assert sum(grad.abs().max() > 1e-3 for grad in padded_grads.values()) > 20
+    for name, grad in padded_grads.items():
+        torch.testing.assert_close(flat_grads[name], grad, rtol=1e-10, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["mobilebert", "modernbert"])
+def test_other_architectures_are_padded(tokenizer, kind):
+    """MobileBERT's embeddings look at the neighbouring tokens, ModernBERT's masks are sliding windows."""
+    config = AutoConfig.for_model(kind, **shape(tokenizer))
+    for name in ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"):
+        setattr(config, name, None)
+    assert not can_pack(AutoModel.from_config(config))
+
+
+def test_decoders_are_padded(tokenizer):
+    config = AutoConfig.for_model("bert-generation", **shape(tokenizer, is_decoder=True))
+    assert not can_pack(AutoModel.from_config(config))
 
 
 def stream(lengths, heads=2, width=8):
@@ -128,20 +228,97 @@ def test_attention_of_one_kernel_is_that_of_groups(monkeypatch, scaling):
     torch.testing.assert_close(varlen, grouped)
 
 
+def test_the_kernel_that_drops_out_has_a_gradient():
+    packing, inputs = stream([3, 1, 5, 3, 1])
+    inputs = [x.to("meta", torch.bfloat16).requires_grad_() for x in inputs]
+    out = packing_module._varlen(*inputs, packing, None, 0.1)
+    assert (out.shape, out.dtype) == ((1, 13, 2, 8), torch.bfloat16)
+    out.float().sum().backward()
+    assert all(x.grad.shape == x.shape for x in inputs)
+
+
+def test_the_kernel_is_told_how_much_to_drop(monkeypatch):
+    told = []
+    packing, inputs = stream([3, 1, 5, 3, 1])
+
+    def kernel(query, key, value, *where, scale):
+        told.append((where[4:], scale))
+        return attend_each(query, key, value, *where[:4], scale=scale), "logsumexp", "seed", "offset", "mask"
+
+    monkeypatch.setattr(packing_module, "flash_attention", kernel)
+    grouped, _ = grouped_attention(None, *inputs, None, scaling=0.3, packing=packing)
+    torch.testing.assert_close(packing_module._varlen(*inputs, packing, 0.3, 0.1), grouped)
+    assert told == [((0.1, False, False), 0.3)]  # neither causal nor with the mask given back
+
+
+@pytest.mark.parametrize(
+    ("changes", "dropout", "used"),
+    [
+        ({}, 0.0, True),
+        ({}, 0.1, True),
+        ({"is_cuda": False}, 0.1, False),
+        ({"dtype": torch.float32}, 0.1, False),
+        ({"shape": (1, 2, 9, 12)}, 0.0, False),
+        ({"shape": (1, 2, 9, 264)}, 0.0, False),
+        ({"capability": (7, 5)}, 0.1, False),
+        ({"lacks": "flash_attention"}, 0.1, False),
+        ({"lacks": "flash_attention"}, 0.0, True),
+        ({"lacks": "varlen_attn"}, 0.0, False),
+    ],
+)
+def test_when_one_kernel_is_used(monkeypatch, changes, dropout, used):
+    query = {"is_cuda": True, "dtype": torch.bfloat16, "shape": (1, 2, 9, 64), "device": "cuda"}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: changes.get("capability", (8, 0)))
+    if "lacks" in changes:
+        monkeypatch.setattr(packing_module, changes["lacks"], None)
+    assert one_kernel(SimpleNamespace(**{**query, **changes}), dropout) is used
+
+
+def on_cuda(lengths, dtype, heads=12, width=64):
+    """A layout and inputs that want gradients."""
+    _, inputs = stream(lengths, heads, width)
+    mask_bl = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return Packing.of(mask_bl.cuda()), [x.cuda().to(dtype).requires_grad_() for x in inputs]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_dropout_in_one_kernel_is_that_of_groups_on_average(monkeypatch, dtype):
+    packing, inputs = on_cuda([3, 17, 32, 17, 1], dtype)
+
+    def attend(seed, dropout, *, kernel=True):
+        torch.manual_seed(seed)
+        with monkeypatch.context() as patch:
+            if not kernel:
+                patch.setattr(packing_module, "one_kernel", lambda query, dropout: False)
+            out, _ = grouped_attention(None, *inputs, None, dropout=dropout, packing=packing)
+        return [out, *torch.autograd.grad(out.float().pow(2).sum(), inputs)]
+
+    for one, groups in zip(attend(0, 1e-9), attend(0, 0.0, kernel=False), strict=True):  # which drops nothing out
+        torch.testing.assert_close(one, groups, rtol=2e-2, atol=2e-2)
+    for first, again, other in zip(attend(1, 0.1), attend(1, 0.1), attend(2, 0.1), strict=True):
+        assert torch.isfinite(first).all()
+        torch.testing.assert_close(first, again, rtol=2e-2, atol=2e-2)  # dropout can be replayed
+        assert not torch.allclose(first, other, rtol=2e-2, atol=2e-2)
+    outs = torch.stack([attend(seed, 0.1)[0].detach().float() for seed in range(400)])
+    error = outs.std(dim=0) / len(outs) ** 0.5
+    expected = attend(0, 0.0, kernel=False)[0].detach().float()
+    assert outs.std(dim=0).mean() > 0.01
+    torch.testing.assert_close(outs.mean(dim=0), expected, rtol=1e-2, atol=6 * float(error.max()))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_variable_length_kernel_gives_what_groups_give(monkeypatch, dtype):
     calls = []
     kernel = packing_module.varlen_attn
     monkeypatch.setattr(packing_module, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))
-    packing, inputs = stream([3, 17, 32, 17, 1], heads=12, width=64)
-    packing = Packing.of((torch.arange(32) < torch.tensor([3, 17, 32, 17, 1])[:, None]).cuda())
+    packing, inputs = on_cuda([3, 17, 32, 17, 1], dtype)
     results = []
-    for dropped in (0.0, 1e-30):  # the smallest dropout takes the groups
-        query, key, value = (x.detach().cuda().to(dtype).requires_grad_() for x in inputs)
-        out, _ = grouped_attention(None, query, key, value, None, dropout=dropped, packing=packing)
-        out.float().pow(2).sum().backward()
-        results.append([out, query.grad, key.grad, value.grad])
+    for _ in range(2):
+        out, _ = grouped_attention(None, *inputs, None, packing=packing)
+        results.append([out, *torch.autograd.grad(out.float().pow(2).sum(), inputs)])
+        monkeypatch.setattr(packing_module, "one_kernel", lambda query, dropout: False)
     assert calls == [1]
     for varlen, grouped in zip(*results, strict=True):
         torch.testing.assert_close(varlen, grouped, rtol=2e-2, atol=2e-2)

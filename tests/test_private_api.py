@@ -8,10 +8,13 @@ from sentence_transformers import SentenceTransformerTrainer
 from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.modules import Transformer
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, BertConfig, BertModel, Trainer, XLMRobertaModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.models.bert.modeling_bert import BertEncoder
 from transformers.utils import cached_file
+
+VARLEN = ["cu_seq_q", "cu_seq_k", "max_q", "max_k"]
 
 SEAMS = {
     "get_data_collator": ["self", "model", "args", "processing_class"],
@@ -110,6 +113,18 @@ def test_berts_layers_alone_go_through_it_too():
 
 def test_a_checkpoint_is_made_again_to_its_end():
     assert "early_stop" in inspect.signature(torch.utils.checkpoint.checkpoint).parameters
+
+
+def test_the_kernel_of_variable_lengths_drops_out():
+    schema = torch.ops.aten._flash_attention_forward.default._schema
+    names = [argument.name for argument in schema.arguments]
+    assert names[:7] == ["query", "key", "value", "cum_seq_q", "cum_seq_k", "max_q", "max_k"]
+    assert names[7:11] == ["dropout_p", "is_causal", "return_debug_mask", "scale"]
+    assert [argument.name for argument in schema.arguments if not argument.kwarg_only] == names[:10]
+    assert all(argument.has_default_value() for argument in schema.arguments[10:])
+    assert schema.returns[0].name == "output"
+    assert list(inspect.signature(varlen_attn).parameters)[:7] == ["query", "key", "value", *VARLEN]
+    assert "dropout" not in str(inspect.signature(varlen_attn))  # with it, that would do
 
 
 def test_attention_can_be_registered():

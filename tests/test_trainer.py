@@ -1,6 +1,7 @@
 import copy
 import hashlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -256,6 +257,24 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(tiny_encoder_dir, bitex
     status, output = run("killed", "none")
     assert status == 0, output
     assert digest(tmp_path / "killed" / "checkpoint-8") == digest(tmp_path / "undisturbed" / "checkpoint-8")
+
+
+@pytest.mark.slow
+def test_two_ranks_end_their_passes_together(tiny_encoder_dir, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for at in range(3):  # one rank reads two files, 10 batches, the other one, 5: in groups of two
+        rows = "".join(f"satz {at} {i} hier\tsentence {at} {i} here\n" for i in range(20))
+        (corpus / f"de-en.{at}.tsv").write_text(f"source\ttarget\n{rows}")
+    script = Path(__file__).with_name("uneven_ranks.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    command += [str(tiny_encoder_dir), str(corpus), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"<(\d+) (\w+)>", done.stdout)
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert found[0][0] == "5"
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""What each of two ranks does in the distributed test: a training run, and one gradient over the gathered batch."""
+"""What each of two ranks does in the distributed test: training runs, and gradients over the gathered batch."""
 
 import copy
 import csv
@@ -16,14 +16,23 @@ from metaphrase.recipe import Recipe, list_recipes
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.conftest import small, with_every_column
 
-SYMMETRIC = {"name": "t", "terms": [{"objective": "tr", "args": {"direction": "symmetric", "mask_duplicates": True}}]}
+#: Terms that rank against the sentences of all processes; where the ranking is not symmetric, a rank's own positives stand
+#: behind those of the ranks before it.
+GATHERED = {
+    "tr, symmetric": {"objective": "tr", "args": {"direction": "symmetric", "mask_duplicates": True}},
+    "tr, one direction": {"objective": "tr", "args": {"direction": "source_to_target", "margin": 0.2}},
+    "tr, the other": {"objective": "tr", "args": {"direction": "target_to_source", "mask_duplicates": True}},
+    "sa": {"objective": "sa"},
+    "sa, both": {"objective": "sa", "args": {"candidates": "both"}},
+    "sentence-contrast": {"objective": "sentence-contrast", "args": {"back_translation": "none"}},
+    "sentence-contrast, all": {"objective": "sentence-contrast", "args": {"back_translation": "all"}},
+}
 
 
-def gradient(model, rows, *, gather):
-    recipe = copy.deepcopy(SYMMETRIC)
-    recipe["terms"][0]["args"]["gather"] = gather
+def gradient(model, term, rows, *, gather):
+    term = {**term, "args": {**term.get("args", {}), "gather": gather}}
     twin = copy.deepcopy(model).double().eval()
-    loss = AlignmentLoss(twin, Recipe.from_dict(recipe), max_length=24)
+    loss = AlignmentLoss(twin, Recipe.from_dict({"name": "t", "terms": [term]}), max_length=24)
     sum(loss(ParallelCollator(twin.tokenizer, loss.views)(rows)).values()).backward()
     return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
 
@@ -52,12 +61,19 @@ def main(encoder: str, bitext: str, output: str) -> None:
         rows = with_every_column(list(csv.DictReader(lines, delimiter="\t")))
     rank, world = dist.get_rank(), dist.get_world_size()
     model = load_encoder(encoder, device="cpu")
-    whole = gradient(model, rows[:8], gather=False)
-    shared = gradient(model, rows[4 * rank : 4 * rank + 4], gather=True)
-    for value in shared.values():
-        dist.all_reduce(value)
-        value /= world
-    facts = {"before": {}, "after": {}, "whole": whole, "gathered": shared}
+    facts = {"before": {}, "after": {}, "whole": {}, "gathered": {}}
+    for kind, term in GATHERED.items():
+        whole = gradient(model, term, rows[:8], gather=False)
+        shared = gradient(model, term, rows[4 * rank : 4 * rank + 4], gather=True)
+        alone = gradient(model, term, rows[4 * rank : 4 * rank + 4], gather=False)
+        for value in shared.values():
+            dist.all_reduce(value)
+            value /= world
+        assert whole.keys() == shared.keys()
+        largest = max(value.abs().max() for value in whole.values())
+        assert max((value - alone[name]).abs().max() for name, value in whole.items()) > 0.01 * largest > 0, kind
+        facts["whole"] |= {f"{kind}: {name}": value for name, value in whole.items()}
+        facts["gathered"] |= {f"{kind}: {name}": value for name, value in shared.items()}
     for recipe in list_recipes():
         before, after = train(load_encoder(encoder, device="cpu"), small(recipe), rows, f"{output}/{recipe.name}")
         facts["before"] |= {f"{recipe.name}:{name}": value for name, value in before.items()}

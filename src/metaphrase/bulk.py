@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.packing import can_pack, packed
+from metaphrase.packing import packed
 from metaphrase.views import pad_rows
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def encode(
                 convert_to_tensor=True,
                 show_progress_bar=False,
             )
-        with packed(model, enabled=can_pack(model[0].auto_model)):
+        with packed(model):
             return _embed(model, window, budget, **settings)
 
     if not len(sentences):

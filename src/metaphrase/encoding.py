@@ -83,7 +83,8 @@ def encode_views(
     """
     transformer: Any = unwrap(model)[0]
     encoder = transformer.auto_model
-    table_vh = encoder.get_input_embeddings().weight
+    embeddings: Any = encoder.get_input_embeddings()
+    table_vh = embeddings.weight
     inputs = {name: _inputs(features, encoder) for name, features in views.items()}
     encodings = {name: Encoding(features, table_vh) for name, features in views.items()}
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -95,7 +96,7 @@ def encode_views(
         rows = len(joined["input_ids"])
         size = rows if micro_batch_size is None or not torch.is_grad_enabled() else micro_batch_size
         if language_embedding is not None or size < rows:  # one gradient of the table, not one for each micro-batch
-            joined["inputs_embeds"] = F.embedding(joined.pop("input_ids"), table_vh)
+            joined["inputs_embeds"] = embeddings(joined.pop("input_ids"))
         if language_embedding is not None:
             language_b = torch.cat([_languages(name, views[name]) for name in names])
             joined["inputs_embeds"] = joined["inputs_embeds"] + language_embedding(language_b)[:, None]

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -35,8 +35,17 @@ ATTENTION = "metaphrase_packed"
 
 HALVES = (torch.float16, torch.bfloat16)
 
-#: Architectures that give the same without padding.
-PACKABLE = frozenset({"bert", "roberta", "xlm-roberta", "camembert"})
+#: The kernel behind `varlen_attn`, which drops out; autograd knows its gradient.
+flash_attention: Any = getattr(torch.ops.aten, "_flash_attention_forward", None)
+
+#: Architectures that give the same without padding and are laid out as BERT is: ``encoder.layer``, and nothing behind it.
+PACKABLE = frozenset(
+    {"bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "xlm-roberta"}
+)
+#: Those that are laid out in other ways.
+PACKABLE_OTHERS = frozenset(
+    {"albert", "distilbert", "jina_embeddings_v3", "nomic_bert", "roberta-prelayernorm", "xlm-roberta-xl"}
+)
 
 
 @dataclass(frozen=True)
@@ -106,8 +115,11 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """Attention function for transformers' ``AttentionInterface``: each sentence of the stream attends to itself.
 
-    On a CUDA device in half precision this is `varlen_attn`, one kernel for all lengths, without dropout; with it,
-    in float32 and on a CPU, SDPA over each group of equally long sentences.
+    On a CUDA device in half precision this is one kernel for all lengths (`one_kernel`): `varlen_attn`, or with dropout,
+    which that has not, the operator that it calls. Elsewhere it is SDPA over each group of equally long sentences.
+
+    Tests compare both kernels with the groups on a CUDA device. Without one they hold the operator to its schema, and to
+    having a gradient, and the choice between the three to what is said here.
 
     Args:
         module: The attention layer (unused).
@@ -126,8 +138,8 @@ def grouped_attention(
     if packing is None:
         out = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
         return out.transpose(1, 2), None
-    if varlen_attn is not None and query.is_cuda and query.dtype in HALVES and not dropout:
-        return _varlen(query, key, value, packing, scaling), None
+    if one_kernel(query, dropout):
+        return _varlen(query, key, value, packing, scaling, dropout), None
     heads, width = query.shape[1], query.shape[3]
     outputs, start = [], 0
     for sentences, length in packing.groups:
@@ -141,11 +153,29 @@ def grouped_attention(
     return torch.cat(outputs).unsqueeze(0), None
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None) -> Tensor:
+def one_kernel(query: Tensor, dropout: float) -> bool:
+    """Whether sentences of all lengths attend in one kernel: FlashAttention's, from NVIDIA's Ampere on.
+
+    Args:
+        query: Shape ``(1, heads, tokens, head)``; the kernel takes heads of up to 256, in steps of 8.
+        dropout: Dropout probability of the attention weights.
+    """
+    kernel = flash_attention if dropout else varlen_attn
+    fits = query.is_cuda and query.dtype in HALVES and query.shape[3] % 8 == 0 and query.shape[3] <= 256
+    return kernel is not None and fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
+
+
+def _varlen(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, dropout: float = 0.0
+) -> Tensor:
     """Attention of the whole stream in one kernel; shapes as in `grouped_attention`."""
     query_nah, key_nah, value_nah = (x[0].transpose(0, 1) for x in (query, key, value))
-    starts, longest = packing.starts_n, packing.groups[-1][1]
-    return varlen_attn(query_nah, key_nah, value_nah, starts, starts, longest, longest, scale=scaling).unsqueeze(0)
+    where = packing.starts_n, packing.starts_n, packing.groups[-1][1], packing.groups[-1][1]
+    if dropout:
+        out_nah, *_ = flash_attention(query_nah, key_nah, value_nah, *where, dropout, False, False, scale=scaling)
+    else:
+        out_nah = varlen_attn(query_nah, key_nah, value_nah, *where, scale=scaling)
+    return out_nah.unsqueeze(0)
 
 
 def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
@@ -163,9 +193,10 @@ def can_pack(encoder: PreTrainedModel) -> bool:
     """Whether every layer of an encoder attends from each token to its whole sentence, through transformers' interface.
 
     Architectures whose masks say more than where padding is (causal, sliding windows) or whose keys are shared between
-    heads are not packed; the tested ones are listed in ``PACKABLE``.
+    heads are not packed; the tested ones are listed in ``PACKABLE`` and ``PACKABLE_OTHERS``.
     """
-    if encoder.config.model_type not in PACKABLE or getattr(encoder.config, "is_decoder", False):
+    known = PACKABLE | PACKABLE_OTHERS
+    if encoder.config.model_type not in known or getattr(encoder.config, "is_decoder", False):
         return False
     parameters = inspect.signature(type(encoder).forward).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
@@ -181,12 +212,19 @@ def first_position(encoder: PreTrainedModel) -> int:
     return 0
 
 
+@cache
+def notice(encoder: str) -> None:
+    """Say that encoders of a class run padded, once in a process."""
+    logger.warning("%s cannot run without padding; sentences are padded.", encoder)
+
+
 @contextmanager
 def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
     """Run a SentenceTransformer without padding inside this block.
 
     Everything that goes through the model (training, ``encode``, an evaluator) gives the same result as outside, faster
-    where sentences differ in length. An encoder that cannot be packed runs padded, and says so once.
+    where sentences differ in length. An encoder that cannot be packed runs padded, and says so once in a
+    process.
 
     Args:
         model: The model; its first module must be a Transformer.
@@ -199,7 +237,7 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
     encoder = transformer.auto_model
     if not (enabled and can_pack(encoder)):
         if enabled:
-            logger.warning("%s cannot run without padding; sentences are padded.", type(encoder).__name__)
+            notice(type(encoder).__name__)
         yield False
         return
     offset = first_position(encoder)

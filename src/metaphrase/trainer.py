@@ -317,6 +317,19 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
+        """As the parent's; processes end a pass over a stream together, and leave out an incomplete group of batches.
+
+        Files of unequal length would otherwise leave one process waiting for others that have nothing left to read.
+        """
+        samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
+        if self.args.world_size > 1 and isinstance(self.train_dataset, IterableDataset):
+            whole = torch.tensor(len(samples) == num_batches, dtype=torch.int64, device=device)
+            dist.all_reduce(whole, op=dist.ReduceOp.MIN)
+            if not whole:
+                return [], None
+        return samples, items
+
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """One micro-batch; before an update the heads' gradients are averaged over processes, as DDP does the model's."""
         self.loss.train()

@@ -225,7 +225,9 @@ def test_monolingual_text_is_read_where_it_is_given(script):
     assert not any("monolingual" in cell.recipe.columns for cell in script.load_grid("amber-table2").cells)
 
 
-@pytest.mark.parametrize("written", ["--monolingual {}", "--monolingual={}", "--set monolingual={}", "--config {}.yaml"])
+@pytest.mark.parametrize(
+    "written", ["--monolingual {}", "--monolingual={}", "--set monolingual={}", "--config {}.yaml"]
+)
 def test_monolingual_text_however_it_is_given(script, written, tmp_path):
     (tmp_path / "sw.txt.yaml").write_text(f"monolingual: [{tmp_path}/sw.txt]\n", encoding="utf-8")
     options, rest, _ = script.parsed(written.format(tmp_path / "sw.txt").split())
