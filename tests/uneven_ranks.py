@@ -32,7 +32,7 @@ def main(encoder, folder, output):
     trainer = AlignmentTrainer(model=model, args=arguments, train_dataset=stream, loss=loss)
     trainer.train()
     digest = hashlib.md5(b"".join(value.detach().numpy().tobytes() for value in loss.parameters())).hexdigest()
-    print(f"<{trainer.state.global_step} {digest}>", flush=True)
+    sys.stdout.write(f"<{trainer.state.global_step} {digest}>\n")
 
 
 if __name__ == "__main__":

@@ -145,7 +145,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             self.per_device_train_batch_size = size
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(
-                "use_liger_kernel asks for Liger's kernel, but liger-kernel is not installed: pip install 'metaphrase[liger]'."
+                "use_liger_kernel asks for Liger's kernel; liger-kernel is not installed: pip install 'metaphrase[liger]'."
             )
         if self.micro_batch_size is not None and self.micro_batch_size < 1:
             raise UsageError(f"micro_batch_size is a number of rows from 1, or none, but got {self.micro_batch_size}.")
