@@ -41,6 +41,12 @@ class Options:
         metadata={"help": "The same of `metaphrase evaluate starter --prompt none …`, a second baseline."},
     )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
+    translation: str | None = field(
+        default=None,
+        metadata={
+            "help": "results.json of trainers/finetune_translation.py with configs/finetune/overfit-translation.yaml."
+        },
+    )
 
 
 def keep(report: Path, path: Path) -> None:
@@ -198,6 +204,27 @@ def hardware_words(hardware: Any) -> str:
     )
 
 
+def keep_translation(report: Path, path: Path) -> None:
+    """Keep the results of a translation run, with the names of its data instead of their places, and a few examples."""
+    content = json.loads(report.read_text(encoding="utf-8"))
+    for split in ("train", "test"):
+        content["settings"][split] = Path(content["settings"][split]).name
+    content["examples"] = content["examples"][:3]
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def translation_words(content: dict[str, Any]) -> str:
+    """What came of learning pairs by heart."""
+    settings, bleu = content["settings"], content["signatures"]["bleu"]
+    (_, first), *_, (_, last) = content["loss"]
+    return (
+        f"Of {settings['limit_train']} pairs of {settings['train']} ({settings['language']}–en), {content['steps']:,} steps: "
+        f"the loss falls from {first:.1f} to {last:.2g}, and the pairs are translated again with BLEU "
+        f"{content['metrics']['bleu']:.1f} (`{bleu}`). A decoder of {settings['decoder_layers']} layers, encoder frozen, "
+        f"seed {content['seed']}, one run; {content['training_seconds'] / 60:.0f} minutes ({hardware_words(content['hardware'])})."
+    )
+
+
 def alignment_table(content: dict[str, Any]) -> str:
     """How fast a corpus was aligned, and how many of its words have a link."""
     cells = (
@@ -315,6 +342,14 @@ def main(argv: list[str]) -> None:
         kept.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     if kept.exists():
         tables["alignment"] = alignment_table(json.loads(kept.read_text(encoding="utf-8")))
+    translated = RESULTS / "translation_overfit.json"
+    if options.translation:
+        keep_translation(Path(options.translation), translated)
+    if translated.exists():
+        fill(
+            ROOT / "docs" / "evaluation.md",
+            {"translation": translation_words(json.loads(translated.read_text("utf-8")))},
+        )
     tables |= benchmark_tables(BENCHMARKS)
     fill(ROOT / "README.md", tables)
     fill(ROOT / "docs" / "scaling.md", tables)
