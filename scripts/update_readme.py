@@ -217,11 +217,12 @@ def translation_words(content: dict[str, Any]) -> str:
     """What came of learning pairs by heart."""
     settings, bleu = content["settings"], content["signatures"]["bleu"]
     (_, first), *_, (_, last) = content["loss"]
+    hardware = hardware_words(content["hardware"])
     return (
         f"Of {settings['limit_train']} pairs of {settings['train']} ({settings['language']}–en), {content['steps']:,} steps: "
         f"the loss falls from {first:.1f} to {last:.2g}, and the pairs are translated again with BLEU "
         f"{content['metrics']['bleu']:.1f} (`{bleu}`). A decoder of {settings['decoder_layers']} layers, encoder frozen, "
-        f"seed {content['seed']}, one run; {content['training_seconds'] / 60:.0f} minutes ({hardware_words(content['hardware'])})."
+        f"seed {content['seed']}, one run; {content['training_seconds'] / 60:.0f} minutes ({hardware})."
     )
 
 
