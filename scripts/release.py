@@ -5,11 +5,16 @@
 The card's front matter holds, under `metaphrase`, the command, the seed, the SHA-256 of every training file and of the
 weights. The files are checked before anything is trained. The same command with the same versions gives the same weights on
 the same hardware; on other hardware they are not compared. With `--write` the new card takes the old one's place.
+
+    python scripts/release.py --recipes tr wacse
+
+makes first cards: the starter, trained for a short while on the demo's bitext with each recipe.
 """
 
 import argparse
 import hashlib
 import shlex
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +26,11 @@ from metaphrase.cli import main as metaphrase
 from metaphrase.cli.demo import DATA
 from metaphrase.cli.train import parse_options
 from metaphrase.corpus import find_files
+from metaphrase.recipe import list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
+#: How long recipes are trained for their first cards: minutes on two cores.
+SHORT = ("--max_steps", "40", "--per_device_train_batch_size", "32", "--report_to", "none")
 #: What has to be the same everywhere; versions may explain why weights are not.
 BINDING = ("recipe", "seed", "base_model_revision", "data")
 
@@ -30,10 +38,19 @@ BINDING = ("recipe", "seed", "base_model_revision", "data")
 def main(argv: Sequence[str] | None = None) -> int:
     """Rebuild a release; 0 where everything that has to be the same is, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", help="name of a card in model_cards/, or its path")
+    parser.add_argument("name", nargs="?", help="name of a card in model_cards/, or its path")
     parser.add_argument("--output", type=Path, help="where to train (default: runs/NAME)")
     parser.add_argument("--write", action="store_true", help="put the new card in the place of the old one")
+    parser.add_argument(
+        "--recipes",
+        nargs="*",
+        help="make the first card of these recipes (without a name: of every one that has none)",
+    )
     options = parser.parse_args(argv)
+    if options.recipes is not None:
+        return first_cards(options.recipes or [one.name for one in list_recipes() if not card_of(one.name).exists()])
+    if options.name is None:
+        parser.error("name a card, or give --recipes")
     path = Path(options.name) if options.name.endswith(".md") else CARDS / f"{options.name}.md"
     recorded = read_facts(path)
     command = [
@@ -42,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if missing := differing_files(recorded["data"], training_files(command)):
         print("The training data are not those of the card; nothing was trained.", *missing, sep="\n  ")
         return 1
+    command = at_commits(command, recorded["data"])
     output = options.output or Path("runs") / path.stem
     print(f"Training to {output}: {recorded['command']}")
     if metaphrase([*command[1:], "--output_dir", str(output)]) != 0:
@@ -52,6 +70,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         path.write_text((output / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
         print(f"{path} is the new card.")
     return 0 if same else 1
+
+
+def card_of(recipe: str) -> Path:
+    """Where the card of a recipe lies that the demo's command was run with."""
+    return CARDS / f"multilingual-e5-small-{recipe}-demo.md"
+
+
+def first_cards(recipes: Iterable[str]) -> int:
+    """Train the starter on the demo's bitext with each recipe, and keep the cards; those that are there are made anew."""
+    for recipe in recipes:
+        output = Path("runs") / card_of(recipe).stem
+        print(f"{recipe}: to {output}")
+        if metaphrase(["demo", "--recipe", recipe, *SHORT, "--output_dir", str(output)]) != 0:
+            return 1
+        shutil.copy(output / "README.md", card_of(recipe))
+    return 0
 
 
 def read_facts(card: Path) -> dict[str, Any]:
@@ -98,6 +132,12 @@ def differing_files(recorded: Iterable[Mapping[str, Any]], present: Mapping[str,
         elif present[name] != wanted:
             lines.append(f"{name} has the SHA-256 {present[name]}, not {wanted}.")
     return lines
+
+
+def at_commits(command: Sequence[str], recorded: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A command whose data sets of the Hub are those of the card, whatever was pushed since."""
+    commits = {row["file"].split("#")[0]: row["revision"] for row in recorded if row.get("revision")}
+    return [f"{name}#{commits[name]}" if (name := word.split("#")[0]) in commits else word for word in command]
 
 
 def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[str], bool]:

@@ -18,6 +18,7 @@ from torch import nn
 
 import metaphrase.bulk as bulk
 from metaphrase.bulk import encode, is_sortable, token_batches
+from metaphrase.exceptions import DataMismatchError
 from metaphrase.packing import notice
 
 TEXTS = [
@@ -245,7 +246,7 @@ def test_a_file_of_something_else_is_refused(tiny_encoder, tmp_path):
     with pytest.raises(ValueError, match="differ in: weights"):
         again(TEXTS)
     Path(f"{path}.json").unlink()
-    with pytest.raises(FileExistsError, match="in the way"):
+    with pytest.raises(DataMismatchError, match="in the way"):
         again(TEXTS)
     with pytest.raises(ValueError, match="leave out convert_to_tensor"):
         again(TEXTS, convert_to_tensor=True)

@@ -65,8 +65,6 @@ MISUSE = {
 }
 #: What other libraries want to be told, and those who call them turn into the tree's.
 TURNED = {"ArgumentError", "ArgumentTypeError", "ComposerError", "ConstructorError", "NoData"}
-#: The operating system's own, passed on.
-SYSTEM = {("bulk.py", "FileExistsError"), ("aligners/statistical.py", "OSError"), ("cli/mine.py", "OSError")}
 
 
 def raised():
@@ -85,11 +83,11 @@ def test_whatever_is_raised_is_of_the_tree_or_misuse():
     found = [one for one in raised() if one[2] not in tree]
     assert found
     for file, line, name in found:
-        if name in TURNED or (file, name) in MISUSE | SYSTEM:
+        if name in TURNED or (file, name) in MISUSE:
             continue
         assert name in PLAIN, (file, line)
         assert not file.startswith(PEOPLE), (file, line)
-    assert {(file, name) for file, _, name in found} >= MISUSE | SYSTEM
+    assert {(file, name) for file, _, name in found} >= MISUSE
     assert {"MemoryBudgetError", "NonFiniteError", "WorkerError", "NewerCheckpointError"} <= {
         one[2] for one in raised()
     }

@@ -14,6 +14,7 @@ import traceback
 from functools import partial
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -521,18 +522,20 @@ class TestHeadsAndCorpora:
         assert "model.safetensors" in remote_files(online, "acme/heads")
         self.assert_equal(AlignmentHeads.from_pretrained("acme/heads"), heads)
 
-    def test_a_corpus_comes_back_with_its_links(self, online, bitext, tmp_path, monkeypatch):
-        import datasets
-
+    @pytest.fixture
+    def datasets_online(self, online, tmp_path, monkeypatch):
         monkeypatch.setattr(datasets.config, "HF_ENDPOINT", online.url)
         monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+    def test_a_corpus_comes_back_with_its_links(self, online, bitext, tmp_path, datasets_online):
         path = write_corpus(Dataset.from_list(bitext), tmp_path / "aligned.parquet")
         url = push_corpus(path, "acme/corpus", license="cc-by-4.0")
         assert url.startswith(f"{online.url}/datasets/acme/corpus/commit/")
         assert push_corpus(path, "acme/corpus", license="cc-by-4.0") == url
         here, there = load_corpus(str(path)), load_corpus("hf:acme/corpus")
         assert here.dataset.to_list() == there.dataset.to_list()
+        assert there.files[0]["revision"] == url.rsplit("/", 1)[1]
         assert "alignment" in there.dataset.column_names
         head = online.repositories["dataset", "acme/corpus"].resolve("main")
         card = ModelCard(online.blobs[head.tree["README.md"].blob].decode())
@@ -540,6 +543,17 @@ class TestHeadsAndCorpora:
         assert sorted(card.data.language) == sorted(
             {row[side] for row in bitext for side in ("source_lang", "target_lang")}
         )
+
+    def test_a_corpus_is_read_at_a_commit_after_it_moved_on(self, online, bitext, tmp_path, datasets_online):
+        first = push_corpus(write_corpus(Dataset.from_list(bitext), tmp_path / "a.parquet"), "acme/corpus")
+        push_corpus(write_corpus(Dataset.from_list(bitext[:20]), tmp_path / "b.parquet"), "acme/corpus")
+        commit = first.rsplit("/", 1)[1]
+        assert len(load_corpus("hf:acme/corpus").dataset) == 20
+        then = load_corpus(f"hf:acme/corpus#{commit}")
+        assert len(then.dataset) == len(bitext)
+        assert then.files[0]["revision"] == commit
+        stream = load_corpus(f"hf:acme/corpus#{commit}", streaming=True)
+        assert len(list(stream.dataset)) == len(bitext)
 
     def test_what_is_no_bitext_is_refused(self, online, tmp_path):
         (tmp_path / "x.tsv").write_text("a\tb\n")

@@ -542,13 +542,6 @@ def encode_vs_st(context: Context) -> list[Figure]:
     )
     difference = float(np.abs(encode(model, sentences) - theirs(32)).max())
     n = len(sentences)
-    lengths = [int(mask.sum()) for mask in model.preprocess(sentences)["attention_mask"]]
-
-    def bound(size: int) -> float:
-        order = sorted(range(n), key=lambda i: -len(sentences[i]))  # by characters, as theirs are batched
-        batches = ([lengths[i] for i in order[at : at + size]] for at in range(0, n, size))
-        return sum(len(batch) * max(batch) for batch in batches) / sum(lengths)
-
     return [
         ratio(
             f"encode / sentence-transformers' at batch 32, {n} texts",
@@ -565,9 +558,6 @@ def encode_vs_st(context: Context) -> list[Figure]:
             "ours",
             (">=", 1.8),
             "starter",
-        ),
-        Figure(
-            "positions with padding / tokens, at batch 128: no encoder gains more", bound(128), unit="×", of="starter"
         ),
         Figure("largest difference of an output", difference, ("<=", 1e-5), "", of="starter"),
     ]

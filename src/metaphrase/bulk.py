@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.exceptions import DataMismatchError
 from metaphrase.packing import packed
 from metaphrase.views import pad_rows
 
@@ -74,9 +75,8 @@ def encode(
         Shape ``(sentences, hidden)``; with ``path`` that file, mapped into memory.
 
     Raises:
-        ValueError: One string is given, the model stores no such prompt, a tensor of a file is asked for, or the file was
-            begun for other sentences, settings or weights.
-        FileExistsError: There is such a file, and nothing tells whose it is.
+        ValueError: One string is given, the model stores no such prompt, or a tensor of a file is asked for.
+        DataMismatchError: The file was begun for other sentences, settings or weights, or nothing tells whose it is.
     """
     if isinstance(sentences, str):
         raise ValueError("Give a list of sentences, not one string.")
@@ -206,11 +206,11 @@ def _embed_into(
         done = left.pop("done")
         if left != facts:
             keys = sorted(key for key in facts if left.get(key) != facts[key])
-            raise ValueError(
+            raise DataMismatchError(
                 f"{path} holds other embeddings, which differ in: {', '.join(keys)}. Delete {facts_path}."
             )
     elif path.exists():
-        raise FileExistsError(f"{path} is in the way, and no {facts_path.name} tells what it holds. Move it.")
+        raise DataMismatchError(f"{path} is in the way, and no {facts_path.name} tells what it holds. Move it.")
     advance(done)
     for first in range(done, len(sentences), WINDOW):
         rows_nh = _array(embed(list(sentences[first : first + WINDOW])))

@@ -53,8 +53,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             benchmark that the Hub knows also has its `dataset_id` and `task_id`, and may have a `dataset_revision`.
         leakage: One row per test set: `data`, `pairs`, and `shared`, how many of these have a sentence that stands in the
             training data too. None where nobody looked.
-        corpus: One row per training file: `file`, `language`, `pairs`, `sha256`, and where they are known `origin` and
-            `license`.
+        corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (of a data set of the Hub `revision`, its
+            commit), and where they are known `origin` and `license`.
         command: The command that trains this model again.
         seed: Its random seed.
         mlm_head: What stood between the encoder and the vocabulary while training, in words.
@@ -437,7 +437,7 @@ def _metric_rows(results: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any
 
 def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
     names = {"file": "File", "language": "Language", "pairs": "Pairs", "origin": "Origin", "license": "Licence"}
-    names |= {"sha256": "SHA-256"}
+    names |= {"sha256": "SHA-256", "revision": "Commit"}
     return {names[key]: row[key] for key in names if row.get(key) is not None}
 
 
@@ -453,7 +453,7 @@ def _file_name(row: Mapping[str, Any]) -> str:
 
 def _hub_corpus(row: Mapping[str, Any]) -> str | None:
     """`organisation/name` of a training file that is a Hub's data set."""
-    match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)([:@].*)?", str(row.get("file")), re.ASCII)
+    match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)([:@#].*)?", str(row.get("file")), re.ASCII)
     return match[1] if match else None
 
 

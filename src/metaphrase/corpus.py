@@ -72,7 +72,8 @@ _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_C
 _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
 _SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
-_HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?(?:@(?P<split>.+))?")
+_HUB = re.compile(r"hf:(?P<name>[^:@#]+)(?::(?P<config>[^@#]+))?(?:@(?P<split>[^#]+))?(?:#(?P<revision>.+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _BREAK = re.compile(r"[\t\n\r]")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
@@ -372,6 +373,7 @@ class BitextFile:
         target_lang: Language of the column ``target``.
         into: The corpus's target language.
         split: Split of a Hub data set.
+        revision: Branch, tag or commit of a Hub data set; None is what the Hub shows.
     """
 
     name: str
@@ -381,6 +383,7 @@ class BitextFile:
     target_lang: str | None = None
     into: str = "en"
     split: str = "train"
+    revision: str | None = None
 
     @property
     def language(self) -> str | None:
@@ -428,9 +431,11 @@ def _files(item: str, into: str, split: str) -> list[BitextFile]:
     if item.startswith("hf:"):
         match = _HUB.fullmatch(item)
         if match is None:
-            raise CorpusError(f"{item!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
+            raise CorpusError(
+                f"{item!r} is no Hub data set; write hf:org/name, hf:org/name:config, …@split or …#revision."
+            )
         pair = _named_pair(match["config"] or Path(match["name"]).name, into)
-        return [BitextFile(item, "hub", (), *pair, into, match["split"] or split)]
+        return [BitextFile(item, "hub", (), *pair, into, match["split"] or split, match["revision"])]
     path = Path(item)
     if path.is_dir():
         return _folder(path, into, split)
@@ -837,7 +842,7 @@ def _parquet_records(file: BitextFile) -> Iterator[dict[str, Any]]:
 
 
 def _read_hub(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
-    stream = load_dataset(*_hub_name(file), split=file.split, streaming=True)
+    stream = load_dataset(*_hub_name(file), split=file.split, streaming=True, revision=file.revision)
     yield from _rows_of(enumerate(stream, 1), file)
 
 
@@ -845,6 +850,14 @@ def _hub_name(file: BitextFile) -> tuple[str, str | None]:
     match = _HUB.fullmatch(file.name)
     assert match is not None
     return match["name"], match["config"]
+
+
+def _pinned(file: BitextFile) -> BitextFile:
+    """A Hub data set at the commit that it has now, whatever is pushed while it is read."""
+    if file.format != "hub":
+        return file
+    revision = load_dataset_builder(*_hub_name(file), revision=file.revision).hash
+    return dataclasses.replace(file, revision=revision) if _COMMIT.fullmatch(revision or "") else file
 
 
 def _read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
@@ -1095,7 +1108,7 @@ def load_corpus(
     - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
       ``europarl.sw-en``;
     - a folder, every ``xx-en[.split].<ext>`` in it;
-    - a Hub data set ``hf:org/name[:config][@split]``.
+    - a Hub data set ``hf:org/name[:config][@split][#revision]``, read at the commit that it has at the start.
 
     A row's language is what its columns say, else the file's name (``sw-en.train.tsv.gz``, ``x.sw-en.jsonl``, Moses
     suffixes), else ``source_lang``, or ``languages`` where there is one. A pair whose source is in the target language
@@ -1137,6 +1150,7 @@ def load_corpus(
     drop = cleaning is not None and (not streaming if cleaning.duplicates is None else cleaning.duplicates)
     wanted = frozenset(map(_code, languages or ()))
     reading = _Reading(cleaning, drop, wanted, limit, max_chars, max_bad_rate)
+    files = [_pinned(file) for file in files]
     if streaming:
         return _stream(files, reading, temperature, seed)
     return _load(files, reading, temperature, seed)
@@ -1288,7 +1302,8 @@ def _names(files: Iterable[BitextFile]) -> str:
 def _facts(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
     name = ",".join(path.name for path in file.paths) or file.name
     both = sorted({*languages, file.into})
-    return {"path": file.name, "file": name, "language": ", ".join(languages), "languages": both}
+    facts = {"path": file.name, "file": name, "language": ", ".join(languages), "languages": both}
+    return facts | ({"revision": file.revision} if file.revision else {})
 
 
 def _sha256(path: Path) -> str:
@@ -1400,7 +1415,7 @@ def _size(file: BitextFile) -> int:
     if file.format == "tmx":
         return max(1, sum(chunk.count(b"</tu>") for chunk in _chunks(file.paths[0])))
     if file.format == "hub":
-        splits = load_dataset_builder(*_hub_name(file)).info.splits or {}
+        splits = load_dataset_builder(*_hub_name(file), revision=file.revision).info.splits or {}
         if file.split not in splits:
             raise CorpusError(
                 f"The size of {file.name} is not known, so it cannot be mixed: read it without streaming."

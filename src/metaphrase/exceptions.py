@@ -88,6 +88,10 @@ class HubMissingError(HubError, FileNotFoundError):
     """The Hub has no such repository, or does not show it to this token."""
 
 
+class StorageError(MetaphraseError, OSError):
+    """A disk that is too small, or a place where nothing can be written. Raised by what writes much or for long."""
+
+
 class MissingExtraError(MetaphraseError, ImportError):
     """An optional dependency that is not installed; the message has the ``pip install`` that brings it."""
 

@@ -144,7 +144,10 @@ def _file_lines(path: Path, max_chars: int) -> Iterator[str]:
 def _hub_lines(name: str, split: str) -> Iterator[str]:
     match = _HUB.fullmatch(name)
     assert match is not None
-    for row in load_dataset(match["name"], match["config"], split=match["split"] or split, streaming=True):
+    rows = load_dataset(
+        match["name"], match["config"], split=match["split"] or split, streaming=True, revision=match["revision"]
+    )
+    for row in rows:
         if "text" not in row:
             raise CorpusError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")
         lines = (row["text"] or "").split("\n")

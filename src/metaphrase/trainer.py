@@ -27,7 +27,7 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
@@ -96,6 +96,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         use_liger_kernel: Compute the vocabulary loss by Liger's kernel, on CUDA (extra ``liger``).
         logging_nan_inf_filter: Off, as steps whose loss is not finite are skipped and counted.
         dataloader_pin_memory: On only where there is a CUDA device to pin for.
+        dataloader_timeout: Seconds for which a batch is waited for where other processes make them; 0 waits forever.
     """
 
     head_learning_rate: float | None = field(
@@ -128,6 +129,9 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     )
     dataloader_pin_memory: bool = field(
         default_factory=torch.cuda.is_available, metadata={"help": "Pin memory in data loaders."}
+    )
+    dataloader_timeout: float = field(
+        default=600.0, metadata={"help": "Seconds after which a data loader's process that gives no batch hangs."}
     )
 
     def __post_init__(self) -> None:
@@ -282,7 +286,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         Raises:
             CheckpointError: The checkpoint cannot be gone on from, or one cannot be written.
             NonFiniteError: Too many steps in a row had no finite loss and gradient, or weights are not finite.
-            WorkerError: A process of the data loader died.
+            WorkerError: A process of the data loader died, or hangs.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
         """
         with ExitStack() as stack:
@@ -299,6 +303,12 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             try:
                 result = super().train(checkpoint, *args, **kwargs)
             except RuntimeError as error:
+                if str(error).startswith("DataLoader timed out"):
+                    raise WorkerError(
+                        f"No process of the data loader gave a batch within {self.args.dataloader_timeout:g} seconds: one "
+                        "hangs, on a disk or a network that does not answer. See that the corpus can be read, or raise "
+                        f"--dataloader_timeout. {last_good(self.args.output_dir)}"
+                    ) from error
                 if not str(error).startswith("DataLoader worker"):
                     raise
                 raise WorkerError(
@@ -314,6 +324,12 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             )
             raise SystemExit(128 + number)
         return result
+
+    def _build_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
+        loader = super()._build_dataloader(*args, **kwargs)
+        if loader.num_workers:
+            loader.timeout = self.args.dataloader_timeout
+        return loader
 
     # ------------------------------------------------------------------------------------------------------------ steps
 

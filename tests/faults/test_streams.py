@@ -1,4 +1,5 @@
 import os
+import time
 
 import pytest
 from datasets import Dataset, IterableDataset
@@ -107,3 +108,20 @@ def test_a_dead_worker_ends_the_run_with_its_number(make_trainer, full_bitext, t
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(?s?\)? \d+\).*lower --dataloader_num_workers"):
         trainer.train()
     fault("E3", "a data loader's worker dies", tried=1, survived=1)
+
+
+def hangs(rows):
+    for at, row in enumerate(rows):
+        if at == 16:
+            time.sleep(60)
+        yield row
+
+
+def test_a_worker_that_hangs_ends_the_run(make_trainer, full_bitext, fault):
+    features = Dataset.from_list(full_bitext).features
+    stuck = IterableDataset.from_generator(hangs, gen_kwargs={"rows": tuple(full_bitext)}, features=features)
+    options = {"dataloader_num_workers": 1, "dataloader_prefetch_factor": 1, "dataloader_timeout": 3, "save_steps": 1}
+    trainer = make_trainer(dataset=stuck, **options)
+    with pytest.raises(WorkerError, match=r"within 3 seconds.*checkpoint-1"):
+        trainer.train()
+    fault("E3", "a data loader's worker hangs", tried=1, survived=1)

@@ -95,3 +95,9 @@ def test_a_run_is_made_again(tiny_encoder_dir, bitext_path, tmp_path, capsys):
     (tmp_path / "bitext.tsv").write_text(bitext_path.read_text() + "noch ein\tone more\tde\ten\n")
     assert release.main([str(card), "--output", str(tmp_path / "third")]) == 1
     assert "nothing was trained" in capsys.readouterr().out
+
+
+def test_data_sets_of_the_hub_are_read_at_the_commit_of_the_card():
+    rows = [{"file": "hf:acme/corpus:sw-en", "revision": "ab" * 20}, {"file": "x.tsv", "sha256": "cd"}]
+    command = ["metaphrase", "train", "--corpus", "hf:acme/corpus:sw-en", "x.tsv", "--seed", "3"]
+    assert release.at_commits(command, rows) == [*command[:3], f"hf:acme/corpus:sw-en#{'ab' * 20}", *command[4:]]

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
-from metaphrase.exceptions import MissingExtraError, ModelFileError
+from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
 from metaphrase.words import Link, Words
 
 try:
@@ -201,7 +201,7 @@ class StatisticalAligner(Aligner):
 
         Raises:
             ValueError: It was not trained.
-            OSError: The folder cannot be written.
+            StorageError: The folder cannot be written.
         """
         if self._models is None:
             raise ValueError("This aligner has not learned anything that could be saved: call `train` first.")
@@ -211,7 +211,9 @@ class StatisticalAligner(Aligner):
             path.unlink(missing_ok=True)
         for direction, model in zip(_DIRECTIONS, self._models, strict=True):
             if not model.print(str(folder / direction)):
-                raise OSError(f"{folder} cannot be written.")
+                raise StorageError(
+                    f"Nothing can be written to {folder}: is the disk full, or the folder another user's?"
+                )
         facts = {
             "format": "metaphrase.statistical",
             "settings": self.settings,
@@ -232,12 +234,12 @@ class StatisticalAligner(Aligner):
             heuristic: In place of the one that it was saved with.
 
         Raises:
-            ValueError: The folder holds no such aligner, or a damaged one.
+            ModelFileError: The folder holds no such aligner, or a damaged one.
         """
         folder = Path(folder)
         facts = _read_facts(folder)
         if facts["sha256"] != _hashes(folder):
-            raise ValueError(
+            raise ModelFileError(
                 f"{folder} holds a damaged aligner: its files are not those that were saved. Train it again."
             )
         settings = facts["settings"] | ({"heuristic": heuristic} if heuristic else {})

@@ -15,11 +15,9 @@ from metaphrase.cli.train import parse_options, train_and_report
 #: Real translations from the interfaces of free software, in eight languages, and the Declaration of Human Rights.
 DATA = Path(__file__).parents[1] / "data"
 
-TITLE = "metaphrase demo: DAP on eight languages"
-
 
 def run(argv: Sequence[str]) -> int:
-    """Train DAP on the bundled bitext; measure in its own domain and out of it, before and after; write a report."""
+    """Train DAP, or another recipe, on the bundled bitext; measure in its domain and out of it, before and after; report."""
     defaults = yaml.safe_load((DATA / "demo.yaml").read_text(encoding="utf-8")) | {
         "corpus": [str(DATA / "demo")],
         "test": [str(DATA / "demo"), str(DATA / "udhr")],
@@ -30,7 +28,8 @@ def run(argv: Sequence[str]) -> int:
     if not arguments.resume_from_checkpoint:
         for checkpoint in checkpoint_folders(arguments.output_dir):  # of an earlier demo
             shutil.rmtree(checkpoint)
-    result, shown = train_and_report(options, command=["metaphrase", "demo", *argv], title=TITLE)
+    title = f"metaphrase demo: {options[2].recipe} on eight languages"
+    result, shown = train_and_report(options, command=["metaphrase", "demo", *argv], title=title)
     if result:
         emit(result, *shown)
     return 0

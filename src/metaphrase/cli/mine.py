@@ -26,7 +26,7 @@ from metaphrase.cli import emit, notes, parse, show_progress
 from metaphrase.corpus import _BREAK, check_writable, write_corpus
 from metaphrase.encoders import load_encoder
 from metaphrase.evaluation.retrieval import resolve_prompt, versions
-from metaphrase.exceptions import DataError, UsageError
+from metaphrase.exceptions import DataError, StorageError, UsageError
 from metaphrase.mining import (
     Approximate,
     Index,
@@ -327,7 +327,7 @@ def state_needs(needed: Mapping[str, int], work: Path, console: Console) -> None
     """Say what the work takes, and refuse to begin where the disk is too small.
 
     Raises:
-        OSError: It is.
+        StorageError: It is.
     """
     free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     console.print(
@@ -335,7 +335,7 @@ def state_needs(needed: Mapping[str, int], work: Path, console: Console) -> None
         f"{_megabytes(needed['memory'])} of memory besides Python and a forward pass."
     )
     if needed["disk"] > free:
-        raise OSError(
+        raise StorageError(
             f"There is too little disk for {work}: {_megabytes(free)} of {_megabytes(needed['disk'])}. Put the output "
             "on another disk, or give --half."
         )

@@ -528,7 +528,8 @@ def describe(card: AlignmentModelCardData, facts: Mapping[str, Any]) -> None:
     card.command = facts["command"]
     card.seed = facts["seed"]
     card.corpus = [
-        {key: file.get(key) for key in ("file", "language", "pairs", "sha256")} | provenance(file)
+        {key: file.get(key) for key in ("file", "language", "pairs", "sha256", "revision") if key in file}
+        | provenance(file)
         for file in facts["files"]
     ]
     card.leakage = facts["leakage"]
