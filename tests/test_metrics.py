@@ -14,15 +14,8 @@ PREDICTIONS, REFERENCES = ["0-0 1-1", "0-0"], ["0-0 1p1", "1-1"]
 EXPECTED = {"precision": 2 / 3, "recall": 1 / 2, "f1": 4 / 7, "aer": 1 - 3 / 5}
 
 
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory):
-    """Where `evaluate` copies modules to; it imports all of a process from one folder."""
-    return str(tmp_path_factory.mktemp("modules"))
-
-
 @pytest.fixture
-def load(modules, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate.config, "HF_MODULES_CACHE", modules)
+def load(tmp_path):
     cache = str(tmp_path / "cache")
     return lambda name: evaluate.load(metrics.path(name), cache_dir=cache, experiment_id=tmp_path.name)
 
