@@ -24,13 +24,16 @@ from huggingface_hub import ModelCard
 
 from metaphrase.cli import main as metaphrase
 from metaphrase.cli.demo import DATA
+from metaphrase.cli.demo import defaults as demo_defaults
 from metaphrase.cli.train import parse_options
-from metaphrase.corpus import find_files
-from metaphrase.recipe import list_recipes
+from metaphrase.corpus import find_files, load_corpus
+from metaphrase.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 #: How long recipes are trained for their first cards: minutes on two cores.
 SHORT = ("--max_steps", "40", "--per_device_train_batch_size", "32", "--report_to", "none")
+#: Where that is made which recipes read beside the demo's bitext.
+DERIVED = Path("runs/cards")
 #: What has to be the same everywhere; versions may explain why weights are not.
 BINDING = ("recipe", "seed", "base_model_revision", "data")
 
@@ -56,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = [
         str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(recorded["command"])
     ]
+    if str(DERIVED) in recorded["command"]:
+        read_beside(Recipe.load(recorded["recipe"]))
     if missing := differing_files(recorded["data"], training_files(command)):
         print("The training data are not those of the card; nothing was trained.", *missing, sep="\n  ")
         return 1
@@ -64,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"Training to {output}: {recorded['command']}")
     if metaphrase([*command[1:], "--output_dir", str(output)]) != 0:
         return 1
-    differences, same = compare(recorded, read_facts(output / "README.md"))
+    differences, same = compare(recorded, read_facts(made_card(output)))
     print("", *(differences or ["Nothing differs."]), sep="\n")
     if options.write:
-        path.write_text((output / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+        shutil.copy(made_card(output), path)
         print(f"{path} is the new card.")
     return 0 if same else 1
 
@@ -78,14 +83,54 @@ def card_of(recipe: str) -> Path:
 
 
 def first_cards(recipes: Iterable[str]) -> int:
-    """Train the starter on the demo's bitext with each recipe, and keep the cards; those that are there are made anew."""
-    for recipe in recipes:
-        output = Path("runs") / card_of(recipe).stem
-        print(f"{recipe}: to {output}")
-        if metaphrase(["demo", "--recipe", recipe, *SHORT, "--output_dir", str(output)]) != 0:
-            return 1
-        shutil.copy(output / "README.md", card_of(recipe))
-    return 0
+    """Train the starter on the demo's bitext with each recipe, and keep the cards; 1 where one of them fails."""
+    failed = []
+    for recipe in map(Recipe.load, recipes):
+        output = Path("runs") / card_of(recipe.name).stem
+        print(f"{recipe.name}: to {output}", flush=True)
+        if (
+            metaphrase(["demo", "--recipe", recipe.name, *read_beside(recipe), *SHORT, "--output_dir", str(output)])
+            == 0
+        ):
+            shutil.copy(made_card(output), card_of(recipe.name))
+        else:
+            failed.append(recipe.name)
+    print(f"Failed: {', '.join(failed)}." if failed else "Every card is there.")
+    return 1 if failed else 0
+
+
+def read_beside(recipe: Recipe) -> list[str]:
+    """Options of a recipe that reads links between words or monolingual text, which are made of the demo's bitext."""
+    if "alignment" in recipe.columns:
+        return ["--corpus", str(linked(DERIVED / "linked"))]
+    if "monolingual" in recipe.columns:
+        return ["--monolingual", str(sentences(DERIVED / "sentences.txt"))]
+    return []
+
+
+def linked(folder: Path) -> Path:
+    """The demo's training pairs with their word links, a file for each language."""
+    for file in find_files(DATA / "demo"):
+        path = folder / file.paths[0].name.replace(".tsv.gz", ".parquet")
+        if not path.exists() and metaphrase(["align", file.name, "--output", str(path), "--quiet"]) != 0:
+            raise SystemExit(f"{file.name} could not be aligned.")
+    return folder
+
+
+def sentences(path: Path) -> Path:
+    """Both sides of the demo's training pairs, a sentence a line."""
+    if not path.exists():
+        pairs = load_corpus(DATA / "demo").dataset
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(
+            "".join(f"{text}\n" for side in ("source", "target") for text in pairs[side]), encoding="utf-8"
+        )
+    return path
+
+
+def made_card(output: Path) -> Path:
+    """The card of a release; a recipe with an embedding for each language makes a release of each, as much alike."""
+    return next(path for path in [output / "README.md", *sorted(output.glob("*/README.md"))] if path.exists())
 
 
 def read_facts(card: Path) -> dict[str, Any]:
@@ -102,13 +147,13 @@ def read_facts(card: Path) -> dict[str, Any]:
 def training_files(command: Sequence[str]) -> dict[str, str]:
     """SHA-256 of the files that a command trains on, by their bare names."""
     name, *arguments = command[1:]
-    if name == "demo":
-        corpus, languages = [str(DATA / "demo")], None
-    else:
-        chosen = parse_options(arguments)[1]
-        corpus, languages = chosen.corpus, chosen.languages or None
+    if name not in ("demo", "train"):
+        raise SystemExit(
+            f"Releases of `metaphrase {name}` are made again by that command itself: {shlex.join(command)}"
+        )
+    chosen = parse_options(arguments, demo_defaults() if name == "demo" else None)[1]
     digests = {}
-    for file in find_files(corpus, languages=languages):
+    for file in find_files(chosen.corpus, languages=chosen.languages or None):
         names, parts = [path.name for path in file.paths], [digest(path) for path in file.paths]
         digests[",".join(names)] = ",".join(parts)
     return digests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -16,14 +17,19 @@ from metaphrase.cli.train import parse_options, train_and_report
 DATA = Path(__file__).parents[1] / "data"
 
 
-def run(argv: Sequence[str]) -> int:
-    """Train DAP, or another recipe, on the bundled bitext; measure in its domain and out of it, before and after; report."""
-    defaults = yaml.safe_load((DATA / "demo.yaml").read_text(encoding="utf-8")) | {
+def defaults() -> dict[str, Any]:
+    """The demo's settings, in place of those of ``metaphrase train``."""
+    settings = yaml.safe_load((DATA / "demo.yaml").read_text(encoding="utf-8"))
+    return settings | {
         "corpus": [str(DATA / "demo")],
         "test": [str(DATA / "demo"), str(DATA / "udhr")],
         "output_dir": "runs/demo",
     }
-    options = parse_options(argv, defaults, prog="metaphrase demo")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Train DAP, or another recipe, on the bundled bitext; measure in its domain and out of it, before and after; report."""
+    options = parse_options(argv, defaults(), prog="metaphrase demo")
     arguments = options[3]
     if not arguments.resume_from_checkpoint:
         for checkpoint in checkpoint_folders(arguments.output_dir):  # of an earlier demo
