@@ -189,8 +189,8 @@ def suites_table(content: dict[str, Any]) -> str:
     lines += [
         "",
         f"`metaphrase evaluate {content['models']['after']} --suite all --baseline starter --data …`: one run each, seed "
-        f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} for the release by the clock, "
-        f"beside other work ({hardware_words(hardware)}). Differences are between the means over languages, of both "
+        f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} for the release by the "
+        f"clock, beside other work ({hardware_words(hardware)}). Differences are between the means over languages, of both "
         "directions, with 95 % paired bootstrap intervals; fine-tuned scores are compared item by item.",
         *(f"Left out: {name}, {reason}." for name, reason in content["skipped"].items()),
     ]
