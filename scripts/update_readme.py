@@ -2,7 +2,7 @@
 
     python scripts/update_readme.py --demo runs/demo/report.json --swahili out/swahili/report.json
 
-    python scripts/update_readme.py --suites runs/evaluation/results.json --unprompted runs/unprompted/results.json
+    python scripts/update_readme.py --suites runs/evaluation/results.json runs/unprompted/against-*.json
 
 keeps what the tables need of each report under ``scripts/results`` and rewrites the tables; without options it rewrites
 them from what is kept. Those of docs/word_alignment.md come from what scripts/word_alignment.py keeps there, those of speed
@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,13 +33,12 @@ class Options:
 
     demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
     swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
-    suites: str | None = field(
-        default=None,
-        metadata={"help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`."},
-    )
-    unprompted: str | None = field(
-        default=None,
-        metadata={"help": "The same of `metaphrase evaluate starter --prompt none …`, a second baseline."},
+    suites: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, and those of the "
+            "same release against the starter without its prompt; each score is shown against the better baseline."
+        },
     )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
     translation: str | None = field(
@@ -99,13 +99,24 @@ def table(content: dict[str, Any]) -> str:
 GROUPS = ("36", "14", "8", "5", "4")
 
 
-def keep_suites(results: Path, path: Path, unprompted: Path | None) -> None:
-    """Keep the averages of a suite's scores, for the baseline and for the release, and their tests."""
-    content = json.loads(results.read_text(encoding="utf-8"))
+def keep_suites(results: Sequence[Path], path: Path) -> None:
+    """Keep the averages of a suite's scores, for the baseline and for the release, and their tests.
+
+    Args:
+        results: What was measured of everything, then of parts against the baseline without its prompt.
+        path: File to write.
+    """
+    content, *others = (json.loads(result.read_text(encoding="utf-8")) for result in results)
     sides = {"before": content["baseline"], "after": content}
-    if unprompted is not None:
-        sides["unprompted"] = json.loads(unprompted.read_text(encoding="utf-8"))
     parts = content["parts"]
+
+    def against(name: str) -> dict[str, Any]:
+        """The results whose baseline does best; both directions together are asked for a direction alone."""
+        decisive = re.sub(r" (xx→en|en→xx)$", " both directions", name).replace("xsim both", "xsim, both")
+        there = [one for one in (content, *others) if decisive in one["baseline"]["scores"]]
+        sign = -1 if content["scores"][decisive]["lower_is_better"] else 1
+        return max(there, key=lambda one: sign * one["baseline"]["scores"][decisive]["average"]["score"])
+
     kept = {
         "models": {side: result["model"] for side, result in sides.items()},
         "hashes": {side: result["model_hash"] for side, result in sides.items()},
@@ -121,12 +132,14 @@ def keep_suites(results: Path, path: Path, unprompted: Path | None) -> None:
                         **found["groups"],
                         "unlearned": sum(row.get("learned") is False for row in found["languages"].values()),
                     }
-                    for side, result in sides.items()
+                    for side, result in {"before": best["baseline"], "after": content}.items()
                     if (found := result["scores"].get(name)) is not None
                 },
-                "test": content["comparisons"].get(name, {}).get("pooled"),
+                "unprompted": best is not content,
+                "test": best["comparisons"].get(name, {}).get("pooled"),
             }
             for name, one in content["scores"].items()
+            for best in [against(name)]
         },
         "skipped": content["skipped"],
         "failed": content["failed"],
@@ -144,18 +157,17 @@ def keep_suites(results: Path, path: Path, unprompted: Path | None) -> None:
 def suites_table(content: dict[str, Any]) -> str:
     """A row for each score: the baseline, the release, and the test between them where there is one."""
     scores = content["scores"]
-    sides = [side for side in ("unprompted", "before", "after") if side in content["models"]]
-    headings = {"unprompted": "starter, no prompt", "before": "starter", "after": "release"}
-    lines = [
-        f"| benchmark | measure | {' | '.join(headings[side] for side in sides)} | release − starter | |",
-        f"|---|---|{'--:|' * len(sides)}--:|---|",
-    ]
+    sides = ("before", "after")
+    lines = ["| benchmark | measure | starter | release | release − starter | |", "|---|---|--:|--:|--:|---|"]
 
     def shown(one: dict[str, Any], side: str) -> str:
         if side not in one:
             return ""
         nothing = one[side].get("unlearned", 0) == max(one["languages"], 1)
-        return f"{one[side]['average']['score']:.1f}{' †' if nothing else ''}"
+        return f"{one[side]['average']['score']:.1f}{' †' if nothing else ''}{mark(one, side)}"
+
+    def mark(one: dict[str, Any], side: str) -> str:
+        return " ‡" if side == "before" and one["unprompted"] else ""
 
     def add(label: str, measure: str, cells: list[str], test: dict[str, Any] | None) -> None:
         found = "| |"
@@ -178,12 +190,15 @@ def suites_table(content: dict[str, Any]) -> str:
             if group == str(one["languages"]):
                 continue
             cells = [
-                " / ".join(f"{way[side][group]['score']:.1f}" for way in ways) if side in one else "" for side in sides
+                " / ".join(f"{way[side][group]['score']:.1f}" for way in ways) + mark(one, side) if side in one else ""
+                for side in sides
             ]
             label = f"{test_set}, {one['languages']} languages" if group == "average" else f"{test_set}, the {group}"
             add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
     if any("†" in line for line in lines):
         lines += ["", "† no better than the commonest answer throughout: nothing was learned at this scale."]
+    if any("‡" in line for line in lines):
+        lines += ["", "‡ without its prompt (`query: `), with which it does worse: a baseline is taken at its best."]
     minutes = content["minutes"]
     hardware = content["hardware"]
     lines += [
@@ -334,7 +349,7 @@ def main(argv: list[str]) -> None:
             tables[name] = table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
     measured_suites = RESULTS / "suites.json"
     if options.suites:
-        keep_suites(Path(options.suites), measured_suites, Path(options.unprompted) if options.unprompted else None)
+        keep_suites([Path(file) for file in options.suites], measured_suites)
     if measured_suites.exists():
         tables["suites"] = suites_table(json.loads(measured_suites.read_text(encoding="utf-8")))
     kept = RESULTS / "alignment.json"
