@@ -6,13 +6,13 @@ import copy
 import csv
 import json
 import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 # `evaluate` copies modules to a folder, from which a process imports all of them: a folder for each process.
-MODULES = tempfile.TemporaryDirectory(prefix="modules-")
-os.environ["HF_MODULES_CACHE"] = MODULES.name
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="modules-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -44,6 +44,10 @@ def pytest_configure(config):
     table = config.getoption("--fault-table")
     if table and not hasattr(config, "workerinput"):
         Path(table).write_text("")
+
+
+def pytest_unconfigure(config):
+    shutil.rmtree(os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 
 
 @pytest.fixture

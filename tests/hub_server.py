@@ -12,7 +12,8 @@ A fault strikes requests whose raw path its regular expression `path` finds, of 
 (default 1) after `skip` of them went through:
 
     status, error, code, headers    answer so, instead of doing the work
-    delay                           wait so many seconds first
+    delay                           wait so many seconds before the work
+    late                            do the work, and wait so many seconds before the answer
     then                            call this first, e.g. to kill the client
     truncate                        do the work, send so many bytes of the answer, and cut the connection
 
@@ -502,6 +503,8 @@ class Hub:
                             message, headers = fault.get("error", "injected fault"), fault.get("headers")
                             error = HubError(fault["status"], message, fault.get("code"), headers)
                             return await error_answer(None, error)(scope, receive, send)
+                        if "late" in fault:
+                            send = late(send, fault["late"])
                         if "truncate" in fault:
                             send = cut_after(send, fault["truncate"])
                 scope = scope | {"path": urllib.parse.unquote(re.sub("%2[fF]", "\0", raw))}
@@ -542,6 +545,17 @@ def cut_after(send: Any, size: int) -> Any:
             if left <= 0:
                 await send(message | {"more_body": True})
                 raise ConnectionResetError("injected cut")
+        await send(message)
+
+    return sent
+
+
+def late(send: Any, seconds: float) -> Any:
+    """An ASGI `send` that keeps an answer back."""
+
+    async def sent(message: dict[str, Any]) -> None:
+        if message["type"] == "http.response.start":
+            await asyncio.sleep(seconds)
         await send(message)
 
     return sent

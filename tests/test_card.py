@@ -6,7 +6,7 @@ import pytest
 import yaml
 from datasets import Dataset
 from huggingface_hub import ModelCard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
@@ -270,9 +270,21 @@ def test_a_fence_holds_its_text(text):
         assert blocks(fenced, "bash") == [re.sub(r"\r\n?", "\n", text).rstrip()]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_hostile_data_stay_in_their_places(card, tmp_path, data):
+def test_hostile_data_stay_in_their_places(card, tmp_path, fault):
+    tried = 0
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def explore(data):
+        nonlocal tried
+        tried += 1
+        hostile_data_stay_in_their_places(card, tmp_path, data)
+
+    explore()
+    fault("H5", "hostile names, languages, commands and licences in a card", tried=tried, survived=tried)
+
+
+def hostile_data_stay_in_their_places(card, tmp_path, data):
     text = st.text(max_size=40) | st.sampled_from(HOSTILE)
     name, language, command, note = (data.draw(text) for _ in range(4))
     card.model_name, card.language = name or None, [language]

@@ -1,3 +1,4 @@
+import json
 import random
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from metaphrase.checks import (
     errors,
     read_corpus,
 )
+from metaphrase.cli import main
 from metaphrase.cli.demo import DATA
 from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import CorpusError, MissingExtraError
@@ -85,12 +87,13 @@ def test_no_language_of_the_declaration_is_stopped(languages):
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
-def test_swapped_sides(demo, language):
+def test_swapped_sides(demo, language, fault):
     pairs = replace(demo[language], sources=demo[language].targets, targets=demo[language].sources)
     (finding,) = check_languages(pairs, lines=LINES)
     assert (finding.severity, finding.code, finding.language) == ("error", "swapped-sides", language)
     assert "The sides are swapped: the source side looks like English (en)" in finding.message
     assert finding.examples[0][0] == pairs.sources[0][:160]
+    fault("C8", "swapped sides", tried=1, survived=1)
 
 
 def test_swapped_sides_of_a_language_that_is_not_known(demo):
@@ -99,13 +102,14 @@ def test_swapped_sides_of_a_language_that_is_not_known(demo):
 
 
 @pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "fi"])
-def test_finnish_is_no_other_language(demo, language):
+def test_finnish_is_no_other_language(demo, language, fault):
     (finding,) = check_languages(replace(demo["fi"], language=language), lines=LINES)
     assert (finding.severity, finding.code) == ("error", "wrong-language")
     if language == "sw":
         assert finding.message.startswith("The source side looks like Finnish (fi), not Swahili (sw), in ")
         assert "--languages fi" in finding.message
     assert finding.count > 0.9 * finding.of == 0.9 * LINES
+    fault("C8", "sources in another language", tried=1, survived=1)
 
 
 def test_a_target_side_in_another_language(demo):
@@ -156,21 +160,23 @@ def test_without_the_identifier_there_is_a_warning(demo, monkeypatch):
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.02, "info"), (0.2, "warning"), (0.6, "error")])
-def test_identical_sides(demo, share, severity):
+def test_identical_sides(demo, share, severity, fault):
     pairs = ParallelSet("sw", demo["sw"].sources[:200], demo["sw"].targets[:200])
     n = int(200 * share)
     copied = replace(pairs, targets=tuple(text.upper() for text in pairs.sources[:n]) + pairs.targets[n:])
     (finding,) = [finding for finding in check_pairs(copied) if finding.code == "identical-sides"]
     assert (finding.severity, finding.count, finding.of) == (severity, n, 200)
+    fault("C8", "sides that are copies of each other", tried=1, survived=1)
 
 
 @pytest.mark.parametrize(("copies", "severity"), [(10, "info"), (100, "warning")])
-def test_duplicates(demo, copies, severity):
+def test_duplicates(demo, copies, severity, fault):
     pairs = ParallelSet("sw", demo["sw"].sources[:200], demo["sw"].targets[:200])
     doubled = ParallelSet("sw", pairs.sources + pairs.sources[:copies], pairs.targets + pairs.targets[:copies])
     (finding,) = [finding for finding in check_pairs(doubled) if finding.code == "duplicates"]
     assert (finding.severity, finding.count, finding.of) == (severity, copies, 200 + copies)
     assert finding.examples[0] == [doubled.sources[0], doubled.targets[0]]
+    fault("C6", "pairs that are repeated, found by the check", tried=1, survived=1)
 
 
 def test_uneven_lengths():
@@ -204,13 +210,14 @@ def test_lines_above(demo):
     assert any("1 line above" in finding.message for finding in check_pairs(moved))
 
 
-def test_leakage_of_sides_and_pairs():
+def test_leakage_of_sides_and_pairs(fault):
     train = {"sw": ParallelSet("sw", ("Habari", "Jambo rafiki", "Asante"), ("Hello", "Hi friend", "Thanks"))}
     tested = ParallelSet("sw", ("HABARI ", "Kwa heri", "Karibu", "asante"), ("Hello", "ｈi  Friend", "Welcome", "Ta"))
     (finding,) = check_leakage(train, {"sw": tested})
     assert (finding.severity, finding.code, finding.count, finding.of) == ("error", "leakage", 3, 4)
     assert "2 sources, 2 targets, 1 whole pairs" in finding.message
     assert finding.examples == [["HABARI ", "Hello"], ["Kwa heri", "ｈi  Friend"], ["asante", "Ta"]]
+    fault("C7", "test sentences in the training text, written otherwise", tried=3, survived=finding.count)
 
 
 def test_leakage_of_english_through_another_language():
@@ -224,6 +231,33 @@ def test_little_leakage_is_a_warning(demo, tests_of_demo):
     leaking = ParallelSet("sw", trained.sources + tested.sources[:1], trained.targets + tested.targets[:1])
     (finding,) = check_leakage({"sw": leaking}, {"sw": tested})
     assert (finding.severity, finding.count) == ("warning", 1)
+    (finding,) = check_leakage({"sw": leaking}, {"sw": tested}, strict=True)
+    assert (finding.severity, finding.count) == ("error", 1)
+
+
+def test_a_strict_check_ends_at_one_leaked_sentence(demo, tests_of_demo, fault):
+    survived = 0
+    for language, tested in tests_of_demo.items():
+        pairs = demo[language]
+        leaking = replace(pairs, sources=(*pairs.sources, tested.sources[-1].upper()), targets=(*pairs.targets, "—"))
+        found = [
+            check_corpus({language: leaking}, {language: tested}, lines=1, strict=strict) for strict in (True, False)
+        ]
+        survived += [codes(findings) for findings in found] == [["leakage"], []]
+    fault("C7", "one test sentence in the training text", tried=len(tests_of_demo), survived=survived)
+
+
+def test_the_command_fails_where_test_sentences_leak(tmp_path, capsys, fault):
+    for split, path in (("train", tmp_path / "sw-en.tsv"), ("test", tmp_path / "sw-en.test.tsv")):
+        rows = load_parallel_folder(DATA / "demo", ["sw"], split="test")["sw"]
+        both = list(zip(rows.sources, rows.targets, strict=True))[: None if split == "test" else 20]
+        path.write_text("source\ttarget\n" + "".join(f"{s}\t{t}\n" for s, t in both), encoding="utf-8")
+    corpus = str(tmp_path / "sw-en.tsv")
+    leaked = main(["diagnose", "--corpus", corpus, "--test", str(tmp_path), "--lines", "20", "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    alone = main(["diagnose", "--corpus", corpus, "--lines", "20", "--json"])
+    assert [finding["code"] for finding in found if finding["severity"] == "error"] == ["leakage"]
+    fault("C7", "test sentences in the corpus of the command", tried=1, survived=(leaked, alone) == (1, 0))
 
 
 def test_findings_are_sorted_and_are_data(demo, tests_of_demo):

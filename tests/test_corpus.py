@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import random
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -33,6 +34,7 @@ from metaphrase.corpus import (
     read_parallel,
     shares,
 )
+from metaphrase.exceptions import CorpusError
 
 DEMO = Path(str(files("metaphrase"))) / "data" / "demo"
 PAIRS = [
@@ -485,7 +487,7 @@ def raw_tsv(folder: Path, *lines: bytes, name: str = "sw-en.tsv") -> Path:
     return write(folder / name, b"".join((b"source\ttarget\n", *lines)))
 
 
-def test_lines_end_at_line_feeds_only(tmp_path):
+def test_lines_end_at_line_feeds_only(tmp_path, fault):
     odd = "moja\u2028mbili\x85tatu\x0bnne\x0ctano\x1csita\u2029saba\rnane"
     lines = [f"{odd}\tone {odd} two\n".encode(), b"paka\tcat\n"]
     expected = [(odd, f"one {odd} two"), ("paka", "cat")]
@@ -494,6 +496,7 @@ def test_lines_end_at_line_feeds_only(tmp_path):
     record = {"source": odd, "target": f"one {odd} two"}
     path = write(tmp_path / "sw-en.jsonl", json.dumps(record, ensure_ascii=False) + "\n")
     assert pairs_of(load_corpus(path)) == expected[:1]
+    fault("C3", "separators within a line that are no line feeds, in three formats", tried=3, survived=3)
 
 
 def test_byte_order_marks_and_crlf(tmp_path):
@@ -502,10 +505,11 @@ def test_byte_order_marks_and_crlf(tmp_path):
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf_16_is_refused(tmp_path, encoding):
+def test_utf_16_is_refused(tmp_path, encoding, fault):
     path = write(tmp_path / "sw-en.tsv", "source\ttarget\npaka\tcat\n".encode(encoding))
     with pytest.raises(ValueError, match=r"sw-en\.tsv:1: this is UTF-16"):
         load_corpus(path)
+    fault("C1", "a file in UTF-16 or UTF-32", tried=1, survived=1)
 
 
 FAULTS = {
@@ -541,7 +545,7 @@ def test_no_more_than_five_examples(tmp_path):
     assert len(counts.examples["wrong number of columns"]) == 5
 
 
-def test_every_bad_alignment_is_counted(tmp_path):
+def test_every_bad_alignment_is_counted(tmp_path, fault):
     bad = ["9-9", "0", "0-0,1-1", "-1-0", "0-2"]
     rows = [("paka mweusi", "cat", links) for links in bad] + [
         ("paka", "cat", ""),
@@ -550,6 +554,7 @@ def test_every_bad_alignment_is_counted(tmp_path):
     corpus = load_corpus(tsv(tmp_path / "sw-en.tsv", rows, "source\ttarget\talignment"))
     assert dropped(corpus) == {"bad alignment": 5}
     assert corpus.dataset["alignment"] == ["", "0-1 1-0"]
+    fault("D1", "links that no pair of words can have", tried=len(bad), survived=dropped(corpus)["bad alignment"])
 
 
 def test_too_many_unreadable_lines_are_refused(tmp_path):
@@ -596,11 +601,48 @@ def test_a_first_line_that_is_not_utf_8(tmp_path):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_moses_files_of_unequal_length_are_refused_at_once(tmp_path, streaming):
+def test_moses_files_of_unequal_length_are_refused_at_once(tmp_path, streaming, fault):
     prefix = moses(tmp_path, pairs=many(30), suffix=".gz")
     write(tmp_path / "europarl.sw-en.en.gz", "".join(f"{t}\n" for _, t in many(29)))
     with pytest.raises(ValueError, match=r"sw-en\.sw\.gz has 30 and .*sw-en\.en\.gz has 29"):
         load_corpus(prefix, streaming=streaming)
+    fault("C2", "sides of different numbers of lines", tried=1, survived=1)
+
+
+def refusal(prefix, sources, targets):
+    write(prefix.with_suffix(".sw"), "".join(f"{source}\n" for source in sources))
+    write(prefix.with_suffix(".en"), "".join(f"{target}\n" for target in targets))
+    with pytest.raises(CorpusError) as refused:
+        load_corpus(f"{prefix}.sw,{prefix}.en")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize("language", ["sw", "th"])
+def test_the_place_where_the_sides_part_is_named(tmp_path, fault, language):
+    """Missing lines of either side, of sentences whose lengths tell nothing but themselves."""
+    dataset = load_corpus(DEMO, languages=[language]).dataset
+    places = [(0, 1), (9, 1), (700, 1), (1500, 3), (2500, 1)]
+    survived = 0
+    for at, gone in places:
+        for side in (0, 1):
+            sides = list(dataset["source"]), list(dataset["target"])
+            del sides[side][at : at + gone]
+            said = refusal(tmp_path / "text", *sides)
+            named = re.search(r"the sides part near line ([\d,]+)\.$", said)
+            survived += named is not None and abs(int(named[1].replace(",", "")) - at - 1) <= 10
+    fault("C2", "lines missing on one side: the place is named", tried=2 * len(places), survived=survived)
+
+
+def test_no_place_is_named_where_none_can_be_seen(tmp_path):
+    dataset = load_corpus(DEMO, languages=["sw"]).dataset
+    sources, targets = list(dataset["source"]), list(dataset["target"])
+    for seed in range(4):
+        shuffled = random.Random(seed).sample(targets, len(targets))
+        assert "part near" not in refusal(tmp_path / "text", sources, shuffled[:-1])
+    assert "part near" not in refusal(tmp_path / "text", sources, targets[:-5])
+    assert "part near" not in refusal(tmp_path / "text", sources[:30], ["word"] * 29)
+    assert "part near" not in refusal(tmp_path / "text", sources[:30], [])
+    assert "part near" not in refusal(tmp_path / "text", ["neno"] * 20_000, ["word"] * 3)
 
 
 def test_a_bad_moses_line_takes_its_partner_along(tmp_path):
@@ -671,14 +713,14 @@ HUNGRY = """
 import resource, sys
 from metaphrase.corpus import load_corpus
 used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-corpus = load_corpus(sys.argv[1])
+corpus = load_corpus(sys.argv[1], max_expansion=None)
 print(len(corpus.dataset), dict(corpus.report.dropped))
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) // 1024)
 """
 
 
 @pytest.mark.parametrize("name", ["sw-en.tsv.gz", "sw-en.tmx.gz"])
-def test_a_huge_line_costs_no_memory(tmp_path, name):
+def test_a_huge_line_costs_no_memory(tmp_path, name, fault):
     path = tmp_path / name
     before, after = (b"source\ttarget\npaka\t", b"\nmbwa\tdog\n")
     if ".tmx" in name:
@@ -696,9 +738,74 @@ def test_a_huge_line_costs_no_memory(tmp_path, name):
     output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.split("\n")
     assert output[0] == "1 {'too long': 1}"
     assert int(output[1]) < 100, f"{output[1]} MiB for a line of 256 MiB"
+    fault("C5", "a line of 256 MiB", tried=1, survived=1)
 
 
-def test_sides_that_are_the_same_or_swapped(tmp_path, caplog):
+def bomb(path: Path, line: bytes, times: int) -> Path:
+    """A gzip file of one line, again and again."""
+    block = line * (1 + (1 << 20) // len(line))
+    with gzip.open(path, "wb") as file:
+        for _ in range(times):
+            file.write(block)
+    return path
+
+
+@pytest.mark.parametrize(("kind", "streaming"), [("tsv", False), ("jsonl", False), ("tmx", True), ("moses", True)])
+def test_a_decompression_bomb_is_refused(tmp_path, monkeypatch, fault, kind, streaming):
+    """Of short lines: no limit of a line stops them, and cleaning them away takes as long as there are some."""
+    monkeypatch.setattr("metaphrase.corpus.EXPANSION_AFTER", 1 << 20)
+    line = {
+        "tsv": b"paka mweusi anakunywa maziwa\tthe black cat drinks its milk\n",
+        "jsonl": b'{"source": "paka mweusi anakunywa maziwa", "target": "the black cat drinks its milk"}\n',
+        "moses": b"the black cat drinks its milk\n",
+        "tmx": b"<tu><note>the black cat drinks its milk</note></tu>\n",
+    }[kind]
+    if kind == "moses":
+        corpus = f"{bomb(tmp_path / 'x.sw.gz', line, 8)},{bomb(tmp_path / 'x.en.gz', line, 8)}"
+    else:
+        corpus = bomb(tmp_path / f"sw-en.{kind}.gz", (b"<tmx><body>" if kind == "tmx" else b"") + line, 8)
+    with pytest.raises(CorpusError, match=r"\.gz unpacks to more than 200 times its size: [1-4] MiB came of \d+ KiB"):
+        list(load_corpus(corpus, streaming=streaming).dataset)
+    fault("C10", f"a decompression bomb of short lines, {kind}", tried=1, survived=1)
+
+
+@pytest.mark.slow
+def test_a_bomb_of_gigabytes_is_refused_in_bounded_memory(tmp_path, fault):
+    line = b"paka mweusi anakunywa maziwa " * 40 + b"\t" + b"the black cat drinks its milk " * 40 + b"\n"
+    path = bomb(tmp_path / "sw-en.tsv.gz", line, 64)
+    path.write_bytes(path.read_bytes() * 64)
+    script = """
+import resource, sys
+from metaphrase.corpus import load_corpus
+used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+try:
+    load_corpus(sys.argv[1])
+except ValueError as error:
+    print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) // 1024)
+"""
+    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True, env=environment
+    )
+    said, used = done.stdout.splitlines()
+    assert re.search(r"times its size: 6[4-9] MiB came of \d+ KiB", said)
+    fault("C10", "a decompression bomb of 4 GiB", tried=1, survived=int(used) < 100)
+
+
+def test_honest_text_may_shrink_and_the_cap_can_be_lifted(tmp_path, monkeypatch):
+    monkeypatch.setattr("metaphrase.corpus.EXPANSION_AFTER", 1 << 16)
+    path = tsv(tmp_path / "sw-en.tsv.gz", many(20_000))
+    assert load_corpus(path).report.kept == 20_000
+    path = bomb(tmp_path / "sw-en.jsonl.gz", b'{"source": "a", "target": "b"}\n', 1)
+    assert load_corpus(path, max_expansion=None).report.kept == 1
+    with pytest.raises(CorpusError, match="more than 300 times its size"):
+        load_corpus(path, max_expansion=300)
+    with pytest.raises(CorpusError, match="more than 200 times its size"):
+        read_parallel(bomb(tmp_path / "te-en.tsv.gz", b"source\ttarget\n", 1))
+
+
+def test_sides_that_are_the_same_or_swapped(tmp_path, caplog, fault):
     pairs = many(150)
     with pytest.raises(ValueError, match="both sides are the same text in 100 of the first 100 pairs"):
         load_corpus(tsv(tmp_path / "sw-en.tsv", [(s, s) for s, _ in pairs]))
@@ -706,6 +813,7 @@ def test_sides_that_are_the_same_or_swapped(tmp_path, caplog):
     assert not caplog.records
     load_corpus(tsv(tmp_path / "sw-en.tsv", [pair[::-1] for pair in pairs]))
     assert "100 of the first 100 sources look English, 0 of the targets. Are the sides swapped?" in caplog.text
+    fault("C8", "copied and swapped sides, found while reading", tried=2, survived=2)
 
 
 def test_read_parallel_is_strict(tmp_path):
@@ -795,6 +903,48 @@ def test_basic_cleaning(tmp_path):
     assert dropped(corpus) == {"duplicate": 1, "no words": 2}
     assert pairs_of(load_corpus(path, cleaning=None)) == pairs
     assert len(load_corpus(path, cleaning=Cleaning(duplicates=False)).dataset) == 5
+
+
+BLANKS = ["", " ", "\u00a0\u3000 ", "\u2028", "...", "—!?", "\u200b", "()[]{}", "，。"]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+@pytest.mark.parametrize("kind", ["tsv", "jsonl", "moses"])
+def test_sides_without_words_in_every_combination(tmp_path, kind, streaming, fault):
+    """Each goes with its links and its reason; the pairs around it keep theirs."""
+    good = [("paka mweusi", "black cat", "0-1 1-0"), ("mbwa wawili", "two dogs", "0-1")]
+    bad = [
+        pair for blank in BLANKS for pair in ((blank, "cat"), ("paka", blank), *((blank, other) for other in BLANKS))
+    ]
+    rows = [good[0], *((source, target, "") for source, target in bad), good[1]]
+    if kind == "tsv":
+        corpus = tsv(tmp_path / "sw-en.tsv", rows, "source\ttarget\talignment")
+    elif kind == "jsonl":
+        records = [dict(zip(("source", "target", "alignment"), row, strict=True)) for row in rows]
+        corpus = write(tmp_path / "sw-en.jsonl", "".join(json.dumps(record) + "\n" for record in records))
+    else:
+        corpus = moses(tmp_path, pairs=[row[:2] for row in rows])
+    corpus = load_corpus(corpus, streaming=streaming)
+    assert [row.get("alignment") for row in corpus.dataset] == (
+        [None] * 2 if kind == "moses" else [row[2] for row in good]
+    )
+    assert pairs_of(corpus) == [row[:2] for row in good]
+    empty = sum(not source.strip() or not target.strip() for source, target in bad)
+    assert dropped(corpus) == {"empty side": empty, "no words": len(bad) - empty}
+    fault(
+        "C4", "a side that is empty, blank or without a letter", tried=len(bad), survived=corpus.report.dropped.total()
+    )
+
+
+def test_repeated_pairs_are_dropped_once_read(tmp_path, fault):
+    generator = random.Random(0)
+    pairs = many(700)
+    repeated = pairs + generator.choices(pairs, k=300)
+    generator.shuffle(repeated)
+    corpus = load_corpus(tsv(tmp_path / "sw-en.tsv", repeated))
+    assert sorted(pairs_of(corpus)) == sorted(pairs)
+    assert dropped(corpus) == {"duplicate": 300}
+    fault("C6", "pairs that are repeated, dropped", tried=300, survived=corpus.report.dropped["duplicate"])
 
 
 def test_the_same_pair_in_two_languages_is_no_duplicate(tmp_path):
@@ -1082,7 +1232,7 @@ def test_the_demo_bitext():
 # ------------------------------------------------------------------------------------------------------------- leakage
 
 
-def test_overlap(tmp_path):
+def test_overlap(tmp_path, fault):
     train = load_corpus(tsv(tmp_path / "sw-en.tsv")).dataset
     test = [
         {"source": "HABARI  ya\u00a0asubuhi", "target": "Something else"},
@@ -1093,3 +1243,4 @@ def test_overlap(tmp_path):
     assert overlap(train, test) == 2
     assert overlap(train, train) == 3
     assert overlap(load_corpus(tmp_path, streaming=True).dataset, test) == 2
+    fault("C7", "test sentences in the training corpus, counted", tried=2, survived=overlap(train, test))

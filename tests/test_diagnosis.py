@@ -105,7 +105,7 @@ def test_a_language_that_the_model_does_not_know_is_a_warning(fair, tiny_encoder
     assert codes(result, "warning") == ["not-translations"]
 
 
-def test_a_collapsed_model(tiny_encoder, german):
+def test_a_collapsed_model(tiny_encoder, german, fault):
     norm = tiny_encoder[0].auto_model.encoder.layer[-1].output.LayerNorm
     torch.nn.init.zeros_(norm.weight)
     torch.nn.init.ones_(norm.bias)
@@ -113,6 +113,7 @@ def test_a_collapsed_model(tiny_encoder, german):
     assert codes(result) == ["collapse"]
     assert "Train again" in result.findings[0].message
     assert result.geometry["mean_cosine"] == pytest.approx(1)
+    fault("B2", "an encoder that has collapsed, diagnosed", tried=1, survived=1)
 
 
 def test_an_unchanged_model(tiny_encoder, german, monkeypatch):

@@ -15,6 +15,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import yaml
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.cli.adapt as adapt
@@ -33,6 +35,7 @@ import metaphrase.starter
 from metaphrase.cli import COMMANDS, main
 from metaphrase.hub import release
 from metaphrase.loss import AlignmentLoss
+from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.recipe import Recipe
 from tests.hub_server import Hub, reach, serve_hub
 
@@ -49,7 +52,7 @@ ELSEWHERE = {
     r"source venv/": "enters an environment",
     r"pip install ": "installs; its extras are looked up",
     r"make ": "its target is looked up; what it runs has tests of its own",
-    r"torchrun ": "needs several processes and GPUs; its options are parsed, tests/faults/test_ranks.py runs one",
+    r"torchrun ": "needs several GPUs; its options are parsed, and tests/test_trainer.py runs two processes by torchrun",
     r"pytest ": "is this test suite",
 }
 
@@ -61,7 +64,10 @@ PARSED_ONLY = {
     r"scripts/reliability\.py": "needs the rows of a whole test run",
 }
 
-#: Languages of fences that hold no code to run: output, drawings, settings (checked where they are used).
+#: What a fine-tuning program asks for beside a file of settings.
+NEEDED_BY_FINETUNING = ["--model", "my-encoder", "--output_dir", "out/finetuned"]
+
+#: Languages of fences that hold no code to run: output and drawings; YAML is loaded.
 SHOWN = {"", "text", "yaml"}
 
 #: Given after the options of the page, and winning over them.
@@ -316,6 +322,30 @@ def test_no_reason_is_left_over():
         assert any(re.search(pattern, line.line) for line in LINES), pattern
 
 
+def program(*words: str, folder: Path) -> str:
+    """What a program of this repository prints, in a process of its own."""
+    command = [sys.executable, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [line for line in LINES if line.is_script], ids=str)
+def test_every_other_program_knows_its_options(line, template):
+    """By the help that it prints; of a program with ``--config``, by the options that it would run with."""
+    words = [word for word in line.bare[1:] if word != "--help"]
+    described = program(words[0], "--help", folder=template)
+    flags = {word for word in words if word.startswith("--") and word != "--config"}
+    assert [flag for flag in flags if not re.search(rf"{flag}\b", described)] == []
+    if "--config" in words:
+        given = yaml.safe_load(program(*words, *NEEDED_BY_FINETUNING, "--print-config", folder=template))
+        file = yaml.safe_load((ROOT / words[words.index("--config") + 1]).read_text(encoding="utf-8"))
+        told = file.keys() & given.keys()  # what is as it would be without the file is not printed
+        assert len(told) > len(file) / 2
+        assert {key: given[key] for key in told} == {key: file[key] for key in told}
+
+
 @pytest.mark.parametrize("line", OURS, ids=str)
 def test_every_command_is_understood(line, there, capsys):
     words = line.arguments
@@ -374,6 +404,20 @@ def test_python_runs(page, world, tiny_encoder, capsys):
         if block.page == page and block.language == "python":
             code = re.sub(r'"max_steps": \d+', '"max_steps": 2, "use_cpu": True, "report_to": "none"', block.text)
             exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
+
+
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
+def test_yaml_is_a_recipe(block, tmp_path, monkeypatch):
+    """With the objective that CONTRIBUTING.md adds, which tests/test_contributing.py trains."""
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    added = set(re.findall(r'\bname: ClassVar\[str\] = "(\w+)"', guide))
+    named = set(re.findall(r"objective: (\w+)", block.text))
+    assert named - set(OBJECTIVES) <= added
+    for name in named - set(OBJECTIVES):
+        monkeypatch.setitem(OBJECTIVES, name, type("Added", (Objective,), {"name": name, "granularity": "sentence"}))
+    (tmp_path / "mine.yaml").write_text(block.text, encoding="utf-8")
+    recipe = Recipe.load(tmp_path / "mine.yaml")
+    assert {term.objective for term in recipe.terms} == named
 
 
 # ----------------------------------------------------------------------------------------------- what the pages refer to

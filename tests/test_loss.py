@@ -4,8 +4,11 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from transformers import BatchEncoding
+from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
 
 from metaphrase.collator import ParallelCollator
+from metaphrase.exceptions import ModelError
 from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
 from metaphrase.recipe import Recipe, list_recipes
@@ -126,6 +129,44 @@ def test_a_tokenizer_without_a_mask_token_is_refused(tiny_encoder):
     tiny_encoder.tokenizer.mask_token = None
     with pytest.raises(ValueError, match="no mask token"):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}))
+
+
+def test_a_tokenizer_with_more_pieces_than_embeddings_is_refused(tiny_encoder, fault):
+    rows = len(tiny_encoder.tokenizer)
+    tiny_encoder.tokenizer.add_tokens(["zwei", "drei"])
+    with pytest.raises(
+        ModelError,
+        match=rf"has {rows + 2} pieces, but the encoder has embeddings for {rows} .*_embeddings\({rows + 2}\)",
+    ):
+        AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
+    tiny_encoder[0].auto_model.resize_token_embeddings(rows + 2)
+    AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
+    fault("D5", "a tokenizer with more pieces than embeddings", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("name", ["wacse", "mgc-hard", "metaphrase"])
+def test_a_slow_tokenizer_is_refused_where_words_are_asked_for(tiny_encoder, tokenizer, tmp_path, fault, name):
+    pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    tiny_encoder[0].processor = BertTokenizerLegacy(str(tmp_path / "vocab.txt"))
+    with pytest.raises(ModelError, match=r"asks which pieces a word became.* a BertTokenizerLegacy, is a slow one"):
+        AlignmentLoss(tiny_encoder, Recipe.load(name), max_length=24, english_ids=torch.arange(9))
+    AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
+    fault("D5", f"a slow tokenizer ({name})", tried=1, survived=1)
+
+
+def test_objectives_that_read_words_say_so(tiny_encoder, tokenizer, full_bitext, monkeypatch):
+    """Those whose views look for the pieces of words, and no others."""
+    asked, encodings = [], BatchEncoding.encodings
+    monkeypatch.setattr(BatchEncoding, "encodings", property(lambda self: asked.append(1) or encodings.fget(self)))
+    told = set()
+    for chosen in every_objective():
+        for name, objective in chosen.objectives(24).items():
+            asked.clear()
+            ParallelCollator(tokenizer, objective.views())(full_bitext[:3])
+            assert bool(asked) == objective.reads_words, name
+            told.add(objective.reads_words)
+    assert told == {True, False}
 
 
 def test_card_facts(tiny_encoder):

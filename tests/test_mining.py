@@ -126,8 +126,8 @@ def threshold_loop(scores, correct, gold):
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-@pytest.mark.parametrize(("n", "m", "k"), [(1, 1, 4), (7, 30, 4), (40, 3, 1), (2000, 1500, 5)])
-def test_neighbours_are_those_of_a_loop(device, n, m, k):
+@pytest.mark.parametrize(("n", "m", "k"), [(1, 1, 4), (7, 30, 4), (40, 3, 1), (9, 2, 5), (2000, 1500, 5)])
+def test_neighbours_are_those_of_a_loop(device, n, m, k, fault):
     source, target = (unit_rows(side) for side in random_sides(n, m))
     found = nearest_neighbours(source, target, k, device=device)
     cosines = source.astype(np.float64) @ target.T.astype(np.float64)
@@ -135,6 +135,8 @@ def test_neighbours_are_those_of_a_loop(device, n, m, k):
     assert np.array_equal(found.row_qk, order)
     np.testing.assert_allclose(found.similarity_qk, np.take_along_axis(cosines, order, axis=1), atol=1e-6)
     assert found.similarity_qk.dtype == np.float32
+    if k > m:
+        fault("I1", "more neighbours asked for than there are", tried=1, survived=int(found.row_qk.shape == (n, m)))
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -210,9 +212,10 @@ def test_too_few_candidates_are_no_neighbours():
         (lambda s, t: (np.full_like(s, np.nan), t), "4 of 4 embeddings are not finite"),
     ],
 )
-def test_unusable_embeddings_are_refused(change, message):
+def test_unusable_embeddings_are_refused(change, message, fault):
     with pytest.raises(ValueError, match=message):
         mine(*change(*random_sides(4, 5)))
+    fault("I1", "embeddings that are none, of other dimensions, or not finite", tried=1, survived=1)
 
 
 def test_unknown_options_are_refused():

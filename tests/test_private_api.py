@@ -32,6 +32,12 @@ SEAMS = {
     "_get_output_dir": ["self", "trial"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
+    "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
+    "_load_best_model": ["self"],
+    "_evaluate": ["self", "trial", "ignore_keys_for_eval", "skip_scheduler"],
+    "_determine_best_metric": ["self", "metrics", "trial"],
+    "_build_dataloader": ["self", "dataset", "batch_size", "dataset_kind"],
+    "get_batch_samples": ["self", "epoch_iterator", "num_batches", "device"],
     "_init_training_state": [
         "self",
         "max_steps",

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from datasets import Dataset
-from huggingface_hub import HfApi, ModelCard, constants, hf_hub_download
+from huggingface_hub import HfApi, ModelCard, close_session, constants, hf_hub_download
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
@@ -320,6 +320,58 @@ class TestFaults:
         kind = "reply lost after the commit" if lost else f"{trouble['path'].strip('^/')} answers {trouble['status']}"
         fault("G5" if lost else "G3", kind, tried=1, survived=1)
 
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            {"path": "/branch/", "status": 503},
+            {"path": "/branch/", "truncate": 0},
+            {"path": "^/api/models/acme/tiny$", "status": 502},
+        ],
+        ids=["the branch", "the branch, made though", "whether it is private"],
+    )
+    def test_before_the_upload_pass(self, online, released, template, waits, fault, trouble):
+        online.faults.append(dict(trouble))
+        push(released, "acme/tiny", private=True, revision="next")
+        assert online.faults[0]["times"] < 1
+        assert waits == [1.0]
+        assert remote_files(online, revision="next") == files_of(template)
+        assert remote_files(online) == []
+        kind = (
+            f"{trouble['path'].strip('^$')} {'answers ' + str(trouble['status']) if 'status' in trouble else 'is cut'}"
+        )
+        fault("G3", f"a private push to a branch: {kind}", tried=1, survived=1)
+
+    @pytest.fixture
+    def impatient(self, monkeypatch):
+        monkeypatch.setattr(publishing, "SILENCE", 1.0)
+        close_session()
+        yield
+        close_session()
+
+    @pytest.mark.parametrize(
+        ("number", "path", "wait"),
+        [("G3", "/repos/create", "delay"), ("G3", "/commit/", "delay"), ("G5", "/commit/", "late")],
+    )
+    def test_of_a_hub_that_falls_silent_pass(
+        self, online, released, template, waits, fault, impatient, number, path, wait
+    ):
+        online.faults.append({"path": path, wait: 2.0})
+        url = push(released, "acme/tiny")
+        assert waits == [1.0]
+        assert remote_files(online) == files_of(template)
+        assert len(repository(online).commits) == 2
+        assert url.endswith(repository(online).branches["main"])
+        assert requests(online, "/commit/", "POST") == (2 if path == "/commit/" and wait == "delay" else 1)
+        done = "after the work" if wait == "late" else "before it"
+        fault(number, f"no answer to {path} within the limit, {done}", tried=1, survived=1)
+
+    def test_a_slow_hub_is_waited_for(self, online, released, waits, fault):
+        online.faults += [{"path": path, "delay": 0.2, "times": 9} for path in ("/commit/", "/preupload/", "^/__lfs/")]
+        push(released, "acme/tiny")
+        assert waits == []
+        assert requests(online, "/commit/", "POST") == 1
+        fault("G3", "slow answers", tried=1, survived=1)
+
     def test_patience_ends(self, online, released, waits):
         online.faults.append({"path": "/commit/", "status": 507, "error": "disk full", "times": 99})
         with pytest.raises(ConnectionError, match=r"upload to acme/tiny failed: .*disk full.*push it later"):
@@ -567,24 +619,73 @@ class TestHeadsAndCorpora:
         assert online.requests == []
 
 
-def test_round_trip_over_xet(released, tmp_path, monkeypatch, waits):
+class TestOverXet:
     """The default way of the real client: chunks go into a content store and come back from it."""
-    if not available(tmp_path / "probe"):
-        pytest.skip("the installed hf_xet keeps no store in a folder")
-    with serve_hub(xet=tmp_path / "store") as hub:
-        reach(hub, monkeypatch.setattr, tmp_path / "client")
-        monkeypatch.setenv("HF_TOKEN", "hf_write")
+
+    @pytest.fixture
+    def xet(self, tmp_path, monkeypatch, waits):
+        if not available(tmp_path / "probe"):
+            pytest.skip("the installed hf_xet keeps no store in a folder")
+        with serve_hub(xet=tmp_path / "store") as hub:
+            reach(hub, monkeypatch.setattr, tmp_path / "client")
+            monkeypatch.setenv("HF_TOKEN", "hf_write")
+            yield hub
+            assert requests(hub, "/xet-write-token/")
+            gc.collect()
+
+    def assert_comes_back(self, released: Path, cache: Path, **where: str) -> None:
+        folder = download(cache_dir=cache, **where)
+        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+
+    def test_round_trip(self, xet, released, tmp_path, monkeypatch):
         sha = push(released, "acme/tiny", check=True).rpartition("/")[2]
-        assert requests(hub, "/xet-write-token/")
-        assert requests(hub, "/xet-read-token/")
-        assert requests(hub, "^/__(lfs|cdn)/") == 0
-        folder = download("acme/tiny", revision=sha, cache_dir=tmp_path / "cache")
-        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+        assert requests(xet, "/xet-read-token/")
+        assert requests(xet, "^/__(lfs|cdn)/") == 0
+        self.assert_comes_back(released, tmp_path / "cache", repo_id="acme/tiny", revision=sha)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # readers without Xet get the same
-        folder = download("acme/tiny", revision=sha, cache_dir=tmp_path / "plain")
-        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
-        assert requests(hub, "^/__cdn/")
-        gc.collect()
+        self.assert_comes_back(released, tmp_path / "plain", repo_id="acme/tiny", revision=sha)
+        assert requests(xet, "^/__cdn/")
+
+    def test_a_private_branch(self, xet, released, other, template, tmp_path):
+        push(released, "acme/secret", private=True, revision="next/one")
+        push(other, "acme/secret", private=True)
+        assert remote_files(xet, "acme/secret", "next/one") == files_of(template)
+        self.assert_comes_back(released, tmp_path / "a", repo_id="acme/secret", revision="next/one")
+        self.assert_comes_back(other, tmp_path / "b", repo_id="acme/secret")
+        with pytest.raises(FileNotFoundError, match="or does not show it to the given token"):
+            download("acme/secret", token="hf_other", cache_dir=tmp_path / "theirs")
+
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            {"path": "/commit/", "status": 500},
+            {"path": "/commit/", "truncate": 0},
+            {"path": "/xet-write-token/", "status": 503},
+        ],
+        ids=["commit-500", "commit-answer lost", "token-503"],
+    )
+    def test_faults_of_a_push_pass(self, xet, released, template, fault, trouble):
+        xet.faults.append(dict(trouble))
+        push(released, "acme/tiny")
+        assert xet.faults[0]["times"] < 1
+        assert remote_files(xet) == files_of(template)
+        assert len(repository(xet).commits) == 2
+        kind = f"{trouble['path'].strip('/')} {trouble.get('status', 'is cut after the work')}"
+        fault("G5" if "truncate" in trouble else "G3", f"over Xet: {kind}", tried=1, survived=1)
+
+    def test_a_download_that_is_cut_goes_on_later(self, xet, released, tmp_path, fault):
+        push(released, "acme/tiny")
+        (chunks,) = (path for path in xet.xet.folder.rglob("xorbs/default.*") if path.suffix != ".tagset")
+        whole = chunks.read_bytes()
+        chunks.chmod(0o644)
+        chunks.write_bytes(whole[: len(whole) // 2])
+        xet.faults.append({"path": "/xet-read-token/", "status": 503})
+        with pytest.raises(MetaphraseError, match=r"run it again to download the rest of acme/tiny"):
+            download("acme/tiny", cache_dir=tmp_path / "cache")
+        assert xet.faults[0]["times"] < 1
+        chunks.write_bytes(whole)
+        self.assert_comes_back(released, tmp_path / "cache", repo_id="acme/tiny")
+        fault("G3", "over Xet: a download gets no token at first, and is cut", tried=2, survived=2)
 
 
 COMMAND = "from metaphrase.cli import main; raise SystemExit(main())"
@@ -704,18 +805,66 @@ def test_a_trainer_pushes_releases_and_goes_on_after_a_fault(hub, tiny_encoder, 
     np.testing.assert_allclose(pulled.encode(TEXTS), tiny_encoder.encode(TEXTS), atol=1e-6)
 
 
-def test_the_heads_of_the_last_checkpoint_are_taken_where_none_lie_beside_a_release(
-    hub, released, tmp_path, monkeypatch
-):
-    reach(hub, monkeypatch.setattr, tmp_path / "cache")
-    monkeypatch.setenv("HF_TOKEN", "hf_write")
-    for step, value in ((2, 2.0), (10, 10.0)):
-        partial_folder = tmp_path / "partial"
-        (partial_folder / "heads").mkdir(parents=True)
-        save_file({"w": torch.tensor([value])}, partial_folder / "heads" / "model.safetensors")
-        publish(partial_folder, released / f"checkpoint-{step}", {"step": step})
-    push(released, "acme/tiny", with_heads=True)
-    tree = hub.repositories["model", "acme/tiny"].resolve("main").tree
-    assert {name for name in tree if name.startswith("heads/")} == {"heads/model.safetensors"}
-    pulled = hf_hub_download("acme/tiny", "heads/model.safetensors")
-    assert load_file(pulled)["w"].item() == 10.0
+class TestHeadsOfCheckpoints:
+    @pytest.fixture
+    def checkpoint(self, released, other, tmp_path):
+        """Makes one, with the released encoder or another one and heads that hold its step."""
+
+        def make(step: int, *, same: bool) -> None:
+            folder = tmp_path / "partial"
+            (folder / "heads").mkdir(parents=True)
+            weights = load_file((released if same else other) / "model.safetensors")
+            save_file(weights | {"pooler.dense.bias": torch.zeros(2)}, folder / "model.safetensors")
+            save_file({"step": torch.tensor([step])}, folder / "heads" / "model.safetensors")
+            publish(folder, released / f"checkpoint-{step}", {"step": step})
+
+        return make
+
+    def pushed(self, released: Path) -> int:
+        push(released, "acme/tiny", with_heads=True)
+        return int(load_file(hf_hub_download("acme/tiny", "heads/model.safetensors"))["step"])
+
+    def test_those_that_belong_to_the_released_encoder_are_taken(self, online, released, checkpoint):
+        """Of the best checkpoint, where a run released the best; of the last one of several."""
+        checkpoint(2, same=True)
+        checkpoint(10, same=True)
+        checkpoint(12, same=False)
+        assert self.pushed(released) == 10
+        assert [name for name in remote_files(online) if name.startswith("heads/")] == ["heads/model.safetensors"]
+
+    def test_those_beside_a_release_come_first(self, online, released, checkpoint):
+        checkpoint(2, same=True)
+        (released / "heads").mkdir()
+        save_file({"step": torch.tensor([7])}, released / "heads" / "model.safetensors")
+        assert self.pushed(released) == 7
+
+    def test_those_of_another_encoder_are_refused(self, online, released, checkpoint):
+        checkpoint(2, same=False)
+        checkpoint(4, same=False)
+        with pytest.raises(
+            FileNotFoundError, match=r"those of checkpoint-4, checkpoint-2 were trained with other weights"
+        ):
+            push(released, "acme/tiny", with_heads=True)
+        assert online.requests == []
+
+    def test_a_run_that_releases_its_best_checkpoint(self, online, tiny_encoder, bitext, tmp_path):
+        args = AlignmentTrainingArguments(
+            output_dir=str(tmp_path / "run"),
+            max_steps=3,
+            save_steps=1,
+            per_device_train_batch_size=4,
+            learning_rate=1e-3,
+            head_learning_rate=1e-3,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        loss = AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
+        trainer = AlignmentTrainer(model=tiny_encoder, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
+        trainer.train()
+        best = load_encoder(tmp_path / "run" / "checkpoint-2", device="cpu")
+        push(release(best, tmp_path / "run", recipe=RECIPE), "acme/best", with_heads=True)
+        pulled = load_file(hf_hub_download("acme/best", "heads/model.safetensors"))
+        heads = {n: load_file(tmp_path / "run" / f"checkpoint-{n}" / "heads" / "model.safetensors") for n in (1, 2, 3)}
+        same = {n: all(torch.equal(tensor, pulled[name]) for name, tensor in heads[n].items()) for n in heads}
+        assert same == {1: False, 2: True, 3: False}

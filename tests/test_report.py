@@ -169,7 +169,7 @@ def test_page_is_self_contained(tmp_path, results, run):
     assert not {"src", "href", "onerror"} & {name for name, _ in page.attributes}
 
 
-def test_hostile_text_stays_text(tmp_path, run):
+def test_hostile_text_stays_text(tmp_path, run, fault):
     found = {"sw": 40, HOSTILE: 70}
     results = result(found, HOSTILE), result(found, HOSTILE)
     run |= {"command": HOSTILE, HOSTILE: {HOSTILE: [HOSTILE]}}
@@ -190,6 +190,7 @@ def test_hostile_text_stays_text(tmp_path, run):
     assert "onerror" not in {name for name, _ in page.attributes}
     assert "49" not in page.text.split("alert", 1)[1][:60]
     assert HOSTILE in page.text
+    fault("H8", "names of models, data, languages and runs that are HTML and templates", tried=1, survived=1)
 
 
 def test_json_holds_everything(tmp_path, results, run):
@@ -391,21 +392,23 @@ def test_pictures_have_names_for_those_who_do_not_see_them(analysed):
     )  # two charts scroll, too
 
 
-def test_full_page_is_self_contained(analysed):
+def test_full_page_is_self_contained(analysed, fault):
     html, _ = analysed
     assert not re.search(r"https?://|//cdn|@import|url\(", html)
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert not {"src", "href"} & {name for name, _ in page.attributes}
+    fault("H8", "a page that asks for nothing from elsewhere", tried=1, survived=1)
 
 
-def test_hostile_sentences_stay_text(tmp_path, results):
+def test_hostile_sentences_stay_text(tmp_path, results, fault):
     html = write(tmp_path, results, analysis=analysis(word=HOSTILE)).read_text(encoding="utf-8")
     page = Page(html)
     assert not {"script", "img"} & set(page.tags)
     assert not {"onerror", "src"} & {name for name, _ in page.attributes}
     assert page.text.count(HOSTILE) > 20
     assert "{{ 7*7 }}" in page.text
+    fault("H8", "sentences and words that are HTML and templates", tried=1, survived=1)
 
 
 def test_page_without_a_baseline(tmp_path, results):

@@ -229,6 +229,40 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         make_trainer(prompts="query: ")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "named"), [("dap", "tr"), ("amber", "sa"), ("mgc-hard", "sentence-contrast"), ("wacse", "tr")]
+)
+def test_a_batch_without_negatives_is_refused(make_trainer, fault, recipe, named):
+    with pytest.raises(
+        UsageError, match=rf"^{named} ranks each pair against .* a batch of 1 has none.*batch_size 2 at"
+    ):
+        make_trainer(recipe, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    fault("B3", f"a batch of one pair ({recipe})", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("recipe", ["ppa", "mexma"])
+def test_what_needs_no_other_pairs_may_have_a_batch_of_one(make_trainer, recipe):
+    trainer = make_trainer(recipe, per_device_train_batch_size=1, max_steps=2)
+    trainer.train()
+    assert all(loss > 0 for loss, *_ in losses(trainer))
+
+
+def test_negatives_of_other_processes_do(make_trainer, monkeypatch):
+    trainer = make_trainer("tr")
+    trainer.args.per_device_train_batch_size = 1
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
+    trainer._check_negatives()
+    trainer.loss.objectives["tr"].gather = False
+    with pytest.raises(UsageError, match="a batch of 1 has none"):
+        trainer._check_negatives()
+
+
+def test_a_release_for_each_language_is_not_pushed_by_checkpoints(make_trainer, monkeypatch):
+    monkeypatch.setattr(AlignmentTrainer, "init_hf_repo", lambda *args, **kwargs: pytest.fail("the Hub was asked"))
+    with pytest.raises(UsageError, match=r"push_to_hub cannot push .*a release for each language.*metaphrase push"):
+        make_trainer("wacse-language", push_to_hub=True, hub_model_id="me/it")
+
+
 def digest(checkpoint):
     files = [checkpoint / "model.safetensors", checkpoint / "heads" / "model.safetensors"]
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
@@ -278,7 +312,7 @@ def test_two_ranks_end_their_passes_together(tiny_encoder_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path):
+def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path, fault):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [
@@ -315,14 +349,15 @@ def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path):
         assert any(":model." in name for name in moved), recipe.name
         has_heads = any(name.startswith(f"{recipe.name}:heads.") for name in ranks[0]["after"])
         assert has_heads == any(":heads." in name for name in moved), recipe.name
-    for name, value in ranks[0]["gathered"].items():  # gradient over two ranks = gradient of the whole batch
-        torch.testing.assert_close(value, ranks[0]["whole"][name], rtol=1e-9, atol=1e-12, msg=name)
-    assert max(value.abs().max() for value in ranks[0]["whole"].values()) > 0
+    gathered, whole = ranks[0]["gathered"], ranks[0]["whole"]
+    assert max(value.abs().max() for value in whole.values()) > 0
+    same = [torch.allclose(value, whole[name], rtol=1e-9, atol=1e-12) for name, value in gathered.items()]
+    fault("F4", "the gradient over two ranks and that of the whole batch", tried=len(same), survived=sum(same))
 
 
 @pytest.mark.parametrize("recipe", ["dap", "ppa"])
-def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trainer, recipe, caplog):
-    options = {"max_steps": 4, "save_steps": 4}
+def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trainer, recipe, caplog, fault):
+    options = {"max_steps": 4, "save_steps": 4, "packing": False}
     plain = make_trainer(recipe, folder="plain", micro_batch_size=4, **options)
     plain.train()
     tight = make_trainer(recipe, folder="tight", **options)
@@ -331,18 +366,20 @@ def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trai
         if len(args[0]) > 7:
             raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
 
-    tight.args.packing = False
     tight.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
     with caplog.at_level("WARNING", logger="metaphrase"):
         tight.train()
     said = [record.args[0] for record in caplog.records if "Memory ran out" in record.msg]
     assert said == [8, 4]  # of 16 rows: two sides, or queries beside concatenations
+    losses_of = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (plain, tight)]
+    same = losses_of[1] == pytest.approx(losses_of[0], rel=1e-4)
+    fault("E1", f"memory runs out: smaller micro-batches, the same loss ({recipe})", tried=1, survived=same)
     if recipe == "ppa":  # a batch joined the queue once, however often its step was made
         queues = [trainer._alignment_loss.heads.heads["moco"].pointer for trainer in (plain, tight)]
         assert queues[0] == queues[1] == 32 % 20
 
 
-def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer):
+def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer, fault):
     trainer = make_trainer(gradient_accumulation_steps=2, packing=False)
     calls = []
 
@@ -354,6 +391,7 @@ def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer
     trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
     with pytest.raises(MemoryBudgetError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
         trainer.train()
+    fault("E1", "memory runs out behind pending gradients", tried=1, survived=1)
 
 
 def test_other_errors_are_not_taken_for_memory(make_trainer):

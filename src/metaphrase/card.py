@@ -8,7 +8,6 @@ name can break out of its place.
 from __future__ import annotations
 
 import html
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -25,6 +24,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from metaphrase import __version__
+from metaphrase.redaction import redact
 
 #: Stands in the usage examples until the model is pushed; the name that sentence-transformers uses.
 MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
@@ -35,7 +35,6 @@ LIMITATIONS = (
     "The model inherits the biases of its base model and of its training pairs.",
     "A high similarity says that two sentences mean about the same, not that either of them is true.",
 )
-SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 SAMPLE_LENGTH = 120
 LOG_ROWS = 50
 #: Not printable by Unicode's rules, yet part of the spelling of Persian, Malayalam, Sinhala and others.
@@ -365,19 +364,6 @@ from metaphrase.corpus import load_corpus
 
 corpus = load_corpus("hf:{name}")
 print(corpus.report)"""
-
-
-def redact(text: str) -> str:
-    """`text` without access tokens and without the path of the home folder.
-
-    >>> redact("push with hf_0123456789abcdefghij")
-    'push with hf_***'
-    """
-    for name in SECRETS:
-        if secret := os.environ.get(name):
-            text = text.replace(secret, f"${name}")
-    text = re.sub(r"\bhf_[A-Za-z0-9]{16,}", "hf_***", text)
-    return re.sub(re.escape(str(Path.home())) + r"(?![\w.-])", "~", text)
 
 
 def cell(value: Any) -> str:

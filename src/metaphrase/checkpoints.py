@@ -90,7 +90,7 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
         best: A checkpoint that is kept too.
     """
     folders = checkpoint_folders(output)
-    keep = {written, Path(best or written)}
+    keep = {written.name, Path(best or written).name}
     surplus = len(folders) - max(limit, len(keep)) if limit and limit > 0 else 0
     if surplus <= 0:
         return
@@ -99,7 +99,7 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
     except CheckpointError as error:
         logger.warning("%s Older checkpoints are kept.", error)
         return
-    for folder in [folder for folder in folders if folder not in keep][:surplus]:
+    for folder in [folder for folder in folders if folder.name not in keep][:surplus]:
         _delete(folder, by=folder.rename)
 
 

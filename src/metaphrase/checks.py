@@ -136,6 +136,7 @@ def check_corpus(
     target_lang: str = "en",
     lines: int = LINES,
     seed: int = 0,
+    strict: bool = False,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Finding]:
     """Check a corpus before it is trained on.
@@ -146,6 +147,7 @@ def check_corpus(
         target_lang: Language of the targets.
         lines: Lines of each side whose language is identified.
         seed: Of the choice of these lines.
+        strict: A single test pair that is in the training text is an error.
         advance: Told how many more languages are done.
 
     Returns:
@@ -157,7 +159,7 @@ def check_corpus(
         findings += check_pairs(pairs)
         advance(1)
     if tests:
-        findings += check_leakage(sets, tests)
+        findings += check_leakage(sets, tests, strict=strict)
     return by_severity(_once(findings))
 
 
@@ -433,7 +435,9 @@ def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
 # ------------------------------------------------------------------------------------------------------------- leakage
 
 
-def check_leakage(train: Mapping[str, ParallelSet], test: Mapping[str, ParallelSet]) -> list[Finding]:
+def check_leakage(
+    train: Mapping[str, ParallelSet], test: Mapping[str, ParallelSet], *, strict: bool = False
+) -> list[Finding]:
     """Test sentences that are in the training corpus too.
 
     Sentences are compared after NFKC normalisation, case folding and joining of whitespace. Sources are looked for in the
@@ -442,6 +446,7 @@ def check_leakage(train: Mapping[str, ParallelSet], test: Mapping[str, ParallelS
     Args:
         train: The training pairs of each language.
         test: The test pairs of each language.
+        strict: One such sentence is an error; else a share of more than `LEAKAGE` is, and fewer are a warning.
     """
     known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
     findings = []
@@ -462,7 +467,7 @@ def check_leakage(train: Mapping[str, ParallelSet], test: Mapping[str, ParallelS
                 leaked.append(pair)
         if leaked:
             n = len(tested.sources)
-            bad = len(leaked) > LEAKAGE * n
+            bad = strict or len(leaked) > LEAKAGE * n
             findings.append(
                 Finding(
                     "error" if bad else "warning",

@@ -31,9 +31,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO, cast
+from typing import Any, BinaryIO, NamedTuple, TextIO
 from xml.parsers import expat
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import (
@@ -45,6 +46,7 @@ from datasets import (
     load_dataset,
     load_dataset_builder,
 )
+from numpy.typing import NDArray
 
 from metaphrase.exceptions import AlignmentFormatError, CorpusError, MissingFileError
 from metaphrase.words import format_links, parse_links, word_spans
@@ -55,6 +57,9 @@ logger = logging.getLogger(__name__)
 MAX_CHARS = 10_000
 #: Above this share of unreadable lines a file is refused, once this many lines were read.
 MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
+#: A .gz file of which more bytes than the second number came is refused once they are so many times the packed ones:
+#: text is seldom packed to less than a twentieth.
+MAX_EXPANSION, EXPANSION_AFTER = 200, 64 << 20
 #: How many examples of each fault a report keeps.
 EXAMPLES = 5
 
@@ -82,6 +87,9 @@ _ENGLISH = frozenset(["the", "of", "and", "to", "with", "that", "this", "you", "
 _INSPECTED = 1000
 _PEEKED = 100  # pairs of a file that tell which columns a stream has
 _CHUNK = 10_000
+#: Lines of a Moses pair, and lines that one side may have more, in which is looked for where the sides part; lines on
+#: either side of that place that must show it, and how many standard errors they must be off.
+_COMPARED, _SHIFTED, _PART_LINES, _PART_ERRORS = 1_000_000, 10_000, 20, 4.0
 
 Tokenizer = Callable[[str], Sequence[str]]
 
@@ -374,6 +382,7 @@ class BitextFile:
         into: The corpus's target language.
         split: Split of a Hub data set.
         revision: Branch, tag or commit of a Hub data set; None is what the Hub shows.
+        max_expansion: How many times as large as its packed bytes a ``.gz`` file may be; None is without end.
     """
 
     name: str
@@ -384,6 +393,7 @@ class BitextFile:
     into: str = "en"
     split: str = "train"
     revision: str | None = None
+    max_expansion: float | None = MAX_EXPANSION
 
     @property
     def language(self) -> str | None:
@@ -641,7 +651,7 @@ def read_parallel(path: str | Path) -> list[tuple[str, str]]:
     file = _one_file(path, None, "en")
     if file.format != "tsv":
         raise CorpusError(f"{path} is no TSV file.")
-    with closing(_lines(file.paths[0], MAX_CHARS)) as lines:
+    with closing(_lines(file.paths[0], MAX_CHARS, file.max_expansion)) as lines:
         first = next(lines, None)
     if first is not None and not isinstance(first[1], _Bad) and _layout(first[1].split("\t"), file) is None:
         raise CorpusError(f"{path}:1: there is no header 'source<TAB>target', but {first[1][:80]!r}.")
@@ -736,22 +746,61 @@ def _turned(row: Row) -> Row:
     )
 
 
-def _open(path: Path) -> BinaryIO:
+class _Unpacked(io.RawIOBase):
+    """The bytes of a gzip file, as long as they are not too many for what is packed."""
+
+    def __init__(self, path: Path, max_expansion: float | None) -> None:
+        self.path, self.max_expansion, self.size = path, max_expansion, 0
+        self.packed = path.open("rb")
+        self.stream = gzip.GzipFile(fileobj=self.packed)
+
+    def readable(self) -> bool:
+        """Yes."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Unpack some bytes.
+
+        Raises:
+            CorpusError: They are too many.
+        """
+        count = self.stream.readinto(buffer)
+        self.size += count
+        if self.max_expansion is not None and self.size > EXPANSION_AFTER:
+            packed = self.packed.tell()
+            if self.size > self.max_expansion * packed:
+                raise CorpusError(
+                    f"{self.path} unpacks to more than {self.max_expansion:g} times its size: {self.size >> 20:,} MiB came "
+                    f"of {packed >> 10:,} KiB, and it was read no further. Text does not shrink so far. If you trust the "
+                    "file, unpack it first, or pass max_expansion=None."
+                )
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self.stream.close()
+        self.packed.close()
+        super().close()
+
+
+def _open(path: Path, max_expansion: float | None) -> BinaryIO:
     """A file's bytes, unpacked if they are gzip, whatever its name says."""
     with path.open("rb") as raw:
         packed = raw.read(2) == b"\x1f\x8b"
-    return cast("BinaryIO", gzip.open(path)) if packed else path.open("rb")
+    return io.BufferedReader(_Unpacked(path, max_expansion), 1 << 17) if packed else path.open("rb")
 
 
 def _damage(path: Path, line: int, error: Exception) -> CorpusError:
     return CorpusError(f"{path}, after line {line}: the gzip file is damaged or ends early ({error}). Fetch it again.")
 
 
-def _lines(path: Path, max_chars: int) -> Generator[tuple[int, str | _Bad], None, None]:
+def _lines(
+    path: Path, max_chars: int, max_expansion: float | None = MAX_EXPANSION
+) -> Generator[tuple[int, str | _Bad], None, None]:
     """Numbered lines of a UTF-8 file, split at line feeds only, in bounded memory."""
     limit = 8 * max_chars + (1 << 16)  # two sides of four-byte characters, and the other columns
     number = 0
-    with _open(path) as stream:
+    with _open(path, max_expansion) as stream:
         try:
             while raw := stream.readline(limit):
                 number += 1
@@ -779,7 +828,7 @@ def _lines(path: Path, max_chars: int) -> Generator[tuple[int, str | _Bad], None
 
 
 def _read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
-    lines: Iterator[tuple[int, str | _Bad]] = _lines(file.paths[0], max_chars)
+    lines: Iterator[tuple[int, str | _Bad]] = _lines(file.paths[0], max_chars, file.max_expansion)
     first = next(lines, None)
     if first is None:
         return
@@ -810,7 +859,7 @@ def _read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Ba
 
 def _read_jsonl(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
     def records() -> Iterator[tuple[int, Mapping[str, Any] | _Bad]]:
-        for line, text in _lines(file.paths[0], max_chars):
+        for line, text in _lines(file.paths[0], max_chars, file.max_expansion):
             if isinstance(text, _Bad):
                 yield line, text
                 continue
@@ -862,7 +911,7 @@ def _pinned(file: BitextFile) -> BitextFile:
 
 def _read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
     check_line_counts(file)
-    sides = (_lines(path, max_chars) for path in file.paths)
+    sides = (_lines(path, max_chars, file.max_expansion) for path in file.paths)
     for (line, source), (_, target) in zip(*sides, strict=True):
         if isinstance(source, _Bad):
             yield line, source
@@ -876,20 +925,63 @@ def check_line_counts(file: BitextFile) -> None:
     """Refuse a Moses pair whose files differ in length.
 
     Raises:
-        ValueError: With both counts.
+        ValueError: With both counts and, where the lengths of the lines show it, the place from which on the sides do not
+            match.
     """
-    first, second = map(_count_lines, file.paths)
+    first, second = (_count_lines(path, file.max_expansion) for path in file.paths)
     if first != second:
+        place = _parting(file, first - second)
+        where = "" if place is None else f" By the lengths of the lines, the sides part near line {place:,}."
         raise CorpusError(
             f"The sides of a Moses pair have as many lines as each other, but {file.paths[0]} has {first} and "
             f"{file.paths[1]} has {second}. A line is missing somewhere, and none after it is paired right: fetch "
-            "both again."
+            f"both again.{where}"
         )
 
 
-def _chunks(path: Path) -> Iterator[bytes]:
+def _parting(file: BitextFile, more: int) -> int | None:
+    """The line from which on the first file's lines fit the second's ``more`` lines above better than those beside them.
+
+    Lines fit if the ratio of their lengths is the usual one. The place is the one before which lines fit those beside
+    them, and behind which the others, by the largest sum; None where that is not clear.
+    """
+    if abs(more) > _SHIFTED:
+        return None
+    log_s, log_t = (np.log(_line_lengths(path, file.max_expansion)) for path in file.paths)
+    rows_n = np.arange(max(0, more), min(len(log_s), len(log_t), len(log_t) + more))
+    if not len(rows_n):
+        return None
+    usual = log_s.mean() - log_t.mean()
+    beside_n, above_n = (np.abs(log_s[rows_n] - log_t[rows_n - by] - usual) for by in (0, more))
+    gain_n = above_n - beside_n
+    at = int(np.append(0, np.cumsum(gain_n)).argmax())
+    before, behind = _surely_above(gain_n[:at]), _surely_above(-gain_n[at:])
+    if behind and (before or at < _PART_LINES):
+        return int(rows_n[at]) + 1
+    return None
+
+
+def _surely_above(values_n: NDArray[np.float64]) -> bool:
+    """Whether numbers, if they are enough, have a mean above 0."""
+    if len(values_n) < _PART_LINES:
+        return False
+    return float(values_n.mean()) > _PART_ERRORS * max(float(values_n.std()), 1e-9) / math.sqrt(len(values_n))
+
+
+def _line_lengths(path: Path, max_expansion: float | None) -> NDArray[np.int64]:
+    """Bytes of a file's first lines, line feeds included."""
+    ends, size, lines = [], 0, 0
+    for chunk in _chunks(path, max_expansion):
+        ends.append(size + 1 + np.flatnonzero(np.frombuffer(chunk, np.uint8) == 10))
+        size, lines = size + len(chunk), lines + len(ends[-1])
+        if lines >= _COMPARED:
+            break
+    return np.diff(np.concatenate([[0], *ends]))[:_COMPARED]
+
+
+def _chunks(path: Path, max_expansion: float | None) -> Iterator[bytes]:
     lines = 0
-    with _open(path) as stream:
+    with _open(path, max_expansion) as stream:
         try:
             while chunk := stream.read(1 << 20):
                 yield chunk
@@ -898,16 +990,16 @@ def _chunks(path: Path) -> Iterator[bytes]:
             raise _damage(path, lines, error) from error
 
 
-def _count_lines(path: Path) -> int:
+def _count_lines(path: Path, max_expansion: float | None) -> int:
     lines, last = 0, b"\n"
-    for chunk in _chunks(path):
+    for chunk in _chunks(path, max_expansion):
         lines, last = lines + chunk.count(b"\n"), chunk[-1:]
     return lines + (last != b"\n")
 
 
 def _read_tmx(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
     parser = _TmxParser(file, max_chars)
-    for chunk in _chunks(file.paths[0]):
+    for chunk in _chunks(file.paths[0], file.max_expansion):
         yield from parser.feed(chunk)
     yield from parser.feed(b"", last=True)
 
@@ -1097,6 +1189,7 @@ def load_corpus(
     tokenizer: Any = None,
     max_chars: int = MAX_CHARS,
     max_bad_rate: float = MAX_BAD_RATE,
+    max_expansion: float | None = MAX_EXPANSION,
 ) -> Corpus:
     """Read parallel text.
 
@@ -1137,10 +1230,13 @@ def load_corpus(
             tokenizer with a method ``tokenize``.
         max_chars: A side longer than this is unreadable.
         max_bad_rate: Share of unreadable lines, of 1000 or more, above which a file is refused.
+        max_expansion: How many times as large as its packed bytes a ``.gz`` file may be, beyond its first 64 MiB; None is
+            without end.
 
     Raises:
         FileNotFoundError: A file, or a language of the folder, is not there.
-        ValueError: A file is damaged, cannot be paired, has too many unreadable lines, or does not tell its language.
+        ValueError: A file is damaged, unpacks to too much, cannot be paired, has too many unreadable lines, or does not
+            tell its language.
     """
     files = find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split)
     if cleaning is not None and cleaning.counts_pieces and cleaning.tokenizer is None:
@@ -1150,7 +1246,7 @@ def load_corpus(
     drop = cleaning is not None and (not streaming if cleaning.duplicates is None else cleaning.duplicates)
     wanted = frozenset(map(_code, languages or ()))
     reading = _Reading(cleaning, drop, wanted, limit, max_chars, max_bad_rate)
-    files = [_pinned(file) for file in files]
+    files = [dataclasses.replace(_pinned(file), max_expansion=max_expansion) for file in files]
     if streaming:
         return _stream(files, reading, temperature, seed)
     return _load(files, reading, temperature, seed)
@@ -1413,7 +1509,7 @@ def _size(file: BitextFile) -> int:
     if file.format == "parquet":
         return int(pq.ParquetFile(file.paths[0]).metadata.num_rows)
     if file.format == "tmx":
-        return max(1, sum(chunk.count(b"</tu>") for chunk in _chunks(file.paths[0])))
+        return max(1, sum(chunk.count(b"</tu>") for chunk in _chunks(file.paths[0], file.max_expansion)))
     if file.format == "hub":
         splits = load_dataset_builder(*_hub_name(file), revision=file.revision).info.splits or {}
         if file.split not in splits:
@@ -1421,7 +1517,7 @@ def _size(file: BitextFile) -> int:
                 f"The size of {file.name} is not known, so it cannot be mixed: read it without streaming."
             )
         return int(splits[file.split].num_examples)
-    return _count_lines(file.paths[0])
+    return _count_lines(file.paths[0], file.max_expansion)
 
 
 # ------------------------------------------------------------------------------------------------------------- writing

@@ -24,7 +24,14 @@ from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.bulk import encode, is_sortable
 from metaphrase.checks import SHIFTS, Finding, Shift, by_severity, shift_finding
 from metaphrase.encoders import pooling_of
-from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder, prepare, resolve_prompt, retrieval_hits
+from metaphrase.evaluation.retrieval import (
+    COLLAPSED_COSINE,
+    ParallelSet,
+    load_parallel_folder,
+    prepare,
+    resolve_prompt,
+    retrieval_hits,
+)
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
 from metaphrase.identification import language_name
 from metaphrase.words import UNSPACED, Words
@@ -32,8 +39,8 @@ from metaphrase.words import UNSPACED, Words
 SAMPLE = 2000
 #: Neighbouring pairs of the sample's blocks.
 BLOCK = 100
-#: Mean cosine of random pairs, and effective rank, at which embeddings have collapsed; and from which on to look.
-COLLAPSED_COSINE, COLLAPSED_RANK = 0.99, 2.0
+#: Effective rank at which embeddings have collapsed, as they have at `COLLAPSED_COSINE`; and from which on to look.
+COLLAPSED_RANK = 2.0
 CROWDED_COSINE, CROWDED_SHARE = 0.95, 0.5
 #: Distance (1 − cosine) to the baseline's embedding of the same text below which a model is the same, or hardly another.
 UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4

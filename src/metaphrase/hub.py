@@ -34,13 +34,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 import yaml
-from httpx2 import HTTPError, TransportError
+from httpx2 import HTTPError, Timeout, TransportError
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
     HfApi,
     constants,
     eval_result_entries_to_yaml,
+    get_session,
     get_token,
     snapshot_download,
 )
@@ -50,7 +51,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
-from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card, redact
+from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card
 from metaphrase.checkpoints import checkpoints
 from metaphrase.exceptions import (
     HubAccessError,
@@ -63,6 +64,7 @@ from metaphrase.exceptions import (
     UsageError,
 )
 from metaphrase.languages import LanguageEmbedding, fold_language
+from metaphrase.redaction import redact
 
 logger = logging.getLogger(__name__)
 
@@ -82,12 +84,14 @@ ROOT_FILES = (
 )
 MODULE_FILES = ("*.json", "*.safetensors")
 CHECKPOINT_FILES = ("optimizer.pt", "optimizer.bin", "scheduler.pt")
-#: Folder of the objectives' heads, beside the release on disk and inside of its repository.
+#: Folder of the objectives' heads, in checkpoints and in a release's repository.
 HEADS = "heads"
 #: Files that can run code when they are read, or that no release needs. They are not even downloaded.
 UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.py", "*.onnx", "*.ot")
 #: Seconds between attempts at what the client itself tries only once: a commit, a new repository, a download.
 PAUSES = (1.0, 4.0, 15.0)
+#: Seconds without a sign of the Hub after which a request is given up. The client itself waits for ever.
+SILENCE = 300.0
 #: Where the rows of a pushed corpus lie in its repository.
 CORPUS_FILE = "data/train.parquet"
 TOLERANCE = 1e-5
@@ -335,14 +339,15 @@ def push(
         token: Access token; None takes `HF_TOKEN`, then the one stored by `hf auth login`.
         commit_message: Title of the commit.
         with_heads: Upload the objectives' heads too, to the folder `heads` of the repository, where
-            ``AlignmentHeads.from_pretrained(repo_id, subfolder="heads")`` finds them.
+            ``AlignmentHeads.from_pretrained(repo_id, subfolder="heads")`` finds them. They are taken from `folder`/heads
+            where that is there, else from the last checkpoint in `folder` whose encoder is the released one.
         check: Compare the release with its reference embeddings before, and once more as it comes back from the Hub.
 
     Returns:
         URL of the commit; of the present one where nothing has changed.
 
     Raises:
-        FileNotFoundError: `folder` holds no complete release.
+        FileNotFoundError: `folder` holds no complete release, or no heads that belong to it.
         ValueError: `folder` is a training checkpoint or holds weights that are not finite, or `repo_id` is no name.
         PermissionError: The Hub refuses the token, or there is none.
         ConnectionError: The Hub cannot be reached, or the upload failed on its side.
@@ -452,14 +457,14 @@ class _Push:
         replaces: Callable[[str], bool] = lambda path: False,
     ) -> str:
         """Make the repository hold `files`, and none else that `replaces` accepts; returns the commit's sha."""
-        with _explained(self.repo_id, "write to", self.later, given=self.given):
+        with _explained(self.repo_id, "write to", self.later, given=self.given), _listening():
             _patiently(lambda: self.api.create_repo(**self.where, private=self.private, exist_ok=True), PAUSES[:1])
-            if self.private and not self.api.repo_info(**self.where).private:
+            if self.private and not _patiently(lambda: self.api.repo_info(**self.where)).private:
                 raise UsageError(
                     f"{self.repo_id} exists and is public. Make it private in its settings, or name another one."
                 )
-            if self.revision is not None:
-                self.api.create_branch(**self.where, branch=self.revision, exist_ok=True)
+            if (branch := self.revision) is not None:
+                _patiently(lambda: self.api.create_branch(**self.where, branch=branch, exist_ok=True))
             return _patiently(lambda: self._commit(files, message, replaces))
 
     def _commit(
@@ -596,15 +601,37 @@ def _files_to_push(folder: Path, *, with_heads: bool = False) -> dict[str, Path]
 
 
 def _heads_of(folder: Path) -> dict[str, Path]:
-    """The heads beside a release, or those of the run's last checkpoint."""
-    places = [folder / HEADS, *(checkpoint / HEADS for checkpoint in reversed(checkpoints(folder)))]
-    for place in places:
-        found = {f"{HEADS}/{path.name}": path for path in sorted(place.glob("*")) if _matches(path.name, MODULE_FILES)}
-        if any(_is_weights(name) for name in found):
-            return found
+    """The heads beside a release, or those that the last checkpoint with the same encoder was trained with."""
+    passed = []
+    for place in (folder, *reversed(checkpoints(folder))):
+        files = [path for path in sorted((place / HEADS).glob("*")) if _matches(path.name, MODULE_FILES)]
+        if not any(_is_weights(path.name) for path in files):
+            continue
+        if place == folder or _same_weights(folder, place):
+            return {f"{HEADS}/{path.name}": path for path in files}
+        passed.append(place.name)
+    if passed:
+        raise MissingFileError(
+            f"{folder} has no heads to push with its encoder: those of {', '.join(passed)} were trained with other weights "
+            f"than the released ones. Push without heads, or put those that you want into {folder / HEADS}."
+        )
     raise MissingFileError(
         f"{folder} has no heads to push: there are no weights in {folder / HEADS}, nor in the heads of a checkpoint."
     )
+
+
+def _same_weights(release: Path, checkpoint: Path) -> bool:
+    """Whether a checkpoint has every tensor of a release, as it is."""
+    for name in filter(_is_weights, release_files(release)):
+        if not (checkpoint / name).is_file():
+            return False
+        with safe_open(release / name, "pt") as ours, safe_open(checkpoint / name, "pt") as theirs:
+            keys = set(ours.keys())
+            if not keys <= set(theirs.keys()):
+                return False
+            if not all(torch.equal(ours.get_tensor(key), theirs.get_tensor(key)) for key in keys):
+                return False
+    return True
 
 
 def _is_weights(path: str) -> bool:
@@ -672,6 +699,19 @@ def _patiently(action: Callable[[], Result], pauses: Sequence[float] | None = No
             logger.warning("%s. Trying again in %g seconds.", _told(error), wait)
             time.sleep(wait)
     raise AssertionError  # the last attempt returned or raised
+
+
+@contextlib.contextmanager
+def _listening() -> Iterator[None]:
+    """Gives the client a limit to the Hub's silence, where it has none."""
+    session = get_session()
+    kept = session.timeout
+    if kept == Timeout(None):
+        session.timeout = Timeout(SILENCE)
+    try:
+        yield
+    finally:
+        session.timeout = kept
 
 
 def _may_pass(error: BaseException) -> bool:

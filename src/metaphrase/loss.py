@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from metaphrase.encoders import origin_of, pooling_of
 from metaphrase.encoding import encode_views, unwrap
+from metaphrase.exceptions import ModelError
 from metaphrase.heads import AlignmentHeads
 from metaphrase.objectives import OBJECTIVES, HeadSources
 from metaphrase.objectives.base import check_positions
@@ -63,7 +64,7 @@ class AlignmentLoss(nn.Module):
             languages=tuple(sorted(languages)),
             pooling=pooling_of(model),
         )
-        _check_tokenizer(sources)
+        _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
@@ -121,10 +122,34 @@ def _distinct(views: Any) -> tuple[View, ...]:
     return tuple(by_name.values())
 
 
-def _check_tokenizer(sources: HeadSources) -> None:
+def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
+    """Refuse a tokenizer that does not fit the encoder, or lacks what objectives ask of it.
+
+    Args:
+        sources: The encoder and its tokenizer.
+        of_words: Objectives that ask which pieces a word became.
+
+    Raises:
+        ModelError: A special token is missing, the encoder has too few embeddings, or the tokenizer tells no places.
+    """
+    tokenizer, name = sources.tokenizer, sources.name or "this encoder"
     for token in ("pad", "cls", "sep", "mask"):
-        if getattr(sources.tokenizer, f"{token}_token_id") is None:
-            raise ValueError(
-                f"The tokenizer of {sources.name or 'this encoder'} has no {token} token, which alignment objectives "
-                "need. Use an encoder of the BERT or XLM-R family."
+        if getattr(tokenizer, f"{token}_token_id") is None:
+            raise ModelError(
+                f"The tokenizer of {name} has no {token} token, which alignment objectives need. Use an encoder of the BERT "
+                "or XLM-R family."
             )
+    embedded: Any = sources.encoder.get_input_embeddings()
+    rows, ids = len(embedded.weight), max(tokenizer.get_vocab().values()) + 1
+    if ids > rows:
+        raise ModelError(
+            f"The tokenizer of {name} has {ids} pieces, but the encoder has embeddings for {rows} of them. Load the "
+            f"tokenizer that belongs to it; where pieces were added, let the encoder learn them: "
+            f"model[0].auto_model.resize_token_embeddings({ids})."
+        )
+    if of_words and not tokenizer.is_fast:
+        raise ModelError(
+            f"{', '.join(of_words)} asks which pieces a word became, but the tokenizer of {name}, a "
+            f"{type(tokenizer).__name__}, is a slow one, which cannot tell. Convert it to a fast one (tokenizer.json), or "
+            "take a recipe without words, such as 'dap'."
+        )

@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
 from safetensors import SafetensorError
@@ -49,6 +48,7 @@ from metaphrase.checkpoints import (
     versions,
 )
 from metaphrase.collator import ParallelCollator
+from metaphrase.digests import data_digest, stream_digest
 from metaphrase.encoders import load_encoder
 from metaphrase.exceptions import (
     CheckpointError,
@@ -73,6 +73,11 @@ HEADS = "heads"
 #: Name of the heads' parameters among the loss's.
 HEAD_PARAMETERS = r"^heads\."
 
+ONE_RELEASE = (
+    "A model with a language embedding is a release for each language. Write them with "
+    "`metaphrase.hub.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
+)
+
 #: Readable stand-in for the pickled arguments that the parent classes write.
 TRAINING_ARGS = "training_args.json"
 
@@ -92,6 +97,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         max_skipped_steps: Steps in a row without a finite loss and gradient after which training ends. Such a step changes
             nothing, and ``skipped_steps`` in the log counts it.
         allow_changes: Resume a checkpoint though recipe, data, batch or seed are not those that it was written with.
+        restore_callback_states_from_checkpoint: On, so that early stopping goes on counting where it was.
         bf16: Turned off, with a warning, on CPUs that multiply bfloat16 in software, where it is slower than float32.
         use_liger_kernel: Compute the vocabulary loss by Liger's kernel, on CUDA (extra ``liger``).
         logging_nan_inf_filter: Off, as steps whose loss is not finite are skipped and counted.
@@ -119,6 +125,9 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     max_skipped_steps: int = field(
         default=5,
         metadata={"help": "End after so many steps in a row without a finite loss and gradient; each is skipped."},
+    )
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "Resume the state of callbacks too, such as the patience of early stopping."}
     )
     allow_changes: bool = field(
         default=False,
@@ -172,6 +181,9 @@ class _Pace(TrainerCallback):
     def __init__(self, trainer: AlignmentTrainer) -> None:
         self.trainer = trainer
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer._evaluate_what_is_due()
+
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer._begin_epoch()
 
@@ -181,7 +193,7 @@ class _Pace(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.trainer._end_step():
             control.should_training_stop = control.should_save = True
-            control.should_evaluate = False
+            self.trainer._due, control.should_evaluate = control.should_evaluate, False
 
 
 class _Collator(ParallelCollator):
@@ -215,7 +227,8 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         **kwargs: Likewise; ``loss`` must be an :class:`AlignmentLoss`.
 
     Raises:
-        ValueError: The loss is no :class:`AlignmentLoss`, or prompts are given: training uses none.
+        ValueError: The loss is no :class:`AlignmentLoss`, prompts are given (training uses none), an objective ranks a
+            pair against none but itself, or a model is to be pushed that is a release for each language.
     """
 
     loss_is_scaled_for_ga = False
@@ -233,11 +246,16 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         self._epoch = self._batches = 0  # passes over the data begun, and batches of this one
         self._offset = 0  # batches of the next pass that an earlier run made
         self._written: Path | None = None  # the last checkpoint
+        self._due = False  # an evaluation of this step, which a signal left out
         self._terms: dict[str, Tensor] = {}
         self._finite = torch.tensor(True)
         self._skipping = False  # the present step
         self._skipped = self._skipped_in_a_row = 0
         self._since_log = [0, 0]  # steps, and those of them that were skipped
+        self._hashed: tuple[Any, str | None] = (None, None)  # a corpus and its digest
+        arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
+        if getattr(arguments, "push_to_hub", False) and loss.heads.language_embedding is not None:
+            raise UsageError(f"push_to_hub cannot push this recipe's checkpoints. {ONE_RELEASE}")
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         if self.args.n_gpu > 1:
@@ -247,10 +265,26 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             )
         if self.args.prompts:
             raise UsageError("Alignment trains without prompts; leave `prompts` out of the training arguments.")
+        self._check_negatives()
         if self.args.head_learning_rate is not None and self.head_parameters():
             self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
         loss.micro_batch_size = self.args.micro_batch_size
         self.add_callback(_Pace(self))
+
+    def _check_negatives(self) -> None:
+        """Refuse batches in which an objective that ranks the pairs of a batch has nothing to rank."""
+        size, processes = self.args.per_device_train_batch_size, self.args.world_size
+        alone = [
+            name
+            for name, objective in self._alignment_loss.objectives.items()
+            if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
+        ]
+        if alone:
+            raise UsageError(
+                f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has none, "
+                "so that nothing is learnt; gradient accumulation adds none. Take per_device_train_batch_size 2 at least, "
+                "better 32 or more; where memory is short, keep it and set micro_batch_size, which changes nothing else."
+            )
 
     def get_data_collator(
         self, model: SentenceTransformer, args: Any, processing_class: PreTrainedTokenizerBase | None = None
@@ -330,6 +364,44 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if loader.num_workers:
             loader.timeout = self.args.dataloader_timeout
         return loader
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        """The parent's; behind a signal every checkpoint stays and no other weights are loaded, as the run is to go on."""
+        if not (self._stop or self._signal):
+            return super()._finalize_training(*args, **kwargs)
+        limit, best = self.args.save_total_limit, self.args.load_best_model_at_end
+        self.args.save_total_limit, self.args.load_best_model_at_end = None, False
+        try:
+            return super()._finalize_training(*args, **kwargs)
+        finally:
+            self.args.save_total_limit, self.args.load_best_model_at_end = limit, best
+
+    def _evaluate_what_is_due(self) -> None:
+        """Measure what a signal left out, so that the best checkpoint and early stopping are those of an undisturbed run."""
+        if not self._due:
+            return
+        self._due = False
+        metrics = self._evaluate(None, None, skip_scheduler=True)
+        if self._determine_best_metric(metrics=metrics, trial=None):
+            self.state.best_model_checkpoint = str(self._written)
+
+    def _load_best_model(self) -> None:
+        """Load the best checkpoint, where it is what was written; the parent would go on with the last weights.
+
+        Raises:
+            CheckpointError: It is damaged.
+        """
+        best = Path(str(self.state.best_model_checkpoint))
+        try:
+            verify(best)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"The best checkpoint cannot be loaded, and no other weights are released in its place. {error} "
+                f"{last_good(self.args.output_dir)} Put {best.name} back as it was, or delete it and resume: then the "
+                "last weights count, or better ones that are still to come."
+            ) from error
+        self.model.model_card_data.set_best_model_step(self.state.best_global_step)
+        self._load_from_checkpoint(str(best))
 
     # ------------------------------------------------------------------------------------------------------------ steps
 
@@ -616,10 +688,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if not self.is_world_process_zero():
             return None
         if self._alignment_loss.heads.language_embedding is not None:
-            raise UsageError(
-                "A model with a language embedding is a release for each language. Write them with "
-                "`metaphrase.hub.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
-            )
+            raise UsageError(ONE_RELEASE)
         check_finite(self._alignment_loss, last_good(self.args.output_dir))
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
@@ -665,6 +734,10 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             "batches": self._batches,
             "skipped_steps": self._skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
+            "evaluation_due": self._due,
+            "ended": self.control.should_training_stop
+            and not self._stop
+            and self.state.global_step < self.state.max_steps,
             "run": self._run_facts(),
         }
 
@@ -680,8 +753,19 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             "seed": self.args.seed,
         }
         if isinstance(self.train_dataset, Dataset):
-            facts |= {"pairs": len(self.train_dataset), "data": data_digest(self.train_dataset)}
+            facts["pairs"] = len(self.train_dataset)
+        if (digest := self._corpus_digest()) is not None:
+            facts["corpus"] = digest
         return dict(json.loads(json.dumps(facts)))
+
+    def _corpus_digest(self) -> str | None:
+        """Of the rows, or of the files behind a stream where they are known; computed once."""
+        dataset = self.train_dataset
+        if self._hashed[0] is not dataset:
+            made = data_digest if isinstance(dataset, Dataset) else stream_digest
+            known = isinstance(dataset, Dataset | IterableDataset)
+            self._hashed = dataset, made(dataset) if known else None
+        return self._hashed[1]
 
     def _choose_checkpoint(self, asked: str | Path | bool) -> str:
         """The checkpoint to go on from, the same in all processes.
@@ -706,7 +790,11 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if folder is None:
             raise CheckpointError(f"There is no checkpoint in {self.args.output_dir} to go on from.")
         manifest = verify(folder)
-        if changed := differences(manifest["run"], self._run_facts()):
+        before, now = manifest["run"], self._run_facts()
+        if "corpus" not in before:  # written before there was this digest, which then cannot tell
+            before.pop("data", None)
+            now.pop("corpus", None)
+        if changed := differences(before, now):
             message = f"{folder} was written by another run, which differs in: {', '.join(changed)}."
             if not self.args.allow_changes:
                 raise CheckpointError(
@@ -737,7 +825,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         trial: Any,
     ) -> tuple[int, int]:
         """Passes over the data that are done, and batches of the next one: of a stream, whose length nobody knows, too."""
-        self._written = None
+        self._written, self._due = None, False
         self._skipped = self._skipped_in_a_row = 0
         self._since_log = [0, 0]
         self._gradients_pending = False
@@ -747,6 +835,10 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if resume_from_checkpoint is not None:
             manifest = json.loads((Path(resume_from_checkpoint) / MANIFEST).read_text(encoding="utf-8"))
             self._skipped, self._skipped_in_a_row = manifest["skipped_steps"], manifest["skipped_in_a_row"]
+            self._written = Path(resume_from_checkpoint)
+            self._due = manifest.get("evaluation_due", False)
+            if manifest.get("ended") and not self.args.allow_changes:  # by early stopping
+                return num_train_epochs, 0
             if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
                 epoch, batches = manifest["epoch"], manifest["batches"]
         self._epoch, self._offset = epoch, batches
@@ -761,15 +853,6 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             self.data_collator.passed_over = 0 if self.args.ignore_data_skip else self._offset
         self._batches, self._offset = self._offset, 0
         self._epoch += 1
-
-
-def data_digest(dataset: Dataset) -> str:
-    """A short digest of a few dozen pairs from all over a corpus, by which another corpus is told apart."""
-    digest = xxhash.xxh3_64()
-    for at in range(0, len(dataset), max(1, len(dataset) // 64)):
-        row = dataset[at]
-        digest.update(json.dumps([row.get("source"), row.get("target")], default=str).encode())
-    return digest.hexdigest()
 
 
 def check_finite(module: nn.Module, advice: str = "") -> None:

@@ -1,13 +1,19 @@
 import gzip
 import json
+import os
 import shutil
+import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.cli.adapt as adapt
+from metaphrase.checkpoints import checkpoint_folders, exclusive, verify
 from metaphrase.cli import main
+from metaphrase.trainer import AlignmentTrainer
+from tests.faults.children import Child
 
 DATA = adapt.DATA
 DEMO = DATA / "demo"
@@ -84,6 +90,161 @@ def test_a_language_that_cannot_be_identified_is_no_stop(tiny_encoder_dir, small
     assert main([*command, "--output_dir", str(tmp_path / "out")]) == 0
     assert "unknown-language" in capsys.readouterr().err
     assert len(trained) == 1
+
+
+@pytest.fixture
+def command(tiny_encoder_dir, small_data, tmp_path, monkeypatch):
+    """The command, with steps that take a second each."""
+    monkeypatch.setattr(adapt, "step_seconds", lambda *a, **k: 1.0)
+    corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
+    command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw"]
+    return [*command, "--output_dir", str(tmp_path / "out")]
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """What training was asked for: the options of each time. It is stopped behind a checkpoint where one is named."""
+    calls = []
+
+    def train(options, **kwargs):
+        calls.append(options)
+        if checkpoint := calls.checkpoint:
+            (tmp_path / "out" / checkpoint).mkdir(exist_ok=True)
+            raise SystemExit(143)
+        return {}, []
+
+    class Calls(list):
+        checkpoint = None
+
+    calls = Calls()
+    monkeypatch.setattr(adapt, "train_and_report", train)
+    monkeypatch.setattr(adapt, "judge", lambda *a, **k: {"said": ["Tie."]})
+    return calls
+
+
+def test_what_an_earlier_run_mixed_in_is_gone(command, trained, tmp_path):
+    training = tmp_path / "out" / "data" / "training"
+    assert main([*command, "--replay", "1"]) == 0
+    assert len(list(training.iterdir())) > 1
+    assert main([*command, "--replay", "0"]) == 0
+    assert [path.name for path in training.iterdir()] == ["sw-en.train.tsv.gz"]
+    assert len(trained) == 2
+
+
+def test_a_stopped_run_keeps_its_plan(command, trained, capsys, monkeypatch):
+    trained.checkpoint = "checkpoint-5"
+    with pytest.raises(SystemExit, match="143"):
+        main(command)
+    said = capsys.readouterr().err
+    assert "the same `metaphrase adapt` goes on from the last checkpoint" in said
+    assert "metaphrase train --model" in said
+    monkeypatch.setattr(adapt, "step_seconds", lambda *a, **k: pytest.fail("it was timed again"))
+    trained.checkpoint = None
+    assert main(command) == 0
+    before, now = (options[3] for options in trained)
+    assert (now.max_steps, now.eval_steps, now.learning_rate) == (
+        before.max_steps,
+        before.eval_steps,
+        before.learning_rate,
+    )
+
+
+def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, capsys, fault):
+    trained.checkpoint = "checkpoint-5"
+    with pytest.raises(SystemExit):
+        main(command)
+    shown = sorted((tmp_path / "out").rglob("*"))
+    training = {path: path.read_bytes() for path in shown if path.is_file()}
+    other = write(tmp_path / "other.tsv", lines_of("sw", 390))
+    changes = {
+        "minutes (20.0 → 30.0)": ["--minutes", "30"],
+        "replay (1.0 → 0.0)": ["--replay", "0"],
+        "recipe (": ["--anchor", "1"],
+        "seed (42 → 3)": ["--seed", "3"],
+        "pairs (": ["--corpus", str(other)],
+    }
+    refused = 0
+    for said, options in changes.items():
+        assert main([*command, *options]) == 2
+        error = capsys.readouterr().err
+        assert "holds checkpoint-5 of a run that differs in:" in error
+        assert "allow_changes" not in error
+        assert "Choose another --output_dir, or delete that folder" in error
+        refused += said in error
+    fault("A5", "`adapt` gone on with by other options or data", tried=len(changes), survived=refused)
+    assert len(trained) == 1
+    assert {path: path.read_bytes() for path in training} == training
+    (tmp_path / "out" / adapt.PLAN).write_text("{")
+    assert main(command) == 2
+    assert "plan.json, which says of which run, is missing or damaged" in capsys.readouterr().err
+
+
+def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault):
+    read, ready = os.pipe()
+
+    def work():
+        with exclusive(tmp_path / "out"):
+            os.write(ready, b".")
+            signal.pause()
+
+    child = Child(work, tmp_path / "log")
+    assert os.read(read, 1) == b"."
+    status = main(command)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert status == 2
+    assert f"is in use by process {child.pid}" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "data").exists()
+    fault("A7", "`adapt` on a folder in use", tried=1, survived=1)
+    os.close(read)
+    os.close(ready)
+
+
+def test_its_own_data_are_no_corpus(command, trained, tmp_path, capsys):
+    assert main(command) == 0
+    own = tmp_path / "out" / "data" / "training"
+    assert main([*command, "--corpus", str(own)]) == 2
+    assert "lies where this run writes its own data" in capsys.readouterr().err
+    assert list(own.iterdir())
+
+
+@pytest.mark.slow
+def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_path, monkeypatch, capsys, fault):
+    make_plan, step = adapt.make_plan, AlignmentTrainer.training_step
+
+    def short(**facts):  # so slow a learner that nothing improves
+        return replace(make_plan(**facts), max_steps=24, eval_steps=2, learning_rate=1e-7)
+
+    def stopped(trainer, *args, **kwargs):
+        if trainer.state.global_step == 4:  # one evaluation behind the best
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(trainer, *args, **kwargs)
+
+    monkeypatch.setattr(adapt, "make_plan", short)
+    assert main(command) == 0
+    output, whole = tmp_path / "out", tmp_path / "whole"
+    run = json.loads((output / "run.json").read_text())
+    scores = {
+        log["step"]: log["eval_dev_mean_accuracy"]
+        for log in run["log_history"]
+        if "eval_loss" not in log and "eval_dev_mean_accuracy" in log
+    }
+    best = max(scores, key=scores.get)
+    assert run["steps"] == best + 2 * adapt.PATIENCE < 24
+    released = (output / "model.safetensors").read_bytes()
+    assert [path.name for path in checkpoint_folders(output)] == [f"checkpoint-{best}"]
+    assert released == (output / f"checkpoint-{best}" / "model.safetensors").read_bytes()
+    output.rename(whole)
+    monkeypatch.setattr(AlignmentTrainer, "training_step", stopped)
+    with pytest.raises(SystemExit, match="143"):
+        main(command)
+    verify(output / "checkpoint-5")
+    monkeypatch.setattr(AlignmentTrainer, "training_step", step)
+    monkeypatch.setattr(adapt, "make_plan", lambda **facts: pytest.fail("it was planned again"))
+    assert main(command) == 0
+    assert json.loads((output / "run.json").read_text())["steps"] == run["steps"]
+    same = (output / "model.safetensors").read_bytes() == released
+    fault("A3", "SIGTERM to `adapt`, and the same command again", tried=1, survived=same)
 
 
 def test_bad_options_are_refused(tmp_path, capsys):

@@ -50,6 +50,12 @@ def test_a_fault_is_an_error_and_exit_status_1(rows, tmp_path, capsys, fault, me
     assert any(message in finding["message"] for finding in found if finding["severity"] == "error")
 
 
+def test_one_test_pair_in_the_corpus_is_an_error_where_that_is_asked_for(rows, tmp_path):
+    corpus = written(tmp_path / "pairs.tsv", [*rows, rows_of("sw", "test")[0]])
+    assert run("--corpus", corpus, "--test", str(DATA / "demo")) == 0
+    assert run("--corpus", corpus, "--test", str(DATA / "demo"), "--strict") == 1
+
+
 def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
     monkeypatch.setattr(diagnose, "load_encoder", lambda name, **kwargs: tiny_encoder)
     corpus, output = written(tmp_path / "pairs.tsv", rows[:60]), tmp_path / "diagnosis.json"

@@ -2,16 +2,23 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
 from metaphrase.cli import main
+from metaphrase.cli import train as command
+from tests.hub_server import reach, serve_hub
 
 ROOT = Path(__file__).parents[2]
+CANARY = "hf_CANARYcanaryCANARYcanary0123456789"
+#: A token of a Hub whose tokens look like nothing in particular.
+OTHER_CANARY = "tweety-in-his-cage"
 
 
 @pytest.fixture
@@ -163,3 +170,139 @@ def test_the_training_program_is_the_command():
         [sys.executable, str(ROOT / "trainers" / "train.py"), "--help"], capture_output=True, text=True, check=True
     )
     assert "usage: metaphrase train" in done.stdout
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with serve_hub() as server:
+        reach(server, monkeypatch.setattr, tmp_path / "client")
+        monkeypatch.setenv("HF_TOKEN", "hf_write")
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        yield server
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+class TestPush:
+    PUSH = ("--push_to_hub", "true", "--hub_model_id", "acme/run")
+
+    def card(self, hub) -> ModelCard:
+        head = hub.repositories["model", "acme/run"].resolve("main")
+        return ModelCard(hub.blobs[head.tree["README.md"].blob].decode())
+
+    def assert_finished(self, card: ModelCard) -> None:
+        assert "--max_steps 4" in card.data.metaphrase["command"]
+        assert card.data.metaphrase["seed"] == 42
+        assert card.data.metaphrase["data"][0]["file"] == "de-en.train.tsv.gz"
+        (row,) = [line for line in card.text.splitlines() if line.startswith("| held-out | de |")]
+        assert row.count("|") == 8  # test set, language, pairs, before, after, difference, verdict
+        assert "Shared with the training data" in card.text
+        assert 'SentenceTransformer("acme/run")' in card.text
+
+    @pytest.mark.parametrize(
+        ("strategy", "titles"),
+        [("every_save", ["Training in progress, step 2", "Training in progress, step 4"]), ("end", [])],
+    )
+    def test_the_finished_release_is_pushed(self, run, hub, held_out, capsys, strategy, titles):
+        options = ["--hub_strategy", strategy, "--hub_private_repo", "true", "--save_steps", "2"]
+        status, _ = run("--test", str(held_out), *self.PUSH, *options, "--json")
+        assert status == 0
+        repository = hub.repositories["model", "acme/run"]
+        assert repository.private
+        made = [commit.title for commit in repository.commits.values()]
+        assert made == ["initial commit", *titles, "End of training"]
+        self.assert_finished(self.card(hub))
+        assert json.loads(capsys.readouterr().out)["pushed"].endswith(repository.branches["main"])
+
+    def test_where_the_hub_fails_all_else_is_there(self, run, hub, held_out, capsys, fault):
+        hub.faults.append({"path": "/commit/", "status": 507, "times": 99})
+        status, output = run("--test", str(held_out), *self.PUSH, "--hub_strategy", "end")
+        out, err = capsys.readouterr()
+        assert status == 2
+        assert err.endswith(f"push it later with `metaphrase push {output} --repo acme/run`.\n")
+        assert "held-out:" in out
+        assert (output / "report.html").is_file()
+        assert not hub.repositories["model", "acme/run"].resolve("main").tree
+        hub.faults.clear()
+        assert main(["push", str(output), "--repo", "acme/run"]) == 0
+        self.assert_finished(self.card(hub))
+        fault("G3", "the last push of a run fails", tried=1, survived=1)
+
+    def test_a_release_for_each_language_goes_to_no_single_repository(self, run, hub, capsys):
+        status, output = run(*self.PUSH, recipe="wacse-language")
+        assert status == 2
+        assert "push the folders after training: metaphrase push" in capsys.readouterr().err
+        assert not list(output.glob("checkpoint-*"))
+        assert not hub.repositories
+
+    def test_no_token_is_written_or_printed(self, run, hub, held_out, tmp_path, capfd, caplog, monkeypatch, fault):
+        monkeypatch.setenv("HF_TOKEN", CANARY)
+        hub.tokens = {OTHER_CANARY: {"name": "tester", "role": "write", "orgs": ["acme"]}}
+        hub.faults.append({"path": "/commit/", "status": 503, "error": f"who is {OTHER_CANARY}, not {CANARY}?"})
+        token = ["--hub_token", OTHER_CANARY]
+        status, output = run("--test", str(held_out), *self.PUSH, *token, "--report_to", "tensorboard")
+        assert status == 0
+        said = "".join(capfd.readouterr()) + caplog.text
+        assert "who is ***, not $HF_TOKEN?" in said
+        self.assert_finished(self.card(hub))
+        assert list(output.rglob("events.out.tfevents.*"))
+        written = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+        for canary in (CANARY, OTHER_CANARY):
+            assert canary not in said + json.dumps(hub.requests)
+            assert not [content for content in [*written, *hub.blobs.values()] if canary.encode() in content]
+        fault("H6", "a training run under two tokens, one of them on the command line", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("given", [["--hub_token", OTHER_CANARY], [f"--hub-token={OTHER_CANARY}"]])
+def test_the_printed_config_has_no_token(given, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--output_dir", "x", *given, "--print-config"])
+    out, err = capsys.readouterr()
+    assert "output_dir: x" in out
+    assert OTHER_CANARY not in out + err
+    assert command.parse_options(["--output_dir", "x", *given])[3].hub_token == OTHER_CANARY
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError])
+def test_no_traceback_has_a_token(error, capsys, monkeypatch):
+    def fail(*args, **kwargs):
+        raise error(f"{CANARY} {OTHER_CANARY} {sys.argv[0]}")
+
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    monkeypatch.setenv("METAPHRASE_DEBUG", "1")
+    monkeypatch.setattr(command, "train_and_report", fail)
+    assert main(["train", "--output_dir", "x", "--hub_token", OTHER_CANARY]) == (70 if error is KeyError else 2)
+    said = "".join(capsys.readouterr())
+    assert "Traceback" in said
+    assert "$HF_TOKEN ***" in said
+    assert CANARY not in said
+    assert OTHER_CANARY not in said
+
+
+def test_a_token_in_a_file_is_refused(tmp_path, capsys):
+    config, recipe = tmp_path / "c.yaml", tmp_path / "r.yaml"
+    config.write_text(f"hub_token: {OTHER_CANARY}\noutput_dir: x\n")
+    recipe.write_text(f"name: r\nterms: [{{objective: tr}}]\ntraining: {{hub_token: {OTHER_CANARY}}}\n")
+    for given in (["--config", str(config)], ["--recipe", str(recipe), "--output_dir", "x"]):
+        assert main(["train", *given, "--print-config"]) == 2
+        out, err = capsys.readouterr()
+        assert "should hold no token" in err
+        assert OTHER_CANARY not in out + err
+
+
+def test_trackers_get_the_curves(run, tmp_path):
+    status, output = run("--report_to", "tensorboard", "--logging_steps", "1")
+    assert status == 0
+    assert sum(path.stat().st_size for path in output.rglob("events.out.tfevents.*")) > 1000
+
+
+def test_trackers_that_are_not_there_are_refused(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    for given, message in (
+        ("trackio", "pip install trackio"),
+        ("wandb", "pip install wandb"),
+        ("wandbb", "There is no tracker 'wandbb' (did you mean 'wandb'?); --report_to takes azure_ml,"),
+    ):
+        status, output = run("--report_to", given)
+        assert status == 2
+        assert message in capsys.readouterr().err
+        assert not output.exists()

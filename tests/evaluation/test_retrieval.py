@@ -2,12 +2,14 @@ import csv
 import gzip
 import hashlib
 import json
+import logging
 
 import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from metaphrase import diagnosis
 from metaphrase.evaluation import retrieval
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
@@ -19,6 +21,7 @@ from metaphrase.evaluation.retrieval import (
     prepare,
     resolve_prompt,
     retrieval_hits,
+    unrelated_cosine,
 )
 
 
@@ -450,6 +453,10 @@ def test_evaluator(tiny_encoder, tmp_path):
     evaluator = RetrievalEvaluator(sets, name="dev")
     for step in (10, 20):
         metrics = evaluator(tiny_encoder, str(tmp_path / "eval"), epoch=0, steps=step)
+    source, target = tiny_encoder.encode(["the dog", "the cat"], normalize_embeddings=True)
+    cosine = float(source @ target)
+    alike = (4 * cosine + 4) / 8  # of the second set: of eight pairs of rows that are no translations, four are equal
+    assert metrics.pop("dev_unrelated_cosine") == pytest.approx((cosine + alike) / 2, abs=1e-6)
     assert metrics == {
         "dev_mean_accuracy": 0.75,
         "dev_source_to_target_accuracy": 0.75,
@@ -471,3 +478,42 @@ def test_evaluator_writes_no_file_unless_asked(tiny_encoder, tmp_path):
     RetrievalEvaluator(sets, write_csv=False)(tiny_encoder, str(tmp_path))
     RetrievalEvaluator(sets)(tiny_encoder)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("n", "hidden"), [(2, 1), (3, 4), (17, 5)])
+def test_unrelated_cosine_matches_loop(n, hidden):
+    sides = np.random.default_rng(n).normal(size=(2, n, hidden))
+    cosines = [
+        one[i] @ other[j] / np.linalg.norm(one[i]) / np.linalg.norm(other[j])
+        for one in sides
+        for other in sides
+        for i in range(n)
+        for j in range(n)
+        if i != j
+    ]
+    assert unrelated_cosine(*sides) == pytest.approx(np.mean(cosines), abs=1e-6)
+    assert unrelated_cosine(sides[0][:1], sides[1][:1]) is None
+
+
+def test_an_encoder_that_collapsed_is_warned_of(tiny_encoder, bitext, tmp_path, caplog, fault):
+    sets = {"de": ParallelSet("de", tuple(row["source"] for row in bitext), tuple(row["target"] for row in bitext))}
+    evaluator = RetrievalEvaluator(sets, name="dev")
+    model = prepare(tiny_encoder, pooling="mean")
+    torch.nn.init.normal_(model[0].auto_model.embeddings.word_embeddings.weight)
+    sound = evaluator(model, str(tmp_path), steps=10)["dev_unrelated_cosine"]
+    assert sound < retrieval.COLLAPSED_COSINE == diagnosis.COLLAPSED_COSINE
+    assert not caplog.records
+    norm = model[0].auto_model.encoder.layer[-1].output.LayerNorm
+    torch.nn.init.constant_(norm.weight, 1e-3)
+    torch.nn.init.ones_(norm.bias)
+    collapsed = evaluator(model, str(tmp_path), steps=20)["dev_unrelated_cosine"]
+    assert collapsed > 0.9999
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warning.startswith(
+        "The embeddings have collapsed at step 20: sentences that do not translate each other have"
+    )
+    assert f"a mean cosine of {collapsed:.4f}, where at most 0.99 is expected" in warning
+    assert "lower learning rate or larger batches" in warning
+    with (tmp_path / "retrieval_evaluation_dev_results.csv").open() as file:
+        assert [float(row["unrelated_cosine"]) for row in csv.DictReader(file)] == [sound, collapsed]
+    fault("B2", "an encoder that has collapsed, at the next evaluation", tried=1, survived=1)

@@ -36,7 +36,9 @@ _undisturbed: dict[str, tuple[str, int]] = {}
 def make_trainer(tiny_encoder, tmp_path, full_bitext):
     def make(folder="run", *, recipe="dap", dataset=None, callbacks=(), **options):
         torch.manual_seed(7)
-        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), small(Recipe.load(recipe)), max_length=24)
+        loss = AlignmentLoss(
+            copy.deepcopy(tiny_encoder), small(Recipe.load(recipe)), max_length=24, languages=("de", "en")
+        )
         args = AlignmentTrainingArguments(output_dir=str(tmp_path / folder), **{**SETTINGS, **options})
         dataset = Dataset.from_list(full_bitext) if dataset is None else dataset
         return AlignmentTrainer(

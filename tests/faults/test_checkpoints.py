@@ -22,6 +22,7 @@ from metaphrase.checkpoints import (
 )
 from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.faults.children import Child
+from tests.faults.scores import SETTINGS, scored
 
 
 @pytest.fixture
@@ -187,12 +188,82 @@ def test_other_data_are_noticed_and_may_be_allowed(make_trainer, trained, full_b
     from datasets import Dataset
 
     changed = Dataset.from_list([*full_bitext[:-1], {**full_bitext[-1], "target": "something else"}])
-    with pytest.raises(CheckpointError, match=r"differs in: data .*--allow_changes"):
+    with pytest.raises(CheckpointError, match=r"differs in: corpus .*--allow_changes"):
         make_trainer(dataset=changed).train(resume_from_checkpoint=True)
     fault("A5", "resumed with another corpus", tried=1, survived=1)
     trainer = make_trainer(dataset=changed, allow_changes=True, max_steps=5)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 5
+
+
+@pytest.mark.parametrize(("column", "value"), [("target", "sentence 2500!"), ("alignment", "0-1"), ("source", None)])
+def test_any_changed_row_is_noticed(make_trainer, tmp_path, fault, column, value):
+    from datasets import Dataset
+
+    rows = [
+        {"source": f"satz {i}", "target": f"sentence {i}", "alignment": "0-0 1-1", "source_lang": "de"}
+        for i in range(5000)
+    ]
+    options = {"recipe": "tr", "max_steps": 2, "save_steps": 2}
+    make_trainer(dataset=Dataset.from_list(rows), **options).train()
+    make_trainer(dataset=Dataset.from_list(rows), **options).train(resume_from_checkpoint=True)
+    rows[2500] = {**rows[2500], column: value}
+    with pytest.raises(CheckpointError, match="differs in: corpus "):
+        make_trainer(dataset=Dataset.from_list(rows), **options).train(resume_from_checkpoint=True)
+    fault("A5", f"resumed with another {column} in one of 5,000 rows", tried=1, survived=1)
+
+
+def test_another_stream_is_noticed(make_trainer, bitext_path, tmp_path, fault):
+    from metaphrase.corpus import load_corpus
+
+    path = tmp_path / "de-en.tsv"
+    path.write_bytes(bitext_path.read_bytes())
+    options = {"recipe": "tr", "max_steps": 2, "save_steps": 2}
+
+    def make():
+        return make_trainer(dataset=load_corpus(str(path), streaming=True).dataset, **options)
+
+    make().train()
+    make().train(resume_from_checkpoint=True)
+    with path.open("a", encoding="utf-8") as lines:
+        lines.write("noch einer\tone more\n")
+    with pytest.raises(CheckpointError, match="differs in: corpus "):
+        make().train(resume_from_checkpoint=True)
+    fault("A5", "resumed with another file behind a stream", tried=1, survived=1)
+
+
+def test_a_checkpoint_with_the_digest_of_old_is_gone_on_with(make_trainer, trained):
+    path = trained / "checkpoint-4" / MANIFEST
+    manifest = json.loads(path.read_text())
+    del manifest["sha256"], manifest["run"]["corpus"], manifest["ended"], manifest["evaluation_due"]
+    manifest["run"]["data"] = "0123456789abcdef"
+    path.write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
+    trainer = make_trainer(max_steps=5)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 5
+
+
+def test_a_damaged_best_checkpoint_is_not_passed_over(make_trainer, monkeypatch, tmp_path, fault):
+    from transformers import TrainerCallback
+
+    class Damage(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 7:
+                file = tmp_path / "run" / "checkpoint-2" / "model.safetensors"
+                file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
+    with pytest.raises(
+        CheckpointError,
+        match=r"best checkpoint cannot be loaded.*checkpoint-2: model.safetensors is not what was written.*"
+        r"The last good checkpoint is .*checkpoint-8\. Put checkpoint-2 back as it was, or delete it",
+    ):
+        make_trainer(callbacks=[Damage()], **SETTINGS).train()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-2")
+    trainer = make_trainer(**SETTINGS)
+    trainer.train(resume_from_checkpoint=True)
+    assert trainer.state.global_step == 8
+    fault("A6", "the best checkpoint damaged while training goes on", tried=1, survived=1)
 
 
 def test_old_checkpoints_go_when_a_newer_one_is_there(make_checkpoint, tmp_path):

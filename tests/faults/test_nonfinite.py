@@ -86,6 +86,24 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(make_trainer, caplog, faul
     fault("B1", "a gradient that is not finite", tried=1, survived=1)
 
 
+@pytest.mark.parametrize("recipe", ["dap", "ppa", "wacse"])
+def test_states_that_overflow_in_half_precision_are_skipped(make_trainer, caplog, fault, recipe):
+    """A layer's output passes through float16, whose largest number is 65,504, and comes back infinite."""
+    trainer = make_trainer(recipe=recipe, save_strategy="no")
+
+    def overflow(module, args, output):
+        return (output * 1e8).half().to(output.dtype) if trainer.state.global_step == 1 else output
+
+    trainer.model[0].auto_model.encoder.layer[0].output.dense.register_forward_hook(overflow)
+    watch = Watch().bind(trainer)
+    with caplog.at_level(logging.WARNING, logger="metaphrase"):
+        trainer.train()
+    assert same(watch.weights[1], watch.weights[2])
+    assert not same(watch.weights[2], watch.weights[3])
+    assert "is not finite in step 2, which is skipped." in caplog.text
+    fault("B1", "states that overflow in half precision", tried=1, survived=1)
+
+
 def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
     trainer = make_trainer(max_steps=20, save_steps=2, max_skipped_steps=3)
     spoil(trainer, "rtl", {2, 3, *range(5, 21)})

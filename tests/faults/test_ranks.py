@@ -1,3 +1,4 @@
+import json
 import os
 import signal
 import socket
@@ -6,9 +7,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState, PartialState
+from datasets import Dataset
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints import checkpoint_folders, newest, verify
+from metaphrase.collator import ParallelCollator
 from metaphrase.exceptions import CheckpointError
 from tests.faults.children import Child
 from tests.faults.conftest import digest
@@ -42,7 +45,7 @@ def ranks(make_trainer, tmp_path):
             for state in (PartialState, AcceleratorState, GradientState):
                 state._reset_state()
             settings = {"ddp_backend": "gloo", "per_device_train_batch_size": 4, "dataloader_drop_last": True}
-            trainer = make_trainer(folder, callbacks=callbacks, recipe="ppa", **settings, **options)
+            trainer = make_trainer(folder, callbacks=callbacks, **{"recipe": "ppa", **settings, **options})
             dist.barrier()
             resume = torch.tensor(bool(checkpoint_folders(trainer.args.output_dir)))
             dist.broadcast(resume, src=0)
@@ -127,3 +130,41 @@ def test_a_run_of_two_ranks_is_not_gone_on_with_by_one(ranks, make_trainer, tmp_
     with pytest.raises(CheckpointError, match=r"differs in: processes \(2 → 1\)"):
         trainer.train(resume_from_checkpoint=True)
     fault("A5", "resumed with another number of processes", tried=1, survived=1)
+
+
+@pytest.fixture
+def batches_of_ranks(monkeypatch, tmp_path):
+    """The sources of every batch that each of two ranks makes."""
+    make = ParallelCollator.__call__
+
+    def noted(self, rows):
+        with (tmp_path / f"rows-{os.environ['RANK']}").open("a") as lines:
+            lines.write(json.dumps([row["source"] for row in rows]) + "\n")
+        return make(self, rows)
+
+    monkeypatch.setattr(ParallelCollator, "__call__", noted)
+    return lambda: [
+        [json.loads(line) for line in (tmp_path / f"rows-{rank}").read_text().splitlines()] for rank in (0, 1)
+    ]
+
+
+@pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
+@pytest.mark.parametrize("rows", [101, 104])
+def test_two_ranks_share_the_rows_of_a_pass(ranks, batches_of_ranks, tmp_path, fault, rows, sampler):
+    """Each once, but for those at the end that do not fill a batch on every rank: less than two batches of four."""
+    dataset = Dataset.from_list([{"source": f"der Hund {at}", "target": f"the dog {at}"} for at in range(rows)])
+    options = {"dataset": dataset, "max_steps": -1, "num_train_epochs": 1, "save_strategy": "no", "recipe": "tr"}
+    statuses, digests = ranks("shared", batch_sampler=sampler, **options)
+    assert statuses == [0, 0], said(tmp_path, "shared")
+    assert len(set(digests)) == 1
+    batches = batches_of_ranks()
+    assert [len(of_rank) for of_rank in batches] == [rows // 8] * 2
+    assert {len(batch) for of_rank in batches for batch in of_rank} == {4}
+    seen = [source for of_rank in batches for batch in of_rank for source in batch]
+    assert len(seen) == rows - rows % 8
+    fault(
+        "F3",
+        f"{rows} rows on two ranks: none twice",
+        tried=len(seen),
+        survived=len(set(seen) & set(dataset["source"])),
+    )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from metaphrase.checkpoints import checkpoint_folders, verify
+from metaphrase.checkpoints import checkpoint_folders, newest, verify
+from tests.faults.scores import SETTINGS, scored
 
 
 class Send(TrainerCallback):
@@ -63,6 +64,50 @@ def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_
     assert [path.name for path in checkpoint_folders(tmp_path / "stopped")] == ["checkpoint-3"]
     assert run("stopped", **options) == 0
     assert result("stopped") == undisturbed()[0]
+
+
+@pytest.mark.parametrize(
+    ("step", "scores"),
+    [
+        (5, {2: 3.0, 4: 2.0}),  # behind an evaluation that brought nothing
+        # In a step that is to be evaluated: that is made up for.
+        pytest.param(6, {2: 3.0, 4: 2.0, 6: 1.0}, marks=pytest.mark.slow),
+        pytest.param(6, {2: 1.0, 4: 2.0, 6: 3.0}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_came_after_the_best_checkpoint_stays(run, result, monkeypatch, tmp_path, fault, step, scores):
+    last = tmp_path / "last"
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored(scores, last))
+    assert run("whole", **SETTINGS) == 0, (tmp_path / "whole.log").read_text()
+    whole = result("whole"), last.read_text(), kept(tmp_path / "whole")
+    assert int(whole[1]) == max(scores, key=scores.get) + 6
+    assert run("stopped", callbacks=[Send(step, signal.SIGTERM)], **SETTINGS) == 143
+    assert newest(tmp_path / "stopped").name == f"checkpoint-{step}"
+    assert "checkpoint-2" in kept(tmp_path / "stopped") or step == 6
+    assert run("stopped", **SETTINGS) == 0, (tmp_path / "stopped.log").read_text()
+    resumed = result("stopped"), last.read_text(), kept(tmp_path / "stopped")
+    fault("A3", f"SIGTERM in step {step} of a run that keeps the best", tried=1, survived=resumed == whole)
+
+
+def kept(folder):
+    return [path.name for path in checkpoint_folders(folder)]
+
+
+def test_a_run_killed_behind_its_last_evaluation_has_ended(run, result, monkeypatch, tmp_path, fault):
+    class Die(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            if state.global_step == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    last = tmp_path / "last"
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0, 10: 2.0}, last))
+    assert run("whole", **SETTINGS) == 0
+    whole = result("whole"), last.read_text()
+    assert whole[1] == "8"
+    assert run("killed", callbacks=[Die()], **SETTINGS) == -signal.SIGKILL
+    assert run("killed", **SETTINGS) == 0, (tmp_path / "killed.log").read_text()
+    survived = (result("killed"), last.read_text()) == whole
+    fault("A1", "kill -9 where early stopping has ended a run", tried=1, survived=survived)
 
 
 def test_handlers_are_given_back(make_trainer):

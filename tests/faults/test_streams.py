@@ -1,9 +1,13 @@
 import os
+import re
+import signal
 import time
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, IterableDataset
 
+from metaphrase.checkpoints import newest, verify
 from metaphrase.exceptions import WorkerError
 from metaphrase.trainer import _Collator
 from tests.faults.conftest import digest
@@ -108,6 +112,37 @@ def test_a_dead_worker_ends_the_run_with_its_number(make_trainer, full_bitext, t
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(?s?\)? \d+\).*lower --dataloader_num_workers"):
         trainer.train()
     fault("E3", "a data loader's worker dies", tried=1, survived=1)
+
+
+def is_killed(rows, passed):
+    """In the second pass, as the system does where memory runs out."""
+    for at, row in enumerate(rows):
+        if at == 8 and Path(passed).exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield row
+    Path(passed).touch()
+
+
+def test_a_worker_that_is_killed_ends_the_run_and_is_named(make_trainer, full_bitext, tmp_path, fault):
+    features = Dataset.from_list(full_bitext).features
+    given = {"rows": tuple(full_bitext), "passed": str(tmp_path / "passed")}
+    broken = IterableDataset.from_generator(is_killed, gen_kwargs=given, features=features)
+    trainer = make_trainer(dataset=broken, dataloader_num_workers=1, dataloader_prefetch_factor=1, save_steps=1)
+    with pytest.raises(WorkerError) as error:
+        trainer.train()
+    said = str(error.value)
+    assert re.match(r"DataLoader worker \(pid(\(s\))? \d+\) (exited unexpectedly|is killed by signal: Killed)", said)
+    chain = [said]
+    cause = error.value
+    while (cause := cause.__cause__) is not None:
+        chain.append(str(cause))
+    assert any("is killed by signal: Killed" in line for line in chain)
+    assert "Often memory ran out: lower --dataloader_num_workers" in said
+    last = newest(tmp_path / "run")
+    assert last.name == "checkpoint-3"
+    assert str(last) in said
+    verify(last)
+    fault("E2", "kill -9 of a data loader's worker", tried=1, survived=1)
 
 
 def hangs(rows):

@@ -17,6 +17,7 @@ from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
 from metaphrase.cli.output import emit, is_json, is_quiet, notes, session, show_progress
 from metaphrase.configuration import did_you_mean
 from metaphrase.exceptions import MetaphraseError, UsageError
+from metaphrase.redaction import redact, without_tokens
 
 __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
 
@@ -102,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
-    """Say what went wrong, and give the exit status."""
+    """Say what went wrong, without tokens, and give the exit status."""
     if isinstance(error, MetaphraseError | ValueError | OSError):
         message = str(error) or type(error).__name__
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
@@ -110,14 +111,14 @@ def _answer_for(error: Exception, name: str, *, show: bool) -> int:
     else:
         print(
             f"metaphrase {name}: this is a bug of metaphrase. Please report it, with all of the following, at {ISSUES}\n"
-            f"{_versions()}\n{''.join(traceback.format_exception(error))}",
+            f"{_versions()}\n{redact(''.join(traceback.format_exception(error)))}",
             end="",
             file=sys.stderr,
         )
         return 70
     if show:
-        traceback.print_exception(error)
-    print(f"metaphrase {name}: {message}", file=sys.stderr)
+        print(without_tokens("".join(traceback.format_exception(error))), end="", file=sys.stderr)
+    print(without_tokens(f"metaphrase {name}: {message}"), file=sys.stderr)
     return 2
 
 

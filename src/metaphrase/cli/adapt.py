@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import xxhash
+from rich.console import RenderableType
 from rich.text import Text
 from sentence_transformers import SentenceTransformer
 from transformers import EarlyStoppingCallback
@@ -18,6 +22,7 @@ from transformers import EarlyStoppingCallback
 from metaphrase import plots
 from metaphrase.adaptation import (
     PATIENCE,
+    Pair,
     Plan,
     Split,
     batch_size_for,
@@ -27,6 +32,7 @@ from metaphrase.adaptation import (
     verdict_in_words,
     write_pairs,
 )
+from metaphrase.checkpoints import checkpoint_folders, differences, exclusive, tidy
 from metaphrase.checks import check_corpus, errors, read_corpus
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.diagnose import findings_table
@@ -35,7 +41,7 @@ from metaphrase.collator import ParallelCollator
 from metaphrase.corpus import load_corpus
 from metaphrase.encoders import freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import ParallelSet, compare_retrieval, load_parallel_folder
-from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.exceptions import CheckpointError, CorpusError, MetaphraseError, UsageError
 from metaphrase.identification import language_name
 from metaphrase.packing import packed
 from metaphrase.recipe import Recipe
@@ -49,6 +55,9 @@ EXAMPLES = [
 
 #: Bitext of other languages that comes with the package, and the Declaration of Human Rights, for retention.
 DATA = Path(__file__).parents[1] / "data"
+
+#: In the output folder: what was asked for, and the plan that was made for it.
+PLAN = "plan.json"
 
 #: Names of the test sets.
 HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
@@ -92,6 +101,10 @@ def run(argv: Sequence[str]) -> int:
     prepare_process()
     languages = [code for item in options.languages for code in item.replace(",", " ").split()]
     output = Path(options.output_dir or f"runs/adapt-{'-'.join(languages)}")
+    if inside := [item for item in options.corpus if Path(item).resolve().is_relative_to((output / "data").resolve())]:
+        raise UsageError(
+            f"{inside[0]} lies where this run writes its own data. Copy it elsewhere, or choose another --output_dir."
+        )
     sets, _ = read_corpus(options.corpus, languages=languages)
     findings = check_corpus(sets, seed=options.seed)
     if findings:
@@ -101,35 +114,11 @@ def run(argv: Sequence[str]) -> int:
             f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Mend the corpus, or give --force."
         )
     splits = {language: split(pairs, seed=options.seed) for language, pairs in sets.items()}
-    folders = write_data(output, splits, others(sets, options), seed=options.seed, ratio=options.replay)
-    recipe = write_recipe(output, options)
-    plan = plan_for(options, folders["training"], recipe, sum(len(one.train) for one in splits.values()))
-    say(splits, folders["training"], plan)
-    arguments = [
-        *("--model", options.model, "--recipe", str(recipe), "--corpus", str(folders["training"])),
-        *("--dev", str(folders["dev"]), "--test", str(folders[HELD_OUT]), str(DATA / RETENTION)),
-        *("--output_dir", str(output), "--seed", str(options.seed), "--max_steps", str(plan.max_steps)),
-        *("--per_device_train_batch_size", str(plan.batch_size), "--learning_rate", str(plan.learning_rate)),
-        *("--head_learning_rate", "5e-4", "--warmup_steps", "0.1", "--batch_sampler", "no_duplicates"),
-        *("--eval_strategy", "steps", "--eval_steps", str(plan.eval_steps), "--save_steps", str(plan.eval_steps)),
-        *("--load_best_model_at_end", "true", "--metric_for_best_model", "eval_dev_mean_accuracy"),
-        *("--greater_is_better", "true", "--save_total_limit", "1", "--logging_steps", "5"),
-        *("--resume_from_checkpoint", "true"),
-        *(("--freeze_word_embeddings", "true") if plan.freeze_word_embeddings else ()),
-        *(("--micro_batch_size", str(plan.micro_batch_size)) if plan.micro_batch_size else ()),
-    ]
-    _, shown = train_and_report(
-        parse_options(arguments),
-        command=["metaphrase", "adapt", *argv],
-        title=f"{options.model} adapted to {', '.join(map(language_name, languages))}",
-        callbacks=[EarlyStoppingCallback(early_stopping_patience=PATIENCE)],
-    )
-    result = judge(output, trained=load_languages(folders["training"])) | {
-        "plan": asdict(plan),
-        "findings": [finding.to_dict() for finding in findings],
-        "seconds": round(time.time() - started, 1),
-    }
-    write_json(output / "verdict.json", result)
+    kept = replay(others(sets, options), int(options.replay * own_pairs(splits)), seed=options.seed)
+    with exclusive(output):
+        result, shown = adapt(options, output, splits, kept, command=["metaphrase", "adapt", *argv])
+        result |= {"findings": [finding.to_dict() for finding in findings], "seconds": round(time.time() - started, 1)}
+        write_json(output / "verdict.json", result)
     lines = [f"\n{line}" for line in result["said"]]
     emit(
         result,
@@ -141,6 +130,116 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
+def adapt(
+    options: AdaptOptions,
+    output: Path,
+    splits: Mapping[str, Split],
+    kept: Mapping[str, Sequence[Pair]],
+    *,
+    command: Sequence[str],
+) -> tuple[dict[str, Any], list[RenderableType]]:
+    """Plan, train and measure, in a folder that no other process writes to; or go on with what was begun there.
+
+    Args:
+        options: What was asked for.
+        output: The folder.
+        splits: The user's pairs, by language.
+        kept: Pairs of other languages to train on beside them.
+        command: How this run was called.
+
+    Returns:
+        The verdict and the plan, and the tables of the measurements.
+
+    Raises:
+        CheckpointError: The folder holds another run's checkpoints.
+    """
+    recipe = recipe_of(options)
+    asked = {
+        "model": options.model,
+        "languages": sorted(splits),
+        "recipe": recipe,
+        "minutes": options.minutes,
+        "replay": options.replay,
+        "seed": options.seed,
+        "pairs": pairs_digest(splits, kept),
+    }
+    tidy(output)
+    plan = plan_left(output, asked)
+    folders = write_data(output, splits, kept)
+    written = write_json(output / "data" / "recipe.yaml", recipe)  # JSON is YAML, and says floats exactly
+    if plan is None:
+        plan = plan_for(options, folders["training"], written, own_pairs(splits))
+        write_json(output / PLAN, {"asked": asked, "plan": asdict(plan)})
+    say(splits, folders["training"], plan)
+    arguments = [
+        *("--model", options.model, "--recipe", str(written), "--corpus", str(folders["training"])),
+        *("--dev", str(folders["dev"]), "--test", str(folders[HELD_OUT]), str(DATA / RETENTION)),
+        *("--output_dir", str(output), "--seed", str(options.seed), "--max_steps", str(plan.max_steps)),
+        *("--per_device_train_batch_size", str(plan.batch_size), "--learning_rate", str(plan.learning_rate)),
+        *("--head_learning_rate", "5e-4", "--warmup_steps", "0.1", "--batch_sampler", "no_duplicates"),
+        *("--eval_strategy", "steps", "--eval_steps", str(plan.eval_steps), "--save_steps", str(plan.eval_steps)),
+        *("--load_best_model_at_end", "true", "--metric_for_best_model", "eval_dev_mean_accuracy"),
+        *("--greater_is_better", "true", "--save_total_limit", "1", "--logging_steps", "5"),
+        *("--resume_from_checkpoint", "true"),
+        *(("--freeze_word_embeddings", "true") if plan.freeze_word_embeddings else ()),
+        *(("--micro_batch_size", str(plan.micro_batch_size)) if plan.micro_batch_size else ()),
+    ]
+    try:
+        _, shown = train_and_report(
+            parse_options(arguments),
+            command=command,
+            title=f"{options.model} adapted to {', '.join(map(language_name, splits))}",
+            callbacks=[EarlyStoppingCallback(early_stopping_patience=PATIENCE)],
+        )
+    except (MetaphraseError, SystemExit):
+        notes().print(
+            "Stopped. Where nothing is to be changed, the same `metaphrase adapt` goes on from the last checkpoint; options "
+            f"that it lacks are those of: metaphrase train {shlex.join(arguments)}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+        raise
+    return judge(output, trained=load_languages(folders["training"])) | {"plan": asdict(plan)}, shown
+
+
+def own_pairs(splits: Mapping[str, Split]) -> int:
+    """The user's pairs that are trained on."""
+    return sum(len(one.train) for one in splits.values())
+
+
+def pairs_digest(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> str:
+    """By which other data are told apart: what is trained on, stopped by and judged by."""
+    parts = [[language, one.train, one.dev, one.test] for language, one in sorted(splits.items())]
+    return xxhash.xxh3_64_hexdigest(json.dumps([parts, sorted(kept.items())]).encode())
+
+
+def plan_left(output: Path, asked: Mapping[str, Any]) -> Plan | None:
+    """The plan of the run whose checkpoints are in a folder, so that its schedule stays; None where there are none.
+
+    Raises:
+        CheckpointError: They are of another run, or nobody knows of which.
+    """
+    if not (present := checkpoint_folders(output)):
+        return None
+    way_out = "Choose another --output_dir, or delete that folder to begin anew."
+    try:
+        left = json.loads((output / PLAN).read_text(encoding="utf-8"))
+        plan, before = Plan(**left["plan"]), dict(left["asked"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{output} holds {present[-1].name}, but {PLAN}, which says of which run, is missing or damaged ({error}). "
+            f"{way_out}"
+        ) from error
+    now = json.loads(json.dumps(asked))
+    if changed := differences(before, now):
+        raise CheckpointError(
+            f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Give what it was begun "
+            f"with to go on with it. {way_out}"
+        )
+    return plan
+
+
 def others(sets: Mapping[str, ParallelSet], options: AdaptOptions) -> dict[str, ParallelSet]:
     """The packaged bitext of all languages but the user's."""
     if options.replay == 0:
@@ -149,22 +248,24 @@ def others(sets: Mapping[str, ParallelSet], options: AdaptOptions) -> dict[str, 
     return {language: pairs for language, pairs in packaged.items() if language not in sets}
 
 
-def write_data(
-    output: Path, splits: Mapping[str, Split], others: Mapping[str, ParallelSet], *, ratio: float, seed: int
-) -> dict[str, Path]:
-    """Write what is trained on and what is held out, so that a run can be made again and others can be judged by it."""
+def write_data(output: Path, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> dict[str, Path]:
+    """Write what is trained on and what is held out, so that a run can be made again and others can be judged by it.
+
+    What an earlier run left there goes: a folder is read whole.
+    """
     folders = {name: output / "data" / name for name in ("training", "dev", HELD_OUT)}
+    for folder in folders.values():
+        shutil.rmtree(folder, ignore_errors=True)
     for language, one in splits.items():
         write_pairs(folders["training"], language, "train", one.train)
         write_pairs(folders["dev"], language, "dev", one.dev)
         write_pairs(folders[HELD_OUT], language, "test", one.test)
-    wanted = int(ratio * sum(len(one.train) for one in splits.values()))
-    for language, pairs in replay(others, wanted, seed=seed).items():
+    for language, pairs in kept.items():
         write_pairs(folders["training"], language, "train", pairs)
     return folders
 
 
-def write_recipe(output: Path, options: AdaptOptions) -> Path:
+def recipe_of(options: AdaptOptions) -> dict[str, Any]:
     """The recipe of this run: vocabularies read off the corpus, which suits small machines, and the anchor if any."""
     content = Recipe.load(options.recipe).to_dict()
     for term in content["terms"]:
@@ -172,10 +273,7 @@ def write_recipe(output: Path, options: AdaptOptions) -> Path:
             term["args"] = {**term.get("args", {}), "vocabulary": "english"}
     if options.anchor:
         content["terms"].append({"objective": "anchor", "weight": options.anchor})
-    path = output / "data" / "recipe.yaml"
-    # JSON is YAML, and says floats exactly.
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    return path
+    return content
 
 
 def plan_for(options: AdaptOptions, training: Path, recipe: Path, own: int) -> Plan:

@@ -49,6 +49,7 @@ class DiagnoseOptions:
     test: str | None = field(
         default=None, metadata={"help": "Folder of test sets xx-en[.test].tsv.gz, to be looked for in the corpus."}
     )
+    strict: bool = field(default=False, metadata={"help": "A single test pair in the corpus is an error."})
     baseline: str | None = field(
         default=None, metadata={"help": "The encoder before training, to see whether training changed anything."}
     )
@@ -80,6 +81,7 @@ def run(argv: Sequence[str]) -> int:
             target_lang=options.target_lang,
             lines=options.lines,
             seed=options.seed,
+            strict=options.strict,
             advance=begin("checking the corpus", len(sets)),
         )
     diagnosis = _diagnose(options, sets) if options.model is not None else None

@@ -24,11 +24,16 @@ from rich.syntax import Syntax
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.checkpoints import checkpoint_folders, exclusive, newest, tidy, verify, versions
 from metaphrase.cli import emit, is_quiet, parse, show_progress
+from metaphrase.configuration import did_you_mean
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import (
@@ -40,13 +45,20 @@ from metaphrase.evaluation.retrieval import (
     load_parallel_folder,
     resolve_prompt,
 )
-from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
-from metaphrase.hub import release, release_languages
+from metaphrase.exceptions import (
+    CheckpointError,
+    CorpusError,
+    MetaphraseError,
+    MissingExtraError,
+    UsageError,
+)
+from metaphrase.hub import push, release, release_languages
 from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.loss import AlignmentLoss
 from metaphrase.monolingual import check_monolingual, load_monolingual, with_monolingual
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.recipe import Recipe
+from metaphrase.redaction import hide, without_tokens
 from metaphrase.report import render_table, usage_lines, write_json, write_report
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
 
@@ -67,6 +79,9 @@ EXAMPLES = (
 
 #: The facts of a run, and what people read of them.
 Outcome = tuple[dict[str, Any], list[RenderableType]]
+
+#: Trackers of transformers that do not say whether they are installed.
+UNTOLD_TRACKERS = ("azure_ml", "flyte")
 
 #: What ``--clean`` can be.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -173,17 +188,44 @@ def run(argv: Sequence[str]) -> int:
 def parse_options(
     argv: Sequence[str], defaults: Mapping[str, Any] | None = None, *, prog: str = "metaphrase train"
 ) -> tuple[Any, ...]:
-    """Options of a training run: the recipe's training section, ``defaults``, ``--config``, then the command line."""
+    """Options of a training run: the recipe's training section, ``defaults``, ``--config``, then the command line.
+
+    Raises:
+        UsageError: An option is unknown or wrong, or a file holds a token.
+    """
     types = [ModelOptions, CorpusOptions, RecipeOptions, TrainArguments]
     about: dict[str, Any] = {"description": "Train an encoder with a recipe and release it.", "examples": EXAMPLES}
-    chosen = parse(prog, types, argv, defaults=defaults, peek=True, **about)[2]
+    token, argv = without_token(argv)
+    hide(token)
+    _, _, chosen, arguments = parse(prog, types, argv, defaults=defaults, peek=True, **about)
     recipe = Recipe.load(chosen.recipe)
     settings = dict(recipe.training) | (dict(recipe.paper_training) if chosen.paper_training else {})
     settings |= defaults or {}
+    if arguments.hub_token or settings.get("hub_token"):
+        raise UsageError("A file of settings should hold no token, but has a hub_token. Set HF_TOKEN in its place.")
     options = parse(prog, types, argv, defaults=settings, **about)
+    options[3].hub_token = token
     options[3].disable_tqdm = options[3].disable_tqdm or is_quiet()
     options[1].languages = [language for item in options[1].languages for language in item.split(",") if language]
     return options
+
+
+def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of ``--hub_token``, and the command line without it, as it may be printed and written down.
+
+    >>> without_token(["--hub_token", "secret", "--seed", "1"])
+    ('secret', ['--seed', '1'])
+    """
+    token, kept, at = None, list(argv), 0
+    while at < len(kept):
+        flag, given, value = kept[at].partition("=")
+        has_value = given or (at + 1 < len(kept) and not kept[at + 1].startswith("--"))
+        if flag in ("--hub_token", "--hub-token") and has_value:
+            token = value if given else kept.pop(at + 1)
+            del kept[at]
+        else:
+            at += 1
+    return token, kept
 
 
 def train_and_report(
@@ -202,11 +244,12 @@ def train_and_report(
         callbacks: Callbacks for the trainer, beside its own.
 
     Returns:
-        Facts of the run with its ``output`` and ``comparisons``, and what people read of them; both empty on other
-        processes than the first.
+        Facts of the run with its ``output``, its ``comparisons`` and the address that it was ``pushed`` to, and what people
+        read of them; both empty on other processes than the first.
 
     Raises:
         CheckpointError: Another process uses the output folder, nothing can be written there, or it cannot be resumed.
+        HubError: The release is there, with its report, and both are told of; but it could not be pushed.
     """
     _, corpus_options, recipe_options, arguments = options
     check(corpus_options, arguments)
@@ -281,7 +324,27 @@ def _train_and_report(
         )
         shown.append(f"\nReport: {report} and {report.with_suffix('.json').name}\n\nUse it:\n")
         shown.append(Syntax(usage, "python", background_color="default"))
-    return facts | {"output": str(output), "comparisons": comparisons}, shown
+    result = facts | {"output": str(output), "comparisons": comparisons, "pushed": None}
+    if arguments.push_to_hub:
+        try:
+            result["pushed"] = push_release(output, arguments)
+        except MetaphraseError:
+            emit(result, *shown)
+            raise
+        shown.append(f"\nPushed to {arguments.hub_model_id}: {result['pushed']}")
+    return result, shown
+
+
+def push_release(output: Path, arguments: AlignmentTrainingArguments) -> str:
+    """Push a finished release, with all that its card came to know, to the repository of the training arguments."""
+    return push(
+        output,
+        str(arguments.hub_model_id),
+        private=bool(arguments.hub_private_repo),
+        revision=arguments.hub_revision,
+        token=arguments.hub_token,
+        commit_message="End of training",
+    )
 
 
 def write_release(
@@ -330,7 +393,25 @@ def check(corpus_options: CorpusOptions, arguments: AlignmentTrainingArguments) 
         raise UsageError("A stream has no length: give --max_steps.")
     if corpus_options.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {corpus_options.clean!r}.")
+    check_trackers(arguments.report_to or ())
     find_files(corpus_options.corpus, languages=corpus_options.languages or None)
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are unknown or not installed.
+
+    Raises:
+        UsageError: There is no such tracker.
+        MissingExtraError: It is not installed.
+    """
+    known, installed = list(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"There is no tracker {name!r}{did_you_mean(name, known)}; --report_to takes {', '.join(known)}, all or none."
+            )
+        if name not in (*installed, *UNTOLD_TRACKERS):
+            raise MissingExtraError(f"--report_to {name} needs a package that is not installed: pip install {name}")
 
 
 def check_text(recipe: Recipe, options: CorpusOptions) -> None:
@@ -402,6 +483,11 @@ def train(
         logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
     embedding = loss.heads.language_embedding
     if embedding is not None:
+        if arguments.push_to_hub:
+            raise UsageError(
+                f"Recipe {recipe.name!r} is released as a folder for each language, so that one repository cannot hold it. "
+                "Leave out --push_to_hub, and push the folders after training: metaphrase push FOLDER/xx --repo me/name-xx."
+            )
         for evaluator in evaluators:
             evaluator.language_embedding = embedding
         tested = {language for sets in (tests or {}).values() for language in sets}
@@ -432,9 +518,10 @@ def train(
         evaluator=evaluators or None,
         callbacks=list(callbacks),
     )
+    arguments.hub_model_id = trainer.hub_model_id or arguments.hub_model_id
     result = trainer.train(resume_from_checkpoint=arguments.resume_from_checkpoint)
     facts = {
-        "command": shlex.join(command),
+        "command": without_tokens(shlex.join(without_token(command)[1])),
         "recipe": recipe.to_dict(),
         "model": model_options.model,
         "frozen_word_embeddings": model_options.freeze_word_embeddings,

@@ -14,7 +14,7 @@ import logging
 import platform
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -76,6 +76,8 @@ _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta
 _FILE = re.compile(r"(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
 #: Similarities held at a time (128 MB).
 _CHUNK = 1 << 25
+#: Mean cosine of sentences that are no translations of each other above which the embeddings have collapsed.
+COLLAPSED_COSINE = 0.99
 
 Hits = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 Encode = Callable[..., NDArray[Any]]
@@ -202,6 +204,31 @@ def _normalise(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
     return embeddings_nh / np.maximum(norms_n, np.finfo(np.float32).tiny)
 
 
+def unrelated_cosine(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> float | None:
+    """Mean cosine of two sentences of either side that are neither the same nor each other's translation.
+
+    Args:
+        source_nh: Embeddings of the sources, shape ``(n, hidden)``.
+        target_nh: Embeddings of the targets, row ``i`` translating source row ``i``, shape ``(n, hidden)``.
+
+    Returns:
+        The mean, or None of a single pair, which has no such sentences.
+
+    Raises:
+        ModelError: An embedding is not finite.
+
+    >>> unrelated_cosine(np.eye(2), np.eye(2))
+    0.0
+    """
+    n = len(source_nh)
+    if n < 2:
+        return None
+    sides = [_normalise(side_nh).astype(np.float64) for side_nh in (source_nh, target_nh)]
+    total_h = sides[0].sum(axis=0) + sides[1].sum(axis=0)
+    related = sum(float(np.vdot(one, other)) for one in sides for other in sides)
+    return (float(total_h @ total_h) - related) / (4 * n * (n - 1))
+
+
 def _nearest(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32]) -> NDArray[np.intp]:
     """Row of the pool with the largest dot product, the first of equals, shape ``(n,)``.
 
@@ -285,6 +312,28 @@ def find_translations(
 
     Arguments as in `evaluate_retrieval`.
     """
+    sides = _embedded(model, sets, prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode)
+    return {
+        language: retrieval_hits(
+            source_nh,
+            target_nh,
+            match_text=(sets[language].sources, sets[language].targets) if text_equality else None,
+            margin_k=margin_k,
+        )
+        for language, source_nh, target_nh in sides
+    }
+
+
+def _embedded(
+    model: Encoders,
+    sets: Mapping[str, ParallelSet],
+    *,
+    prompt: str | None,
+    batch_size: int,
+    show_progress: bool,
+    encode: Encode | None,
+) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
+    """Each language with the embeddings of its sources and targets, each distinct sentence encoded once."""
     models = model if isinstance(model, Mapping) else {"": model}
     texts: dict[str, dict[str, int]] = {}
 
@@ -312,15 +361,13 @@ def find_translations(
                 show_progress_bar=show_progress,
                 convert_to_numpy=True,
             )
-    return {
-        language: retrieval_hits(
-            embeddings_th[model_of(s.language)][rows[language][0]],
-            embeddings_th[model_of(TARGET_LANGUAGE)][rows[language][1]],
-            match_text=(s.sources, s.targets) if text_equality else None,
-            margin_k=margin_k,
+    for language, s in sets.items():
+        source_t, target_t = rows[language]
+        yield (
+            language,
+            embeddings_th[model_of(s.language)][source_t],
+            embeddings_th[model_of(TARGET_LANGUAGE)][target_t],
         )
-        for language, s in sets.items()
-    }
 
 
 def evaluate_retrieval(
@@ -537,10 +584,11 @@ def _as_json(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 class RetrievalEvaluator(BaseEvaluator):
-    """Retrieval accuracy in the training loop, by language and direction.
+    """Retrieval accuracy in the training loop, by language and direction, and a warning of embeddings that collapse.
 
     As in sentence-transformers' evaluators, the metrics are fractions, their names begin with the evaluator's, and a
-    line per evaluation is added to ``retrieval_evaluation_{name}_results.csv`` in the output folder.
+    line per evaluation is added to ``retrieval_evaluation_{name}_results.csv`` in the output folder. Beside the accuracies
+    it has ``unrelated_cosine``, the mean over the languages; above `COLLAPSED_COSINE` it is warned of.
 
     Args:
         sets: Parallel sentences per language, from `load_parallel_folder`.
@@ -585,7 +633,7 @@ class RetrievalEvaluator(BaseEvaluator):
     ) -> dict[str, float]:
         """Evaluate a model; arguments as in `BaseEvaluator`."""
         embedding = self.language_embedding
-        hits = find_translations(
+        sides = _embedded(
             model if embedding is None else fold_languages(model, embedding),
             self.sets,
             prompt=self.prompt,
@@ -593,17 +641,38 @@ class RetrievalEvaluator(BaseEvaluator):
             show_progress=self.show_progress_bar,
             encode=self.encode,
         )
-        accuracies = {language: (float(both[0].mean()), float(both[1].mean())) for language, both in hits.items()}
+        accuracies: dict[str, tuple[float, float]] = {}
+        cosines: list[float] = []
+        for language, source_nh, target_nh in sides:
+            both = retrieval_hits(source_nh, target_nh)
+            accuracies[language] = float(both[0].mean()), float(both[1].mean())
+            if (cosine := unrelated_cosine(source_nh, target_nh)) is not None:
+                cosines.append(cosine)
         directions = np.mean(list(accuracies.values()), axis=0)
         scores = {"mean_accuracy": float(directions.mean())}
         scores |= {f"{key}_accuracy": float(value) for key, value in zip(DIRECTIONS, directions, strict=True)}
         scores |= {f"{language}_accuracy": sum(both) / 2 for language, both in accuracies.items()}
         logger.info("Retrieval %s at step %d: %.2f %%", self.name, steps, 100 * scores["mean_accuracy"])
+        if cosines:
+            scores["unrelated_cosine"] = float(np.mean(cosines))
+            self._warn_of_collapse(scores["unrelated_cosine"], steps)
         if output_path is not None and self.write_csv:
             self._append_csv(Path(output_path), {"epoch": epoch, "steps": steps, **scores})
         metrics = self.prefix_name_to_metrics(scores, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        accuracies_only = {key: value for key, value in metrics.items() if key.endswith("_accuracy")}
+        self.store_metrics_in_model_card_data(model, accuracies_only, epoch, steps)
         return metrics
+
+    def _warn_of_collapse(self, cosine: float, steps: int) -> None:
+        if cosine > COLLAPSED_COSINE:
+            logger.warning(
+                "The embeddings have collapsed at step %d: sentences that do not translate each other have a mean cosine "
+                "of %.4f, where at most %g is expected. Stop, and train again from the original encoder with a lower "
+                "learning rate or larger batches; `metaphrase diagnose` tells more.",
+                steps,
+                cosine,
+                COLLAPSED_COSINE,
+            )
 
     def _append_csv(self, folder: Path, row: Mapping[str, float]) -> None:
         folder.mkdir(parents=True, exist_ok=True)

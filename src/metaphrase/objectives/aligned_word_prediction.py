@@ -146,6 +146,7 @@ class AlignedWordPrediction(MaskedPrediction):
 
     name: ClassVar[str] = "awp"
     granularity: ClassVar[Granularity] = "word"
+    reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = """\
 @inproceedings{miao-etal-2024-enhancing,
     title = "Enhancing Cross-lingual Sentence Embedding for Low-resource Languages with Word Alignment",

@@ -28,12 +28,18 @@ class Objective(nn.Module, ABC):
         name: The paper's abbreviation; key in recipes, logs and cards.
         granularity: What is aligned.
         citation: BibTeX, joins the model card.
+        in_batch_negatives: Whether the other pairs of a batch are all that a pair is ranked against.
+        gather: Whether those of the other processes' batches are too.
+        reads_words: Whether it asks which pieces a word became, which fast tokenizers alone can tell.
         head: The parameters of the objective, None where it has none. They are saved beside every checkpoint.
     """
 
     name: ClassVar[str]
     granularity: ClassVar[Granularity]
     citation: ClassVar[str]
+    in_batch_negatives: ClassVar[bool] = False
+    gather: bool = False
+    reads_words: ClassVar[bool] = False
 
     def __init__(self, *, max_length: int) -> None:
         super().__init__()

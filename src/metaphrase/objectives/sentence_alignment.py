@@ -78,6 +78,7 @@ class SentenceAlignment(Objective):
 
     name: ClassVar[str] = "sa"
     granularity: ClassVar[Granularity] = "sentence"
+    in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = """\
 @inproceedings{hu-etal-2021-explicit,
     title = "Explicit Alignment Objectives for Multilingual Bidirectional Encoders",

@@ -99,6 +99,7 @@ class SentenceContrast(Objective):
 
     name: ClassVar[str] = "sentence-contrast"
     granularity: ClassVar[Granularity] = "sentence"
+    in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
     def __init__(

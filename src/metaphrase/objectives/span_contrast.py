@@ -190,6 +190,7 @@ class SpanContrast(Objective):
 
     name: ClassVar[str] = "span-contrast"
     granularity: ClassVar[Granularity] = "span"
+    reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
     def __init__(

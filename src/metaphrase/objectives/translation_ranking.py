@@ -42,6 +42,7 @@ class TranslationRanking(Objective):
 
     name: ClassVar[str] = "tr"
     granularity: ClassVar[Granularity] = "sentence"
+    in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = """\
 @inproceedings{li-etal-2023-dual,
     title = "Dual-Alignment Pre-training for Cross-lingual Sentence Embedding",

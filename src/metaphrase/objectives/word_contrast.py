@@ -199,6 +199,7 @@ class WordContrast(Objective):
 
     name: ClassVar[str] = "word-contrast"
     granularity: ClassVar[Granularity] = "word"
+    reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
     def __init__(

@@ -134,6 +134,7 @@ class WordTranslationRanking(Objective):
 
     name: ClassVar[str] = "wtr"
     granularity: ClassVar[Granularity] = "word"
+    reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = AlignedWordPrediction.citation
 
     def __init__(

@@ -1,0 +1,73 @@
+"""Digests of what is trained on, by which another corpus is told apart when a run is resumed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from datasets import Dataset, IterableDataset
+
+#: Rows that are hashed at a time.
+ROWS = 100_000
+
+
+def data_digest(dataset: Dataset) -> str:
+    """A digest of every row and column, the same for the same rows however they are stored, chunked or chosen.
+
+    >>> rows = [{"source": "ja", "target": "yes"}, {"source": "nein", "target": "no"}]
+    >>> one, other = Dataset.from_list(rows), Dataset.from_list(rows[::-1]).select([1, 0])
+    >>> data_digest(one) == data_digest(other)
+    True
+    """
+    digest = xxhash.xxh3_64()
+    table = dataset.data.table.select(sorted(dataset.column_names))
+    chosen = None if dataset._indices is None else dataset._indices.column(0)
+    for first in range(0, len(dataset), ROWS):
+        rows = table.slice(first, ROWS) if chosen is None else table.take(chosen.slice(first, ROWS))
+        for name in rows.column_names:
+            digest.update(name.encode())
+            _add(digest, pa.concat_arrays(rows.column(name).chunks))
+    return digest.hexdigest()
+
+
+def _add(digest: Any, array: Any) -> None:
+    """Values and lengths of an array, without what its buffers hold beside them."""
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
+        digest.update(pc.binary_length(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64))
+        wide = pc.drop_null(array).cast(pa.large_binary())
+        _, ends, content = wide.buffers()
+        if len(wide):
+            ends_n = np.frombuffer(ends, dtype=np.int64)[wide.offset : wide.offset + len(wide) + 1]
+            digest.update(content[ends_n[0] : ends_n[-1]] if content is not None else b"")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        digest.update(pc.list_value_length(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64))
+        _add(digest, array.flatten())
+    else:
+        digest.update(json.dumps(array.to_pylist(), default=str).encode())
+
+
+def stream_digest(dataset: IterableDataset) -> str | None:
+    """A digest of names and sizes of the files behind a stream that `load_corpus` made; None for another stream."""
+    files = [
+        [file.name if not file.paths else "", file.revision, [[path.name, _size(path)] for path in file.paths]]
+        for file in _files(dataset._ex_iterable)
+    ]
+    return xxhash.xxh3_64_hexdigest(json.dumps(files, default=str).encode()) if files else None
+
+
+def _files(iterable: Any) -> Iterator[Any]:
+    yield from (getattr(iterable, "kwargs", None) or {}).get("files", ())
+    for inner in (getattr(iterable, "ex_iterable", None), *(getattr(iterable, "ex_iterables", None) or ())):
+        if inner is not None:
+            yield from _files(inner)
+
+
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
