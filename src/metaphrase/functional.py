@@ -226,11 +226,13 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         normaliser_n = hidden_nh.new_full((len(hidden_nh),), -torch.inf, dtype=_wide(hidden_nh))
         label_logit_k = normaliser_n.new_zeros(len(labels_k))
         at_k = torch.arange(len(labels_k), device=labels_k.device) if rows_k is None else rows_k
-        for block in _blocks(len(weight_vh), len(hidden_nh)):
-            logits_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
-            normaliser_n = torch.logaddexp(normaliser_n, logits_nv.logsumexp(dim=1))
+        for block, logits_nv in _blocks_of_logits(hidden_nh, weight_vh, bias_v):
             inside_k = _inside(labels_k, block)
             label_logit_k[inside_k] = logits_nv[at_k[inside_k], labels_k[inside_k] - block.start]
+            highest_n = logits_nv.amax(dim=1)
+            highest_n.masked_fill_(highest_n.isinf(), 0)
+            total_n = logits_nv.sub_(highest_n[:, None]).exp_().sum(dim=1)  # in place, for its traffic is what is slow
+            normaliser_n = torch.logaddexp(normaliser_n, total_n.log_().add_(highest_n))
         ctx.save_for_backward(hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n)
         ctx.table = weight_vh  # what is saved comes back as a copy where memory is offloaded or work done again
         loss_k = normaliser_n[at_k] - label_logit_k
@@ -253,20 +255,20 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         mass_n = torch.zeros_like(normaliser_n).index_add_(0, rows_k, weights_k)
         share_k = weights_k / mass_n[rows_k].clamp(min=torch.finfo(mass_n.dtype).tiny)
         scale_n1 = (unit * mass_n)[:, None]
-        for block in _blocks(len(weight_vh), len(hidden_nh)):
-            probability_nv = _block_logits(hidden_nh, weight_vh, bias_v, block)
+        scaled_nh = (hidden_nh * scale_n1).to(hidden_nh.dtype)  # a factor of each row, which the products keep
+        for block, probability_nv in _blocks_of_logits(hidden_nh, weight_vh, bias_v):
             probability_nv.sub_(normaliser_n[:, None]).exp_()
             inside_k = _inside(labels_k, block)
             places = (rows_k[inside_k], labels_k[inside_k] - block.start)
             probability_nv.index_put_(places, -share_k[inside_k], accumulate=True)
-            logit_grad_nv = (probability_nv * scale_n1).to(hidden_nh.dtype)
-            if hidden_grad is not None:
-                _add_product(hidden_grad, logit_grad_nv, weight_vh[block].to(hidden_nh.dtype))
-            if weight_grad is not None:
-                _add_product(weight_grad[block], logit_grad_nv.T, hidden_nh, keep=in_place)
             if bias_grad is not None:
-                bias_grad[block] = logit_grad_nv.sum(dim=0)
-        hidden_grad = None if hidden_grad is None else hidden_grad.to(hidden_nh.dtype)
+                bias_grad[block] = scale_n1[:, 0] @ probability_nv
+            unscaled_grad_nv = probability_nv.to(hidden_nh.dtype)
+            if hidden_grad is not None:
+                _add_product(hidden_grad, unscaled_grad_nv, weight_vh[block].to(hidden_nh.dtype))
+            if weight_grad is not None:
+                _add_product(weight_grad[block], unscaled_grad_nv.T, scaled_nh, keep=in_place)
+        hidden_grad = None if hidden_grad is None else hidden_grad.mul_(scale_n1).to(hidden_nh.dtype)
         return hidden_grad, None if in_place else weight_grad, None, bias_grad, None, None
 
 
@@ -280,9 +282,21 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor, *, keep: bool = True
         into.copy_(left @ right)
 
 
-def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice) -> Tensor:
-    logits_nv = (hidden_nh @ weight_vh[block].to(hidden_nh.dtype).T).to(_wide(hidden_nh))
-    return logits_nv if bias_v is None else logits_nv + bias_v[block]
+def _blocks_of_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """Blocks of the vocabulary and their logits, one after the other in the same memory."""
+    blocks = _blocks(len(weight_vh), len(hidden_nh))
+    memory = hidden_nh.new_empty(len(hidden_nh) * (blocks[0].stop if blocks else 0))
+    for block in blocks:
+        yield block, _block_logits(hidden_nh, weight_vh, bias_v, block, memory)
+
+
+def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice, memory: Tensor) -> Tensor:
+    """Logits of a block, in at least float32."""
+    shape = len(hidden_nh), block.stop - block.start
+    logits_nv = memory[: shape[0] * shape[1]].view(shape)
+    torch.mm(hidden_nh, weight_vh[block].to(hidden_nh.dtype).T, out=logits_nv)
+    logits_nv = logits_nv.to(_wide(hidden_nh))
+    return logits_nv if bias_v is None else logits_nv.add_(bias_v[block])
 
 
 def _blocks(vocabulary: int, positions: int) -> list[slice]:
