@@ -42,7 +42,8 @@ class Options:
 
     rows: str = field(default="all", metadata={"help": f"Rows, with commas: {', '.join(ROWS)}."})
     quick: bool = field(
-        default=False, metadata={"help": "Measure the starter's shape only, and leave out what takes longest."}
+        default=False,
+        metadata={"help": "Measure the starter's shape only, in two rounds, and leave out what takes longest."},
     )
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     threads: int = field(default=1, metadata={"help": "Threads."})
@@ -159,10 +160,9 @@ def main(argv: list[str]) -> int:
     names = list(ROWS) if options.rows == "all" else options.rows.split(",")
     if unknown := set(names) - ROWS.keys():
         raise ValueError(f"There are no rows {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}.")
+    rounds = min(options.rounds, 2) if options.quick else options.rounds
     shapes = [options.shape] if options.shape else ["small"] if options.quick else ["base", "small"]
-    context = Context(
-        options.device, options.rounds, shapes, options.texts, options.quick, tiny=options.shape == "tiny"
-    )
+    context = Context(options.device, rounds, shapes, options.texts, options.quick, tiny=options.shape == "tiny")
     kind = options.device if options.device == "cpu" else torch.cuda.get_device_name().replace(" ", "-")
     folder = Path(options.results) if options.results else RESULTS / (f"{kind}-quick" if options.quick else kind)
     folder.mkdir(parents=True, exist_ok=True)
