@@ -193,7 +193,11 @@ def suites_table(content: dict[str, Any]) -> str:
                 " / ".join(f"{way[side][group]['score']:.1f}" for way in ways) + mark(one, side) if side in one else ""
                 for side in sides
             ]
-            label = f"{test_set}, {one['languages']} languages" if group == "average" else f"{test_set}, the {group}"
+            label = (
+                f"{test_set}, {one['languages']} language{'s' * (one['languages'] > 1)}"
+                if group == "average"
+                else f"{test_set}, the {group}"
+            )
             add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
     if any("†" in line for line in lines):
         lines += ["", "† no better than the commonest answer throughout: nothing was learned at this scale."]
