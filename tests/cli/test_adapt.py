@@ -10,10 +10,10 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.cli.adapt as adapt
-from metaphrase.checkpoints import checkpoint_folders, exclusive, verify
+from metaphrase.checkpoints import checkpoint_folders, verify
 from metaphrase.cli import main
 from metaphrase.trainer import AlignmentTrainer
-from tests.faults.children import Child
+from tests.faults.children import holder
 
 DATA = adapt.DATA
 DEMO = DATA / "demo"
@@ -180,15 +180,7 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
 
 
 def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault):
-    read, ready = os.pipe()
-
-    def work():
-        with exclusive(tmp_path / "out"):
-            os.write(ready, b".")
-            signal.pause()
-
-    child = Child(work, tmp_path / "log")
-    assert os.read(read, 1) == b"."
+    child = holder(tmp_path / "out", tmp_path / "log")
     status = main(command)
     os.kill(child.pid, signal.SIGKILL)
     child.wait()
@@ -196,8 +188,6 @@ def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault
     assert f"is in use by process {child.pid}" in capsys.readouterr().err
     assert not (tmp_path / "out" / "data").exists()
     fault("A7", "`adapt` on a folder in use", tried=1, survived=1)
-    os.close(read)
-    os.close(ready)
 
 
 def test_its_own_data_are_no_corpus(command, trained, tmp_path, capsys):

@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from metaphrase.checkpoints import exclusive
+
 
 class Child:
     """A forked process that does some work and ends.
@@ -123,3 +125,19 @@ def limit_files(size: int, *, die: bool) -> None:
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if die else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def holder(folder: Path, log: Path) -> Child:
+    """A process that has a folder to itself, until it is killed."""
+    read, ready = os.pipe()
+
+    def work() -> None:
+        with exclusive(folder):
+            os.write(ready, b".")
+            signal.pause()
+
+    child = Child(work, log)
+    os.close(ready)
+    with os.fdopen(read, "rb") as pipe:
+        assert pipe.read(1) == b"."
+    return child

@@ -21,7 +21,7 @@ from metaphrase.checkpoints import (
     verify,
 )
 from metaphrase.exceptions import CheckpointError, NonFiniteError
-from tests.faults.children import Child
+from tests.faults.children import Child, holder
 from tests.faults.scores import SETTINGS, scored
 
 
@@ -310,15 +310,7 @@ def test_leftovers_are_cleared_away(make_checkpoint, tmp_path):
 
 
 def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path, fault):
-    read, write = os.pipe()
-
-    def work():
-        with exclusive(tmp_path / "out"):
-            os.write(write, b".")
-            signal.pause()
-
-    child = Child(work, tmp_path / "log")
-    assert os.read(read, 1) == b"."
+    child = holder(tmp_path / "out", tmp_path / "log")
     with pytest.raises(CheckpointError, match=rf"is in use by process {child.pid} on \S+\. Wait for it or stop it"):
         exclusive(tmp_path / "out").__enter__()
     os.kill(child.pid, signal.SIGKILL)
@@ -328,8 +320,6 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path, fault):
         pass
     assert not (tmp_path / "out" / "_lock").exists()
     fault("A7", "two processes on one folder; the first dies", tried=2, survived=2)
-    os.close(read)
-    os.close(write)
 
 
 def test_a_run_on_a_folder_in_use_is_refused(make_trainer, tmp_path, run, fault):
@@ -361,8 +351,11 @@ def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fa
 
 def test_a_folder_that_vanishes_is_made_again(make_trainer, tmp_path, fault):
     trainer = make_trainer(max_steps=3, save_steps=3)
-    trainer.add_callback(vanish(trainer.args.output_dir))
+    callback = vanish(trainer.args.output_dir)
+    trainer.add_callback(callback)
     trainer.train()
+    assert callback.vanished
+    assert trainer.state.global_step == 3
     verify(tmp_path / "run" / "checkpoint-3")
     fault("A8", "an output folder that vanishes", tried=1, survived=1)
 
@@ -371,9 +364,12 @@ def vanish(output):
     from transformers import TrainerCallback
 
     class Vanish(TrainerCallback):
+        vanished = False
+
         def on_step_begin(self, args, state, control, **kwargs):
             if state.global_step == 1:
                 shutil.rmtree(output)
+                self.vanished = not os.path.lexists(output)
 
     return Vanish()
 
