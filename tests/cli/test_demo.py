@@ -1,9 +1,14 @@
 import json
 
+import pytest
+import torch
 import yaml
 
 from metaphrase.cli import main
-from metaphrase.cli.demo import DATA
+from metaphrase.cli.demo import DATA, parse
+from metaphrase.cli.train import with_choices
+from metaphrase.loss import AlignmentLoss
+from metaphrase.recipe import Recipe, list_recipes
 
 
 def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
@@ -27,3 +32,15 @@ def test_the_demo_is_what_its_configuration_says():
     assert settings["vocabulary"] == "english"
     assert settings["freeze_word_embeddings"] is True
     assert len(settings["languages"]) == 8
+
+
+@pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
+def test_the_demo_runs_with_every_recipe(name, tiny_encoder, tmp_path):
+    """RTL alone predicts among English pieces: the demo's vocabulary is no setting of the others."""
+    chosen = parse(["--recipe", name, "--output_dir", str(tmp_path)])[2]
+    recipe = with_choices(Recipe.load(name), chosen)
+    loss = AlignmentLoss(
+        tiny_encoder, recipe, max_length=24, english_ids=torch.tensor([5, 6, 7]), languages=["en", "sw"]
+    )
+    assert loss.recipe.name == name
+    assert chosen.vocabulary == ("english" if name == "dap" else None)

@@ -27,9 +27,19 @@ def defaults() -> dict[str, Any]:
     }
 
 
+def parse(argv: Sequence[str]) -> tuple[Any, ...]:
+    """The demo's options. Its vocabulary was chosen for the demo's own recipe; other recipes keep theirs."""
+    settings = defaults()
+    options = parse_options(argv, settings, prog="metaphrase demo")
+    if options[2].recipe == settings["recipe"]:
+        return options
+    others = {name: value for name, value in settings.items() if name not in ("vocabulary", "transform")}
+    return parse_options(argv, others, prog="metaphrase demo")
+
+
 def run(argv: Sequence[str]) -> int:
     """Train DAP, or another recipe, on the bundled bitext; measure in its domain and out of it, before and after; report."""
-    options = parse_options(argv, defaults(), prog="metaphrase demo")
+    options = parse(argv)
     arguments = options[3]
     if not arguments.resume_from_checkpoint:
         for checkpoint in checkpoint_folders(arguments.output_dir):  # of an earlier demo
