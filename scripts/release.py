@@ -32,7 +32,7 @@ from metaphrase.recipe import Recipe, list_recipes
 CARDS = Path(__file__).parents[1] / "model_cards"
 #: How long recipes are trained for their first cards: minutes on two cores.
 SHORT = ("--max_steps", "40", "--per_device_train_batch_size", "32", "--report_to", "none")
-#: Where that is made which recipes read beside the demo's bitext.
+#: Where the monolingual text is put that recipes read beside the demo's bitext.
 DERIVED = Path("runs/cards")
 #: What has to be the same everywhere; versions may explain why weights are not.
 BINDING = ("recipe", "seed", "base_model_revision", "data")
@@ -100,21 +100,10 @@ def first_cards(recipes: Iterable[str]) -> int:
 
 
 def read_beside(recipe: Recipe) -> list[str]:
-    """Options of a recipe that reads links between words or monolingual text, which are made of the demo's bitext."""
-    if "alignment" in recipe.columns:
-        return ["--corpus", str(linked(DERIVED / "linked"))]
+    """Options of a recipe that reads monolingual text, which is made of the demo's bitext."""
     if "monolingual" in recipe.columns:
         return ["--monolingual", str(sentences(DERIVED / "sentences.txt"))]
     return []
-
-
-def linked(folder: Path) -> Path:
-    """The demo's training pairs with their word links, a file for each language."""
-    for file in find_files(DATA / "demo"):
-        path = folder / file.paths[0].name.replace(".tsv.gz", ".parquet")
-        if not path.exists() and metaphrase(["align", file.name, "--output", str(path), "--quiet"]) != 0:
-            raise SystemExit(f"{file.name} could not be aligned.")
-    return folder
 
 
 def sentences(path: Path) -> Path:
