@@ -1,7 +1,17 @@
 import pytest
 
-from metaphrase.adaptation import EPOCHS, batch_size_for, make_plan, replay, split, verdict_in_words, write_pairs
-from metaphrase.corpus import load_corpus
+from metaphrase.adaptation import (
+    EPOCHS,
+    batch_size_for,
+    held_out,
+    make_plan,
+    replay,
+    split,
+    split_all,
+    verdict_in_words,
+    write_pairs,
+)
+from metaphrase.corpus import load_corpus, normalised
 from metaphrase.evaluation.retrieval import ParallelSet
 from metaphrase.exceptions import CorpusError
 
@@ -32,6 +42,22 @@ def test_sentences_of_what_is_searched_are_told_apart():
     for part in (one.dev, one.test):
         for column in zip(*part, strict=True):
             assert len(set(column)) == len(column)
+
+
+def test_what_one_language_holds_out_no_other_is_trained_on():
+    """The English sides of interfaces are the same in every language."""
+    sets = {code: pairs_of(n, code) for code, n in (("sw", 1000), ("te", 900), ("fi", 1000))}
+    own = {code: sets[code] for code in ("sw", "te")}
+    splits = split_all(own, seed=1)
+    held = held_out(splits.values())
+    mixed_in = replay({"fi": sets["fi"]}, 10**6, held=held, seed=1)["fi"]
+    for pairs in (splits["sw"].train, splits["te"].train, mixed_in):
+        assert held.isdisjoint(normalised(side) for pair in pairs for side in pair)
+        assert len(pairs) > 500
+    alone = [split(own[code], seed=1) for code in own]
+    assert any(not held.isdisjoint(normalised(target) for _, target in one.train) for one in alone)
+    for code, one in splits.items():
+        assert len(one.train) + len(one.dev) + len(one.test) + one.left_out == len(sets[code].sources)
 
 
 def test_the_same_seed_divides_alike():

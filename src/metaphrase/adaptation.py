@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import gzip
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,37 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
     held = {normalised(side) for pair in (*test, *dev) for side in pair}
     seen = {normalised(side) for pair in test for side in pair}
     dev = [pair for pair in dev if not seen & {normalised(side) for side in pair}]
-    train = [pair for pair in rest if not held & {normalised(side) for side in pair}]
+    train = without(rest, held)
     kept = len(train) + len(dev) + len(test)
     return Split(tuple(train), tuple(dev), tuple(test), len(pairs.sources) - kept)
+
+
+def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
+    """Hold out pairs of every language; what is held out of one is trained on in none, in English either.
+
+    Args:
+        sets: The pairs of each language.
+        seed: Of the choice.
+
+    Raises:
+        CorpusError: A language has too few pairs.
+    """
+    splits = {language: split(pairs, seed=seed) for language, pairs in sets.items()}
+    held = held_out(splits.values())
+    for language, one in splits.items():
+        train = without(one.train, held)
+        splits[language] = replace(one, train=train, left_out=one.left_out + len(one.train) - len(train))
+    return splits
+
+
+def held_out(splits: Iterable[Split]) -> set[str]:
+    """The normalised sentences, of either side, that are in a dev or test set."""
+    return {normalised(side) for one in splits for pair in (*one.dev, *one.test) for side in pair}
+
+
+def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
+    """The pairs no side of which is among the held-out sentences."""
+    return tuple(pair for pair in pairs if held.isdisjoint(map(normalised, pair)))
 
 
 def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
@@ -88,21 +116,26 @@ def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
     return kept
 
 
-def replay(others: Mapping[str, ParallelSet], wanted: int, *, seed: int = 0) -> dict[str, tuple[Pair, ...]]:
+def replay(
+    others: Mapping[str, ParallelSet], wanted: int, *, held: Set[str] = frozenset(), seed: int = 0
+) -> dict[str, tuple[Pair, ...]]:
     """Pairs of other languages to train on beside the user's, so that these are kept: as evenly as there are pairs.
 
     Args:
         others: Pairs of each other language.
         wanted: Pairs of all of them together.
+        held: Normalised sentences that must not be trained on, in whatever language.
         seed: Of the choice.
     """
     chosen: dict[str, tuple[Pair, ...]] = {}
     left = wanted
-    ordered = sorted(others.values(), key=lambda pairs: (len(pairs.sources), pairs.language))
-    for number, pairs in enumerate(ordered):
-        share = min(left // (len(ordered) - number), len(pairs.sources))
-        both = list(zip(pairs.sources, pairs.targets, strict=True))
-        chosen[pairs.language] = tuple(random.Random(seed).sample(both, share))
+    allowed = {
+        language: without(zip(pairs.sources, pairs.targets, strict=True), held) for language, pairs in others.items()
+    }
+    ordered = sorted(allowed.items(), key=lambda item: (len(item[1]), item[0]))
+    for number, (language, pairs) in enumerate(ordered):
+        share = min(left // (len(ordered) - number), len(pairs))
+        chosen[language] = tuple(random.Random(seed).sample(pairs, share))
         left -= share
     return {language: pairs for language, pairs in sorted(chosen.items()) if pairs}
 

@@ -29,6 +29,11 @@ def write(path: Path, lines):
     return path
 
 
+def sentences_of(folder: Path):
+    rows = [line for path in folder.iterdir() for line in gzip.decompress(path.read_bytes()).decode().splitlines()[1:]]
+    return {side for row in rows for side in row.split("\t")}
+
+
 @pytest.fixture
 def small_data(tmp_path, monkeypatch):
     """The packaged data with a few languages for retention."""
@@ -54,6 +59,11 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     assert json.loads((output / "verdict.json").read_text())["said"] == result["said"]
     assert (output / "report.html").is_file()
     assert {path.name[:2] for path in (output / "data" / "training").iterdir()} == {"sw", "et", "fi", "ml"}
+    held = sentences_of(output / "data" / "dev") | sentences_of(output / "data" / "held-out")
+    trained = sentences_of(output / "data" / "training")
+    assert held
+    assert held.isdisjoint(trained)
+    assert result["read"]["read"] == 400
     SentenceTransformer(str(output), device="cpu")
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "anchor" in card

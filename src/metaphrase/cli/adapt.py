@@ -26,22 +26,23 @@ from metaphrase.adaptation import (
     Plan,
     Split,
     batch_size_for,
+    held_out,
     make_plan,
     replay,
-    split,
+    split_all,
     verdict_in_words,
     write_pairs,
 )
 from metaphrase.checkpoints import checkpoint_folders, differences, exclusive, tidy
 from metaphrase.checks import check_corpus, errors, read_corpus
 from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.diagnose import findings_table
+from metaphrase.cli.diagnose import findings_table, lines_without_pair
 from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
 from metaphrase.collator import ParallelCollator
 from metaphrase.corpus import load_corpus
 from metaphrase.encoders import freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import ParallelSet, compare_retrieval, load_parallel_folder
-from metaphrase.exceptions import CheckpointError, CorpusError, MetaphraseError, UsageError
+from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.identification import language_name
 from metaphrase.packing import packed
 from metaphrase.recipe import Recipe
@@ -96,7 +97,10 @@ def run(argv: Sequence[str]) -> int:
     """Check the data, plan, train, measure, and say what came of it."""
     (options,) = parse("metaphrase adapt", [AdaptOptions], argv, description=SUMMARY, examples=EXAMPLES)
     if options.minutes <= 0 or options.replay < 0 or options.anchor < 0:
-        raise UsageError("--minutes must be positive, --replay and --anchor at least 0.")
+        raise UsageError(
+            f"--minutes must be positive, --replay and --anchor at least 0; they are {options.minutes:g}, "
+            f"{options.replay:g} and {options.anchor:g}."
+        )
     started = time.time()
     prepare_process()
     languages = [code for item in options.languages for code in item.replace(",", " ").split()]
@@ -105,7 +109,9 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(
             f"{inside[0]} lies where this run writes its own data. Copy it elsewhere, or choose another --output_dir."
         )
-    sets, _ = read_corpus(options.corpus, languages=languages)
+    sets, read = read_corpus(options.corpus, languages=languages)
+    if unread := lines_without_pair(read):
+        notes().print(unread, highlight=False, markup=False)
     findings = check_corpus(sets, seed=options.seed)
     if findings:
         notes().print(findings_table(findings))
@@ -113,11 +119,13 @@ def run(argv: Sequence[str]) -> int:
         raise CorpusError(
             f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Mend the corpus, or give --force."
         )
-    splits = {language: split(pairs, seed=options.seed) for language, pairs in sets.items()}
-    kept = replay(others(sets, options), int(options.replay * own_pairs(splits)), seed=options.seed)
+    splits = split_all(sets, seed=options.seed)
+    wanted = int(options.replay * own_pairs(splits))
+    kept = replay(others(sets, options), wanted, held=held_out(splits.values()), seed=options.seed)
     with exclusive(output):
         result, shown = adapt(options, output, splits, kept, command=["metaphrase", "adapt", *argv])
-        result |= {"findings": [finding.to_dict() for finding in findings], "seconds": round(time.time() - started, 1)}
+        result |= {"read": read.to_dict(), "findings": [finding.to_dict() for finding in findings]}
+        result["seconds"] = round(time.time() - started, 1)
         write_json(output / "verdict.json", result)
     lines = [f"\n{line}" for line in result["said"]]
     emit(
@@ -191,7 +199,7 @@ def adapt(
             title=f"{options.model} adapted to {', '.join(map(language_name, splits))}",
             callbacks=[EarlyStoppingCallback(early_stopping_patience=PATIENCE)],
         )
-    except (MetaphraseError, SystemExit):
+    except (Exception, SystemExit):
         notes().print(
             "Stopped. Where nothing is to be changed, the same `metaphrase adapt` goes on from the last checkpoint; options "
             f"that it lacks are those of: metaphrase train {shlex.join(arguments)}",

@@ -155,9 +155,8 @@ def _people(
     diagnosis: Diagnosis | None,
 ) -> Iterator[RenderableType]:
     """What people read."""
-    if dropped := report.dropped:
-        unread = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
-        yield f"{dropped.total():,} of {report.read:,} lines hold no pair: {unread}."
+    if unread := lines_without_pair(report):
+        yield unread
     yield _languages_table(sets, diagnosis)
     if diagnosis is not None:
         yield from _about_model(diagnosis)
@@ -168,6 +167,14 @@ def _people(
     counts = {severity: sum(f.severity == severity for f in findings) for severity in _STYLES}
     said = ", ".join(f"{n} {severity}{'s' * (n != 1 and severity != 'info')}" for severity, n in counts.items() if n)
     yield Text(f"Found: {said}.", style=_STYLES[findings[0].severity])
+
+
+def lines_without_pair(report: CorpusReport) -> str:
+    """How many lines were left out and why, in a sentence; nothing where none was."""
+    if not (dropped := report.dropped):
+        return ""
+    unread = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
+    return f"{dropped.total():,} of {report.read:,} lines hold no pair: {unread}."
 
 
 def _table(title: str) -> Table:
