@@ -14,9 +14,11 @@ wrongly is refused. A line that cannot be read is dropped and counted, and more 
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import gzip
 import hashlib
+import importlib.metadata
 import io
 import json
 import logging
@@ -27,7 +29,7 @@ import unicodedata
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -36,6 +38,7 @@ from xml.parsers import expat
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import (
     Dataset,
@@ -46,9 +49,10 @@ from datasets import (
     load_dataset,
     load_dataset_builder,
 )
+from datasets.fingerprint import Hasher
 from numpy.typing import NDArray
 
-from metaphrase.exceptions import AlignmentFormatError, CorpusError, MissingFileError
+from metaphrase.exceptions import AlignmentFormatError, CorpusError, MissingFileError, UsageError
 from metaphrase.words import format_links, parse_links, word_spans
 
 logger = logging.getLogger(__name__)
@@ -57,8 +61,8 @@ logger = logging.getLogger(__name__)
 MAX_CHARS = 10_000
 #: Above this share of unreadable lines a file is refused, once this many lines were read.
 MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
-#: A .gz file of which more bytes than the second number came is refused once they are so many times the packed ones:
-#: text is seldom packed to less than a twentieth.
+#: A .gz or Parquet file of which more bytes than the second number came is refused once they are so many times the
+#: packed ones: text is seldom packed to less than a twentieth.
 MAX_EXPANSION, EXPANSION_AFTER = 200, 64 << 20
 #: How many examples of each fault a report keeps.
 EXAMPLES = 5
@@ -87,6 +91,8 @@ _ENGLISH = frozenset(["the", "of", "and", "to", "with", "that", "this", "you", "
 _INSPECTED = 1000
 _PEEKED = 100  # pairs of a file that tell which columns a stream has
 _CHUNK = 10_000
+#: Rows of a Parquet file that are read at a time, fewer if their values would be more bytes, and that are Python's.
+_PARQUET_ROWS, _PARQUET_BYTES, _PARQUET_FEW = 1000, 32 << 20, 100
 #: Lines of a Moses pair, and lines that one side may have more, in which is looked for where the sides part; lines on
 #: either side of that place that must show it, and how many standard errors they must be off.
 _COMPARED, _SHIFTED, _PART_LINES, _PART_ERRORS = 1_000_000, 10_000, 20, 4.0
@@ -340,6 +346,22 @@ class CorpusReport:
         report |= {"languages": self.languages, "files": files}
         return report | ({"sampled": dict(self.sampled)} if self.sampled else {})
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> CorpusReport:
+        """The report that `to_dict` wrote down.
+
+        >>> report = CorpusReport()
+        >>> report.of("x.tsv", "sw").drop("duplicate", "x.tsv:3")
+        >>> CorpusReport.from_dict(report.to_dict()).dropped
+        Counter({'duplicate': 1})
+        """
+        report = cls()
+        for row in content["files"]:
+            counts = report.of(row["file"], row["language"])
+            counts.read, counts.kept, counts.dropped = row["read"], row["kept"], Counter(row["dropped"])
+            counts.examples.update(row["examples"])
+        return report
+
     def __str__(self) -> str:
         rows = [("file", "language", "read", "kept", "dropped")]
         rows += [
@@ -382,7 +404,7 @@ class BitextFile:
         into: The corpus's target language.
         split: Split of a Hub data set.
         revision: Branch, tag or commit of a Hub data set; None is what the Hub shows.
-        max_expansion: How many times as large as its packed bytes a ``.gz`` file may be; None is without end.
+        max_expansion: How many times as large as its packed bytes a ``.gz`` or Parquet file may be; None is without end.
     """
 
     name: str
@@ -794,25 +816,68 @@ def _damage(path: Path, line: int, error: Exception) -> CorpusError:
     return CorpusError(f"{path}, after line {line}: the gzip file is damaged or ends early ({error}). Fetch it again.")
 
 
+@contextmanager
+def open_text(
+    path: Path, *, newline: str | None = "\n", max_expansion: float | None = MAX_EXPANSION
+) -> Iterator[TextIO]:
+    """The UTF-8 text of a file, unpacked if it is gzip, without a byte order mark.
+
+    Args:
+        path: The file.
+        newline: See :func:`open`.
+        max_expansion: How many times as large as its packed bytes it may be, beyond its first 64 MiB.
+
+    Raises:
+        ValueError: The file is damaged, unpacks to too much, or is not UTF-8; the message names it, and the line.
+    """
+    try:
+        with (
+            _open(path, max_expansion) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", newline=newline) as text,
+        ):
+            yield text
+    except _DAMAGED as error:
+        raise CorpusError(f"{path}: the gzip file is damaged or ends early ({error}). Fetch it again.") from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, max_expansion) from error
+
+
+def _not_utf8(path: Path, max_expansion: float | None) -> CorpusError:
+    """The error for a file, which names the first line that is not UTF-8."""
+    with _open(path, max_expansion) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                found = f"byte {raw[error.start]:#04x} at {error.start}"
+                return CorpusError(f"{path}:{number}: this is not UTF-8 ({found}). Convert the file to UTF-8.")
+    return CorpusError(f"{path} is not UTF-8. Convert it.")
+
+
+def _most_bytes(max_chars: int) -> int:
+    """Bytes of a line: two sides of four-byte characters, and the other columns."""
+    return 8 * max_chars + (1 << 16)
+
+
 def _lines(
     path: Path, max_chars: int, max_expansion: float | None = MAX_EXPANSION
 ) -> Generator[tuple[int, str | _Bad], None, None]:
     """Numbered lines of a UTF-8 file, split at line feeds only, in bounded memory."""
-    limit = 8 * max_chars + (1 << 16)  # two sides of four-byte characters, and the other columns
+    limit = _most_bytes(max_chars)
     number = 0
     with _open(path, max_expansion) as stream:
         try:
             while raw := stream.readline(limit):
                 number += 1
-                if number == 1:
-                    if raw[:2] in (b"\xff\xfe", b"\xfe\xff") or raw.count(0) > len(raw) / 4:
-                        raise CorpusError(f"{path}:1: this is UTF-16 text; convert it to UTF-8.")
-                    raw = raw.removeprefix(b"\xef\xbb\xbf")
+                if number == 1 and (raw[:2] in (b"\xff\xfe", b"\xfe\xff") or raw.count(0) > len(raw) / 4):
+                    raise CorpusError(f"{path}:1: this is UTF-16 text; convert it to UTF-8.")
                 if len(raw) == limit and not raw.endswith(b"\n"):
                     while (rest := stream.readline(limit)) and not rest.endswith(b"\n"):
                         pass
                     yield number, _Bad("too long", f"more than {limit} bytes")
                     continue
+                if number == 1:
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
                 raw = raw.removesuffix(b"\n").removesuffix(b"\r")
                 if b"\0" in raw:
                     yield number, _Bad("not text", "NUL byte")
@@ -874,20 +939,127 @@ def _read_jsonl(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _
 
 
 def _read_parquet(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
-    yield from _rows_of(enumerate(_parquet_records(file), 1), file)
+    yield from _rows_of(enumerate(_parquet_records(file, max_chars), 1), file)
 
 
-def _parquet_records(file: BitextFile) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file: where the columns of a pair are there, these alone; others may hold what Python cannot."""
+def _parquet_records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | _Bad]:
+    """Rows of a Parquet file in bounded memory, of the columns of a pair alone: others may hold what Python cannot.
+
+    A column is read as its distinct values and their places, so that a long value costs its bytes once, however many rows
+    have it. A row with a value that is longer than a line may be is unreadable.
+    """
+    path, limit = file.paths[0], _most_bytes(max_chars)
     try:
-        table = pq.ParquetFile(file.paths[0])
-        names = table.schema_arrow.names
-        layout = None if "translation" in names else _layout(names, file)
-        wanted = None if layout is None else [name for name in names if name in (*layout[:4], *layout.optional)]
-        for batch in table.iter_batches(batch_size=_CHUNK, columns=wanted):
-            yield from batch.to_pylist()
+        with pq.ParquetFile(path) as parquet:
+            metadata, leaves = parquet.metadata, _parquet_leaves(parquet.schema_arrow, file)
+        layout = _layout(leaves, file)
+        if layout is None:
+            if metadata.num_rows:
+                yield dict.fromkeys(leaves)
+            return
+        wanted = {name: leaf for name, leaf in leaves.items() if name in (*layout[:4], *layout.optional)}
+        for name, leaf in wanted.items():
+            if not (leaf.text or pa.types.is_primitive(leaf.kind) or pa.types.is_null(leaf.kind)):
+                raise CorpusError(f"{file.name}: the column {name!r} holds {leaf.kind}, but should hold text.")
+        rows = _parquet_batch(file, metadata, {leaf.path for leaf in wanted.values()})
+        text = [leaf.path for leaf in wanted.values() if leaf.text]
+        with pq.ParquetFile(path, metadata=metadata, read_dictionary=text) as parquet:
+            for batch in parquet.iter_batches(rows, columns=[leaf.path for leaf in wanted.values()]):
+                yield from _parquet_rows({name: leaf.of(batch) for name, leaf in wanted.items()}, limit)
+    except CorpusError:
+        raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise CorpusError(f"{file.name} is no readable Parquet file: {error}") from error
+
+
+class _Leaf(NamedTuple):
+    """A column of a Parquet file, or a field of one."""
+
+    column: str
+    field: str | None
+    kind: pa.DataType
+
+    @property
+    def path(self) -> str:
+        """As Parquet calls it."""
+        return self.column if self.field is None else f"{self.column}.{self.field}"
+
+    @property
+    def text(self) -> bool:
+        """Whether it holds strings (or bytes, which are refused row by row)."""
+        kind = self.kind.value_type if pa.types.is_dictionary(self.kind) else self.kind
+        return bool(
+            pa.types.is_string(kind)
+            or pa.types.is_large_string(kind)
+            or pa.types.is_string_view(kind)
+            or pa.types.is_binary(kind)
+            or pa.types.is_large_binary(kind)
+            or pa.types.is_binary_view(kind)
+        )
+
+    def of(self, batch: pa.RecordBatch) -> pa.Array:
+        """Its values."""
+        column = batch.column(self.column)
+        return column if self.field is None else pc.struct_field(column, self.field)
+
+
+def _parquet_leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
+    """Columns by name; in place of a column ``translation`` of ``{language: text}``, its languages.
+
+    Raises:
+        CorpusError: A name is there twice.
+    """
+    if len(set(schema.names)) < len(schema.names):
+        raise CorpusError(f"{file.name} names a column twice: {', '.join(schema.names)}.")
+    leaves = {field.name: _Leaf(field.name, None, field.type) for field in schema}
+    if "translation" in leaves and pa.types.is_struct(kind := leaves["translation"].kind):
+        del leaves["translation"]
+        leaves |= {field.name: _Leaf("translation", field.name, field.type) for field in kind.fields}
+    return leaves
+
+
+def _parquet_batch(file: BitextFile, metadata: pq.FileMetaData, paths: set[str]) -> int:
+    """How many rows are read at a time, so that their values are few bytes where they are all different.
+
+    Raises:
+        CorpusError: The columns unpack to too much.
+    """
+    packed = size = 0
+    longest = 1.0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):
+        columns = [column for at in range(group.num_columns) if (column := group.column(at)).path_in_schema in paths]
+        unpacked = sum(column.total_uncompressed_size for column in columns)
+        packed += sum(column.total_compressed_size for column in columns)
+        size += unpacked
+        longest = max(longest, unpacked / max(1, group.num_rows))
+    if file.max_expansion is not None and size > max(EXPANSION_AFTER, file.max_expansion * packed):
+        raise CorpusError(
+            f"{file.name} unpacks to more than {file.max_expansion:g} times its size: {size >> 20:,} MiB would come of "
+            f"{packed >> 10:,} KiB, and it was not read. Text does not shrink so far. If you trust the file, write it "
+            "without compression, or pass max_expansion=None."
+        )
+    return max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / longest)))
+
+
+def _parquet_rows(columns: dict[str, pa.Array], limit: int) -> Iterator[dict[str, Any] | _Bad]:
+    """The rows of a batch; only a few at a time become Python's."""
+    n = len(next(iter(columns.values())))
+    is_long_n = np.zeros(n, dtype=bool)
+    for name, column in columns.items():
+        if pa.types.is_dictionary(column.type):
+            is_long_d = pc.greater(pc.binary_length(column.dictionary), limit)
+            if pc.any(is_long_d).as_py():
+                is_long_n |= is_long_d.take(column.indices).fill_null(False).to_numpy(zero_copy_only=False)
+                short = pc.if_else(is_long_d, pa.scalar(None, column.dictionary.type), column.dictionary)
+                columns[name] = pa.DictionaryArray.from_arrays(column.indices, short)
+    for first in range(0, n, _PARQUET_FEW):
+        few = [column.slice(first, _PARQUET_FEW) for column in columns.values()]
+        few = [(part.dictionary_decode() if pa.types.is_dictionary(part.type) else part).to_pylist() for part in few]
+        for is_long, row in zip(is_long_n[first : first + _PARQUET_FEW], zip(*few, strict=True), strict=True):
+            if is_long:
+                yield _Bad("too long", f"more than {limit} bytes")
+            else:
+                yield dict(zip(columns, row, strict=True))
 
 
 def _read_hub(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | _Bad]]:
@@ -1182,6 +1354,7 @@ def load_corpus(
     target_lang: str = "en",
     split: str = "train",
     streaming: bool = False,
+    on_disk: str | Path | None = None,
     cleaning: Cleaning | None = Cleaning(),
     temperature: float | None = None,
     limit: int | None = None,
@@ -1221,6 +1394,10 @@ def load_corpus(
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … to take from a folder or the Hub; a file
             of a folder that names no split stands in for a missing one.
         streaming: Read while training, in bounded memory; the report is then filled while the stream is read.
+        on_disk: Folder for the clean pairs, which are read from there and not held in memory: of a corpus that is larger
+            than that, every pair has its number still, so that a trainer goes on at any place without reading what is
+            before it. Where the folder holds this corpus already, it is not read again. About 100 bytes of memory for
+            every pair find duplicates, unless the cleaning says not to look for them.
         cleaning: What to drop; None keeps every readable pair as it is.
         temperature: Exponent of the mixture of languages, ``n ** temperature``: 1 as they are, 0 evenly, multilingual
             BERT's 0.7 between.
@@ -1247,9 +1424,14 @@ def load_corpus(
     wanted = frozenset(map(_code, languages or ()))
     reading = _Reading(cleaning, drop, wanted, limit, max_chars, max_bad_rate)
     files = [dataclasses.replace(_pinned(file), max_expansion=max_expansion) for file in files]
+    if streaming and on_disk is not None:
+        raise UsageError(
+            "`streaming` and `on_disk` were given, but a corpus is a stream or kept on disk. Leave out one."
+        )
     if streaming:
         return _stream(files, reading, temperature, seed)
-    return _load(files, reading, temperature, seed)
+    read = _in_memory(files, reading) if on_disk is None else _on_disk(files, reading, Path(on_disk))
+    return read if temperature is None else _mixed(read, temperature, seed)
 
 
 def _rows(files: Iterable[BitextFile], reading: _Reading, report: CorpusReport) -> Iterator[Row]:
@@ -1359,22 +1541,70 @@ def _features(optional: Iterable[str]) -> Features:
     return Features({name: Value("string") for name in (*COLUMNS, *OPTIONAL) if name in COLUMNS or name in there})
 
 
-def _load(files: Sequence[BitextFile], reading: _Reading, temperature: float | None, seed: int) -> Corpus:
-    report = CorpusReport()
-    chunks: list[list[pa.Array]] = [[] for _ in Row._fields]
+def _in_memory(files: Sequence[BitextFile], reading: _Reading) -> Corpus:
+    report, tables = CorpusReport(), list[pa.Table]()
+    present, facts = _read_all(files, reading, report, tables.append)
+    features = _features(present)
+    columns = {name: pa.chunked_array([table[name].chunk(0) for table in tables]) for name in features}
+    return Corpus(Dataset.from_dict(columns, features=features), report, facts)
+
+
+def _on_disk(files: Sequence[BitextFile], reading: _Reading, folder: Path) -> Corpus:
+    """The clean pairs in an Arrow file, which is mapped into memory; beside it what is known of them, written last."""
+    arrow, about, key = folder / "pairs.arrow", folder / "pairs.json", _kept_as(files, reading)
+    with suppress(OSError, ValueError, KeyError):
+        known = json.loads(about.read_text(encoding="utf-8"))
+        if known["key"] == key and known["bytes"] == arrow.stat().st_size:
+            logger.info("The corpus is in %s already and is not read again.", arrow)
+            dataset = Dataset.from_file(str(arrow)).select_columns(known["columns"])
+            return Corpus(dataset, CorpusReport.from_dict(known["report"]), known["files"])
+    folder.mkdir(parents=True, exist_ok=True)
+    about.unlink(missing_ok=True)
+    partial, report = arrow.with_suffix(".partial"), CorpusReport()
+    schema = pa.schema([(name, pa.string()) for name in Row._fields])
+    with partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        present, facts = _read_all(files, reading, report, writer.write_table)
+    partial.replace(arrow)
+    columns = list(_features(present))
+    known = {"key": key, "bytes": arrow.stat().st_size, "columns": columns, "report": report.to_dict(), "files": facts}
+    written = about.with_suffix(".partial")
+    written.write_text(json.dumps(known, ensure_ascii=False), encoding="utf-8")
+    written.replace(about)
+    return Corpus(Dataset.from_file(str(arrow)).select_columns(columns), report, facts)
+
+
+def _kept_as(files: Sequence[BitextFile], reading: _Reading) -> str:
+    """By which a corpus on disk is known again: its files as they are now, and how they are read."""
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for file in files for path in file.paths]
+    how = dataclasses.replace(reading, languages=frozenset()), sorted(reading.languages)
+    return str(Hasher.hash((files, stats, how, importlib.metadata.version("metaphrase"))))
+
+
+def _read_all(
+    files: Sequence[BitextFile], reading: _Reading, report: CorpusReport, write: Callable[[pa.Table], Any]
+) -> tuple[set[str], list[dict[str, Any]]]:
+    """Read every pair, a chunk at a time.
+
+    Returns:
+        The optional columns that have a value anywhere, and what is known of each file.
+
+    Raises:
+        CorpusError: No pair was kept, or none of a language that was asked for.
+    """
+    present = set[str]()
     rows = _rows(files, reading, report)
     while chunk := list(islice(rows, _CHUNK)):
-        for column, values in zip(chunks, zip(*chunk, strict=True), strict=True):
-            column.append(pa.array(values, pa.string()))
+        columns = {
+            name: pa.array(values, pa.string())
+            for name, values in zip(Row._fields, zip(*chunk, strict=True), strict=True)
+        }
+        present.update(name for name, column in columns.items() if len(column) > column.null_count)
+        write(pa.table({n: c.fill_null("") if n in BACK_TRANSLATIONS else c for n, c in columns.items()}))
     if not report.kept:
         raise CorpusError(f"No pair was kept of {_names(files)}.\n{report}")
     if missing := reading.languages - set(report.languages):
         there = ", ".join(sorted(report.languages))
         raise CorpusError(f"No pair was kept for {', '.join(sorted(missing))}; the corpus has: {there}.")
-    columns = {name: pa.chunked_array(arrays) for name, arrays in zip(Row._fields, chunks, strict=True)}
-    features = _features(name for name, column in columns.items() if len(column) > column.null_count)
-    columns = {name: columns[name].fill_null("") if name in BACK_TRANSLATIONS else columns[name] for name in features}
-    dataset = Dataset.from_dict(columns, features=features)
     facts = []
     for file in files:
         counts = {language: c for (name, language), c in report.counts.items() if name == file.name}
@@ -1384,11 +1614,15 @@ def _load(files: Sequence[BitextFile], reading: _Reading, temperature: float | N
         facts.append(_facts(file, found) | {"pairs": pairs, "sha256": hashes or None})
         if not pairs and report.of(file.name, file.language or "?").read:
             logger.warning("%s: no pair of it was kept.", file.name)
-    if temperature is not None:
-        indices = mix(dataset["source_lang"], temperature, seed)
-        dataset = dataset.select(indices)
-        report.sampled = dict(Counter(dataset["source_lang"]))
-    return Corpus(dataset, report, facts)
+    return present, facts
+
+
+def _mixed(corpus: Corpus, temperature: float, seed: int) -> Corpus:
+    """The corpus resampled at its size."""
+    assert isinstance(corpus.dataset, Dataset)
+    dataset = corpus.dataset.select(mix(corpus.dataset["source_lang"], temperature, seed))
+    corpus.report.sampled = dict(Counter(dataset["source_lang"]))
+    return dataclasses.replace(corpus, dataset=dataset)
 
 
 def _names(files: Iterable[BitextFile]) -> str:

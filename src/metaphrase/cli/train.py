@@ -10,7 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -125,6 +125,10 @@ class CorpusOptions:
         default_factory=list, metadata={"help": "Languages to take from the corpus, or the language of a single file."}
     )
     streaming: bool = field(default=False, metadata={"help": "Read the corpus while training (needs --max_steps)."})
+    on_disk: bool = field(
+        default=False,
+        metadata={"help": "Keep the corpus in the output folder in place of memory; resuming enters it at once."},
+    )
     temperature: float | None = field(
         default=None, metadata={"help": "Mix languages in proportion to size^temperature; 1 as they are, 0 evenly."}
     )
@@ -638,17 +642,20 @@ def with_choices(recipe: Recipe, options: RecipeOptions) -> Recipe:
 
 
 def read_corpus(options: CorpusOptions, model: SentenceTransformer, arguments: Any) -> Corpus:
-    """The training bitext."""
-    return load_corpus(
-        options.corpus,
-        languages=options.languages or None,
-        streaming=options.streaming,
-        cleaning=CLEANINGS[options.clean],
-        tokenizer=model.tokenizer,
-        temperature=options.temperature,
-        limit=options.limit,
-        seed=arguments.seed,
-    )
+    """The training bitext; one that is kept on disk is read by one process, for all."""
+    first = arguments.main_process_first(local=False, desc="corpus") if options.on_disk else nullcontext()
+    with first:
+        return load_corpus(
+            options.corpus,
+            languages=options.languages or None,
+            streaming=options.streaming,
+            on_disk=Path(arguments.output_dir) / "corpus" if options.on_disk else None,
+            cleaning=CLEANINGS[options.clean],
+            tokenizer=model.tokenizer,
+            temperature=options.temperature,
+            limit=options.limit,
+            seed=arguments.seed,
+        )
 
 
 def with_links(dataset: Any, recipe: Recipe, arguments: Any) -> Any:
