@@ -45,6 +45,11 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, f"| | **all** | **{tried:,}** | **{survived:,}** |"])
 
 
+def faults_of(table: str) -> set[str]:
+    """Number and name of the faults in a table."""
+    return {line.rsplit("|", 3)[0].strip("| ") for line in table.splitlines() if re.match(r"\| [A-Z]\d", line)}
+
+
 def main() -> int:
     """Put the table into the page; exit with 1 where something was lost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -54,9 +59,12 @@ def main() -> int:
     rows = read(options.rows)
     page = options.page.read_text(encoding="utf-8")
     before, rest = page.split(BEGIN)
-    options.page.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{rest.split(END)[1]}", encoding="utf-8")
+    old, there = rest.split(END)[0], table(rows)
+    options.page.write_text(f"{before}{BEGIN}\n{there}\n{END}{rest.split(END)[1]}", encoding="utf-8")
     lost = sum(row["tried"] - row["survived"] for row in rows)
     print(f"{len(rows)} rows, {lost} lost.")
+    for fault in sorted(faults_of(old) - faults_of(there)):
+        print(f"Not tried any more: {fault}")
     return int(lost > 0)
 
 

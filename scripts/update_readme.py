@@ -33,6 +33,9 @@ class Options:
 
     demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
     swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
+    adapted: str | None = field(
+        default=None, metadata={"help": "Output folder of `metaphrase adapt`, told of in docs/my-language.md."}
+    )
     suites: list[str] = field(
         default_factory=list,
         metadata={
@@ -93,6 +96,30 @@ def table(content: dict[str, Any]) -> str:
             )
         lines.append("")
     return "\n".join(lines).rstrip()
+
+
+def keep_adapted(output: Path, path: Path) -> None:
+    """Keep a verdict, without sentences of the corpus, and the facts of its run."""
+    verdict = json.loads((output / "verdict.json").read_text(encoding="utf-8"))
+    run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
+    kept = {key: run[key] for key in ("command", "seed", "steps", "training_seconds", "hardware", "versions")}
+    kept["pairs"] = {language: file["pairs"] for file in run["files"] for language in [file["language"]]}
+    kept |= {key: verdict[key] for key in ("said", "languages", "plan", "seconds")}
+    if verdict["retention"]:
+        kept["retention"] = {key: value for key, value in verdict["retention"].items() if key != "languages"}
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def adapted_words(content: dict[str, Any]) -> str:
+    """A verdict as the command prints it, and what it took."""
+    own = ", ".join(f"{content['pairs'][language]:,} of {language}" for language in content["languages"])
+    said = "\n".join(content["said"])
+    return (
+        f"```text\n{said}\n```\n\n"
+        f"That is what 5,000 pairs of Swahili news gave (LAFAND-MT, the first of its training split; {own} remained to train "
+        f"on): {content['steps']} steps, {content['seconds'] / 60:.0f} minutes in all on {content['hardware']['cpus']} "
+        f"{content['hardware']['machine']} cores, seed {content['seed']}, one run."
+    )
 
 
 #: Groups of languages that a table shows, where a test set has them.
@@ -351,6 +378,12 @@ def main(argv: list[str]) -> None:
             keep(Path(report), RESULTS / f"{name}.json")
         if (RESULTS / f"{name}.json").exists():
             tables[name] = table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+    adapted = RESULTS / "adapt.json"
+    if options.adapted:
+        keep_adapted(Path(options.adapted), adapted)
+    if adapted.exists():
+        words = adapted_words(json.loads(adapted.read_text(encoding="utf-8")))
+        fill(ROOT / "docs" / "my-language.md", {"adapted": words})
     measured_suites = RESULTS / "suites.json"
     if options.suites:
         keep_suites([Path(file) for file in options.suites], measured_suites)
