@@ -140,10 +140,15 @@ def replay(
     return {language: pairs for language, pairs in sorted(chosen.items()) if pairs}
 
 
+def file_name(language: str, part: str) -> str:
+    """``xx-en.PART.tsv.gz``."""
+    return f"{language}-{TARGET_LANGUAGE}.{part}.tsv.gz"
+
+
 def write_pairs(folder: Path, language: str, part: str, pairs: Sequence[Pair]) -> Path:
     """Write ``xx-en.PART.tsv.gz``, the same bytes for the same pairs."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{language}-{TARGET_LANGUAGE}.{part}.tsv.gz"
+    path = folder / file_name(language, part)
     lines = ["source\ttarget", *("\t".join(" ".join(side.split()) for side in pair) for pair in pairs)]
     path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     return path

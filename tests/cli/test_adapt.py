@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.cli.adapt as adapt
 from metaphrase.checkpoints import checkpoint_folders, verify
 from metaphrase.cli import main
+from metaphrase.provenance import PACKAGED
 from metaphrase.trainer import AlignmentTrainer
 from tests.faults.children import holder
 
@@ -51,6 +53,7 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     output = tmp_path / "out"
     command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw"]
     command += ["--minutes", "0.02", "--anchor", "1", "--output_dir", str(output), "--json"]
+    command += ["--data_license", "cc-by-4.0"]
     assert main(command) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["said"][0].startswith("Swahili (sw): ")
@@ -67,6 +70,9 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     SentenceTransformer(str(output), device="cpu")
     card = (output / "README.md").read_text(encoding="utf-8")
     assert "anchor" in card
+    licenses = {row["language"]: row.get("license") for row in ModelCard(card).data.to_dict()["metaphrase"]["data"]}
+    assert licenses == {"sw": "cc-by-4.0"} | dict.fromkeys(("et", "fi", "ml"), PACKAGED["license"])
+    assert "### Retention" in card
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 from transformers import EarlyStoppingCallback
 
-from metaphrase import plots
 from metaphrase.adaptation import (
     PATIENCE,
     Pair,
     Plan,
     Split,
     batch_size_for,
+    file_name,
     held_out,
     make_plan,
     replay,
@@ -41,10 +41,11 @@ from metaphrase.cli.train import make_loss, parse_options, prepare_process, trai
 from metaphrase.collator import ParallelCollator
 from metaphrase.corpus import load_corpus
 from metaphrase.encoders import freeze_word_embeddings, load_encoder
-from metaphrase.evaluation.retrieval import ParallelSet, compare_retrieval, load_parallel_folder
+from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.identification import language_name
 from metaphrase.packing import packed
+from metaphrase.provenance import PACKAGED
 from metaphrase.recipe import Recipe
 from metaphrase.report import write_json
 
@@ -89,6 +90,7 @@ class AdaptOptions:
         default=0.0,
         metadata={"help": "Weight of an objective that holds English where the original encoder had it; 0 for none."},
     )
+    data_license: str | None = field(default=None, metadata={"help": "Licence of your bitext, for the model's card."})
     force: bool = field(default=False, metadata={"help": "Train although the checks found errors."})
     seed: int = field(default=42, metadata={"help": "Seed of split and training."})
 
@@ -191,13 +193,15 @@ def adapt(
         *("--resume_from_checkpoint", "true"),
         *(("--freeze_word_embeddings", "true") if plan.freeze_word_embeddings else ()),
         *(("--micro_batch_size", str(plan.micro_batch_size)) if plan.micro_batch_size else ()),
+        *(("--data_license", options.data_license) if options.data_license else ()),
     ]
     try:
-        _, shown = train_and_report(
+        facts, shown = train_and_report(
             parse_options(arguments),
             command=command,
             title=f"{options.model} adapted to {', '.join(map(language_name, splits))}",
             callbacks=[EarlyStoppingCallback(early_stopping_patience=PATIENCE)],
+            origins={file_name(language, "train"): PACKAGED for language in kept},
         )
     except (Exception, SystemExit):
         notes().print(
@@ -208,7 +212,7 @@ def adapt(
             soft_wrap=True,
         )
         raise
-    return judge(output, trained=load_languages(folders["training"])) | {"plan": asdict(plan)}, shown
+    return judge(facts) | {"plan": asdict(plan)}, shown
 
 
 def own_pairs(splits: Mapping[str, Split]) -> int:
@@ -370,18 +374,8 @@ def say(splits: Mapping[str, Split], training: Path, plan: Plan) -> None:
         console.print(f"- {reason}", highlight=False)
 
 
-def judge(output: Path, *, trained: Sequence[str]) -> dict[str, Any]:
-    """The verdict, from the report that training wrote."""
-    report = json.loads((output / "report.json").read_text(encoding="utf-8"))
-    own = report["comparisons"][HELD_OUT]["languages"]
-    before, after = (report[side][RETENTION] for side in ("before", "after"))
-    kept = None
-    untrained = [language for language in after["languages"] if language not in trained]
-    if untrained:
-        sides = [
-            {**result, "languages": {language: result["languages"][language] for language in untrained}}
-            for result in (before, after)
-        ]
-        kept = plots.retention(compare_retrieval(*sides))
+def judge(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict on the user's languages and on those that were not trained on, from what training found."""
+    own, kept = facts["comparisons"][HELD_OUT]["languages"], facts["retention"].get(RETENTION)
     names = {language: language_name(language) for language in own}
     return {"said": verdict_in_words(own, kept, names), "languages": own, "retention": kept}
