@@ -35,6 +35,7 @@ from metaphrase.corpus import (
     shares,
 )
 from metaphrase.exceptions import CorpusError
+from tests.faults.memory import PEAK
 
 DEMO = Path(str(files("metaphrase"))) / "data" / "demo"
 PAIRS = [
@@ -709,13 +710,13 @@ def test_damaged_parquet_and_tmx(tmp_path):
         load_corpus(write(tmp_path / "sw-en.tmx", bomb + "]>" + body))
 
 
-HUNGRY = """
-import resource, sys
+HUNGRY = f"""{PEAK}
+import sys
 from metaphrase.corpus import load_corpus
-used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+used = peak()
 corpus = load_corpus(sys.argv[1], max_expansion=None)
 print(len(corpus.dataset), dict(corpus.report.dropped))
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) // 1024)
+print(peak() - used)
 """
 
 
@@ -774,15 +775,15 @@ def test_a_bomb_of_gigabytes_is_refused_in_bounded_memory(tmp_path, fault):
     line = b"paka mweusi anakunywa maziwa " * 40 + b"\t" + b"the black cat drinks its milk " * 40 + b"\n"
     path = bomb(tmp_path / "sw-en.tsv.gz", line, 64)
     path.write_bytes(path.read_bytes() * 64)
-    script = """
-import resource, sys
+    script = f"""{PEAK}
+import sys
 from metaphrase.corpus import load_corpus
-used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+used = peak()
 try:
     load_corpus(sys.argv[1])
 except ValueError as error:
     print(error)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - used) // 1024)
+print(peak() - used)
 """
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(

@@ -2,7 +2,7 @@ import pytest
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from metaphrase.corpus import load_corpus
-from metaphrase.digests import data_digest, stream_digest
+from metaphrase.digests import SAMPLE, data_digest, stream_digest
 
 ROWS = [
     {"source": "ja", "target": "yes", "monolingual": ["a", "bc"], "n": 1},
@@ -59,3 +59,15 @@ def test_a_stream_is_known_by_its_files(bitext_path, tmp_path):
     assert digest(tmp_path / "one") == digest(tmp_path / "other", temperature=0.5)
     assert len({digest(tmp_path / "one"), digest(tmp_path / "more"), digest(tmp_path / "one", languages=["de"])}) == 3
     assert stream_digest(IterableDataset.from_generator(lambda: iter([]))) is None
+
+
+def test_an_edit_of_the_same_length_makes_another_stream(tmp_path):
+    path = tmp_path / "sw-en.tsv"
+    lines = [f"neno {at}\tword {at}\n" for at in range(20_000)]
+    found = set()
+    for place in (None, 0, len(lines) // 2, len(lines) - 1):
+        edited = [line.replace("word", "WORD") if at == place else line for at, line in enumerate(lines)]
+        path.write_text("".join(edited), encoding="utf-8")
+        found.add(stream_digest(load_corpus(str(path), streaming=True).dataset))
+    assert path.stat().st_size > 6 * SAMPLE
+    assert len(found) == 4

@@ -4,7 +4,7 @@ import logging
 import pytest
 from datasets import Dataset, Features, IterableDataset, Value
 
-from metaphrase import monolingual
+from metaphrase import corpus, monolingual
 from metaphrase.monolingual import check_monolingual, load_monolingual, with_monolingual
 
 COLUMNS = ("source", "target", "source_lang", "target_lang")
@@ -72,20 +72,43 @@ def test_missing_files_are_told_before_any_is_read(write):
     check_monolingual(["hf:org/name:config@split"])
 
 
-def test_hub_data_sets(monkeypatch):
+@pytest.fixture
+def hub(monkeypatch):
+    """Gives the rows of every Hub data set, and what has been asked for."""
     asked = []
+    commit = type("Builder", (), {"hash": "c0ffee" + "0" * 34})
+    monkeypatch.setattr(corpus, "load_dataset_builder", lambda *names, **options: commit)
 
-    def load_dataset(*names, **options):
-        asked.append((*names, options["split"]))
-        return iter([{"text": "a\nb\nc"}, {"text": "d"}, {"text": "e"}, {"text": None}, {"text": "f"}])
+    def give(*rows):
+        def load_dataset(*names, **options):
+            asked.append((*names, options["split"]))
+            assert options["revision"] == commit.hash
+            return iter(rows)
 
-    monkeypatch.setattr(monolingual, "load_dataset", load_dataset)
+        monkeypatch.setattr(monolingual, "load_dataset", load_dataset)
+        return asked
+
+    return give
+
+
+def test_hub_data_sets(hub):
+    asked = hub({"text": "a\nb\nc"}, {"text": "d"}, {"text": "e"}, {"text": None}, {"text": "f"})
     texts = ["a\nb", "c", "d\ne", "f"]
     assert load_monolingual("hf:org/name") == texts
     assert load_monolingual(["hf:org/name:sw@part"]) == texts
     assert asked == [("org/name", None, "train"), ("org/name", "sw", "part")]
-    monkeypatch.setattr(monolingual, "load_dataset", lambda *names, **options: iter([{"sentence": "a"}]))
+    hub({"sentence": "a"})
     with pytest.raises(ValueError, match="hf:org/name has no column 'text'; it has 'sentence'"):
+        load_monolingual("hf:org/name")
+
+
+def test_rows_of_the_hub_that_are_no_text_end_a_document(hub, caplog):
+    hub(*({"text": text} for text in ["a", "b", "c", 7, "d", "e\0", "f", "g" * 50 + "\nh\ni", ["j"]]))
+    with caplog.at_level(logging.WARNING, "metaphrase"):
+        assert load_monolingual("hf:org/name", max_chars=40) == ["a\nb", "c", "d", "f", "h\ni"]
+    assert "hf:org/name: 4 of 13 lines were left out; line 4: not text, 7." in caplog.text
+    hub(*[{"text": 7}] * 1000)
+    with pytest.raises(ValueError, match="hf:org/name: 1000 of the first 1000 lines are unreadable"):
         load_monolingual("hf:org/name")
 
 

@@ -91,8 +91,9 @@ _ENGLISH = frozenset(["the", "of", "and", "to", "with", "that", "this", "you", "
 _INSPECTED = 1000
 _PEEKED = 100  # pairs of a file that tell which columns a stream has
 _CHUNK = 10_000
-#: Rows of a Parquet file that are read at a time, fewer if their values would be more bytes, and that are Python's.
-_PARQUET_ROWS, _PARQUET_BYTES, _PARQUET_FEW = 1000, 32 << 20, 100
+#: Rows of a Parquet file that are read at a time, at most; bytes that they should be; rows of fields that are read at a time,
+#: at least; rows that become Python's at a time.
+_PARQUET_ROWS, _PARQUET_BYTES, _PARQUET_FIELDS, _PARQUET_FEW = 1000, 8 << 20, 16, 100
 #: Lines of a Moses pair, and lines that one side may have more, in which is looked for where the sides part; lines on
 #: either side of that place that must show it, and how many standard errors they must be off.
 _COMPARED, _SHIFTED, _PART_LINES, _PART_ERRORS = 1_000_000, 10_000, 20, 4.0
@@ -945,8 +946,8 @@ def _read_parquet(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row |
 def _parquet_records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | _Bad]:
     """Rows of a Parquet file in bounded memory, of the columns of a pair alone: others may hold what Python cannot.
 
-    A column is read as its distinct values and their places, so that a long value costs its bytes once, however many rows
-    have it. A row with a value that is longer than a line may be is unreadable.
+    A column of text is read as its distinct values and their places, so that a long value costs its bytes once, however
+    many rows have it. A row with a value that is longer than a line may be is unreadable.
     """
     path, limit = file.paths[0], _most_bytes(max_chars)
     try:
@@ -961,8 +962,8 @@ def _parquet_records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any
         for name, leaf in wanted.items():
             if not (leaf.text or pa.types.is_primitive(leaf.kind) or pa.types.is_null(leaf.kind)):
                 raise CorpusError(f"{file.name}: the column {name!r} holds {leaf.kind}, but should hold text.")
-        rows = _parquet_batch(file, metadata, {leaf.path for leaf in wanted.values()})
-        text = [leaf.path for leaf in wanted.values() if leaf.text]
+        rows = _parquet_batch(file, metadata, list(wanted.values()))
+        text = [leaf.path for leaf in wanted.values() if leaf.text and leaf.field is None]
         with pq.ParquetFile(path, metadata=metadata, read_dictionary=text) as parquet:
             for batch in parquet.iter_batches(rows, columns=[leaf.path for leaf in wanted.values()]):
                 yield from _parquet_rows({name: leaf.of(batch) for name, leaf in wanted.items()}, limit)
@@ -994,13 +995,13 @@ class _Leaf(NamedTuple):
             or pa.types.is_string_view(kind)
             or pa.types.is_binary(kind)
             or pa.types.is_large_binary(kind)
-            or pa.types.is_binary_view(kind)
         )
 
     def of(self, batch: pa.RecordBatch) -> pa.Array:
         """Its values."""
         column = batch.column(self.column)
-        return column if self.field is None else pc.struct_field(column, self.field)
+        values = column if self.field is None else pc.struct_field(column, self.field)
+        return values.cast(pa.large_string()) if pa.types.is_string_view(values.type) else values
 
 
 def _parquet_leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
@@ -1018,27 +1019,33 @@ def _parquet_leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
     return leaves
 
 
-def _parquet_batch(file: BitextFile, metadata: pq.FileMetaData, paths: set[str]) -> int:
-    """How many rows are read at a time, so that their values are few bytes where they are all different.
+def _parquet_batch(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence[_Leaf]) -> int:
+    """How many rows are read at a time, so that they are few bytes even where all are different.
+
+    Of a field every row may have the longest value, since Arrow does not read the distinct ones of a field.
 
     Raises:
         CorpusError: The columns unpack to too much.
     """
+    fields = {leaf.path: leaf.field is not None for leaf in leaves}
     packed = size = 0
     longest = 1.0
+    few = 1
     for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        columns = [column for at in range(group.num_columns) if (column := group.column(at)).path_in_schema in paths]
-        unpacked = sum(column.total_uncompressed_size for column in columns)
-        packed += sum(column.total_compressed_size for column in columns)
-        size += unpacked
-        longest = max(longest, unpacked / max(1, group.num_rows))
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema in fields:
+                packed += column.total_compressed_size
+                size += column.total_uncompressed_size
+                is_field = fields[column.path_in_schema]
+                longest = max(longest, column.total_uncompressed_size / (1 if is_field else max(1, group.num_rows)))
+                few = _PARQUET_FIELDS if is_field else few
     if file.max_expansion is not None and size > max(EXPANSION_AFTER, file.max_expansion * packed):
         raise CorpusError(
             f"{file.name} unpacks to more than {file.max_expansion:g} times its size: {size >> 20:,} MiB would come of "
             f"{packed >> 10:,} KiB, and it was not read. Text does not shrink so far. If you trust the file, write it "
             "without compression, or pass max_expansion=None."
         )
-    return max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / longest)))
+    return max(few, min(_PARQUET_ROWS, int(_PARQUET_BYTES / longest)))
 
 
 def _parquet_rows(columns: dict[str, pa.Array], limit: int) -> Iterator[dict[str, Any] | _Bad]:
@@ -1046,12 +1053,16 @@ def _parquet_rows(columns: dict[str, pa.Array], limit: int) -> Iterator[dict[str
     n = len(next(iter(columns.values())))
     is_long_n = np.zeros(n, dtype=bool)
     for name, column in columns.items():
-        if pa.types.is_dictionary(column.type):
-            is_long_d = pc.greater(pc.binary_length(column.dictionary), limit)
-            if pc.any(is_long_d).as_py():
-                is_long_n |= is_long_d.take(column.indices).fill_null(False).to_numpy(zero_copy_only=False)
-                short = pc.if_else(is_long_d, pa.scalar(None, column.dictionary.type), column.dictionary)
-                columns[name] = pa.DictionaryArray.from_arrays(column.indices, short)
+        places = column.indices if pa.types.is_dictionary(column.type) else None
+        values = column if places is None else column.dictionary
+        if pa.types.is_primitive(values.type) or pa.types.is_null(values.type):
+            continue
+        is_long_d = pc.greater(pc.binary_length(values), limit)
+        if pc.any(is_long_d).as_py():
+            is_long = is_long_d if places is None else is_long_d.take(places)
+            is_long_n |= is_long.fill_null(False).to_numpy(zero_copy_only=False)
+            short = pc.if_else(is_long_d, pa.scalar(None, values.type), values)
+            columns[name] = short if places is None else pa.DictionaryArray.from_arrays(places, short)
     for first in range(0, n, _PARQUET_FEW):
         few = [column.slice(first, _PARQUET_FEW) for column in columns.values()]
         few = [(part.dictionary_decode() if pa.types.is_dictionary(part.type) else part).to_pylist() for part in few]
@@ -1407,8 +1418,8 @@ def load_corpus(
             tokenizer with a method ``tokenize``.
         max_chars: A side longer than this is unreadable.
         max_bad_rate: Share of unreadable lines, of 1000 or more, above which a file is refused.
-        max_expansion: How many times as large as its packed bytes a ``.gz`` file may be, beyond its first 64 MiB; None is
-            without end.
+        max_expansion: How many times as large as its packed bytes a ``.gz`` or Parquet file may be, beyond its first 64 MiB;
+            None is without end.
 
     Raises:
         FileNotFoundError: A file, or a language of the folder, is not there.

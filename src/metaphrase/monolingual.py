@@ -12,7 +12,17 @@ from typing import Any, TypeVar
 import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
 
-from metaphrase.corpus import _HUB, BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, _lines
+from metaphrase.corpus import (
+    _HUB,
+    BAD_RATE_AFTER,
+    MAX_BAD_RATE,
+    MAX_CHARS,
+    BitextFile,
+    _Bad,
+    _hub_name,
+    _lines,
+    _pinned,
+)
 from metaphrase.exceptions import CorpusError, MissingFileError
 
 logger = logging.getLogger(__name__)
@@ -41,8 +51,8 @@ def load_monolingual(
     r"""Read monolingual text as pairs of contiguous sentences.
 
     A file is UTF-8 text, packed (gzip) or not, one sentence a line, blank lines between documents. A Hub data set
-    ``hf:org/name[:config][@split]`` has a column ``text``: a row of several lines is a document; rows of one line follow
-    each other, and empty ones stand between documents.
+    ``hf:org/name[:config][@split][#revision]``, read at the commit that it has at the start, has a column ``text``: a row
+    of several lines is a document; rows of one line follow each other, and empty ones stand between documents.
 
     Args:
         paths: What to read.
@@ -55,7 +65,7 @@ def load_monolingual(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A file is damaged, not UTF-8, or holds no text; the message names it.
+        ValueError: A file is damaged, not UTF-8, has too many lines that are no text, or holds none; the message names it.
 
     Reference: Hu et al. 2021 (AMBER), section 2: x and y are "two contiguous sentences in a monolingual corpus".
     """
@@ -63,9 +73,9 @@ def load_monolingual(
     check_monolingual(names)
     texts: list[str] = []
     for name in map(str, names):
-        lines = _hub_lines(name, split) if name.startswith("hf:") else _file_lines(Path(name), max_chars)
+        lines = _hub_lines(name, split) if name.startswith("hf:") else _lines(Path(name), max_chars)
         before = len(texts)
-        texts += _contiguous(lines)
+        texts += _contiguous(_readable(lines, name, max_chars))
         if len(texts) == before:
             raise CorpusError(f"{name} holds no text. Monolingual text has one sentence a line.")
     return texts
@@ -120,35 +130,40 @@ def _contiguous(lines: Iterable[str]) -> Iterator[str]:
             first = line
 
 
-def _file_lines(path: Path, max_chars: int) -> Iterator[str]:
-    """The lines of a file; a blank one stands for a line that cannot be read, as its neighbours are not contiguous."""
+def _readable(lines: Iterable[tuple[int, str | _Bad]], name: str, max_chars: int) -> Iterator[str]:
+    """Lines of text; a blank one stands for a line that cannot be read, as its neighbours are not contiguous."""
     read = bad = 0
     first = ""
-    for read, line in _lines(path, max_chars):
+    for read, (number, line) in enumerate(lines, 1):
         if isinstance(line, str) and len(line) <= max_chars:
             yield line
             continue
         bad += 1
         reason = f"more than {max_chars} characters" if isinstance(line, str) else f"{line.reason}, {line.detail}"
-        first = first or f"line {read}: {reason}"
+        first = first or f"line {number}: {reason}"
         if read >= BAD_RATE_AFTER and bad > MAX_BAD_RATE * read:
             raise CorpusError(
-                f"{path}: {bad} of the first {read} lines are unreadable, more than {MAX_BAD_RATE:.0%}; {first}. Mend "
+                f"{name}: {bad} of the first {read} lines are unreadable, more than {MAX_BAD_RATE:.0%}; {first}. Mend "
                 "the file."
             )
         yield ""
     if bad:
-        logger.warning("%s: %d of %d lines were left out; %s.", path, bad, read, first)
+        logger.warning("%s: %d of %d lines were left out; %s.", name, bad, read, first)
 
 
-def _hub_lines(name: str, split: str) -> Iterator[str]:
+def _hub_lines(name: str, split: str) -> Iterator[tuple[int, str | _Bad]]:
+    """The lines of a Hub data set, with the numbers of their rows."""
     match = _HUB.fullmatch(name)
     assert match is not None
-    rows = load_dataset(
-        match["name"], match["config"], split=match["split"] or split, streaming=True, revision=match["revision"]
-    )
-    for row in rows:
+    data = _pinned(BitextFile(name, "hub", split=match["split"] or split, revision=match["revision"]))
+    rows = load_dataset(*_hub_name(data), split=data.split, streaming=True, revision=data.revision)
+    for number, row in enumerate(rows, 1):
         if "text" not in row:
             raise CorpusError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")
-        lines = (row["text"] or "").split("\n")
-        yield from lines if len(lines) == 1 else ["", *lines, ""]
+        text = "" if row["text"] is None else row["text"]
+        if not isinstance(text, str):
+            yield number, _Bad("not text", f"{text!r:.40}")
+            continue
+        lines = text.split("\n")
+        for line in lines if len(lines) == 1 else ["", *lines, ""]:
+            yield number, _Bad("not text", "NUL") if "\0" in line else line

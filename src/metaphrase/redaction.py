@@ -34,4 +34,14 @@ def without_tokens(text: str) -> str:
 
 def redact(text: str) -> str:
     """`text` without access tokens and without the path of the home folder."""
-    return re.sub(re.escape(str(Path.home())) + r"(?![\w.-])", "~", without_tokens(text))
+    text, home = without_tokens(text), _home()
+    return text if home is None else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+
+
+def _home() -> str | None:
+    """The path of the home folder; None where there is none, or where it is not a folder of somebody's own."""
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return str(home) if home.is_absolute() and home != home.parent else None

@@ -17,6 +17,7 @@ from metaphrase.evaluation.sts import (
     resampled_spearman,
     spearman,
 )
+from metaphrase.exceptions import DataError
 
 ROWS = 30
 GOLD = tuple(round(5 * (i % 13) / 12, 2) for i in range(ROWS))
@@ -221,3 +222,18 @@ def test_other_pairs_are_refused(sets):
     other = evaluate_sts(AngleModel(0.1), {"de": make_set("de", GOLD[1:])}, resamples=2)
     with pytest.raises(ValueError, match="same pairs of 'de'"):
         compare_sts(other, before)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("stsb-de-test.csv", b"a,b,1\n" * 3000 + b"caf\xe9,b,1\n", r"de-test\.csv:3001: this is not UTF-8"),
+        ("stsb-de-test.csv.gz", gzip.compress(b"a,b,1\n" * 3000)[:-9], r"csv\.gz: the gzip file is damaged or ends"),
+        ("stsb-de-test.csv", b"a,b,1\n" + b"x" * 200_000 + b",b,1\n", r"csv:2: this is no CSV \(field larger"),
+    ],
+    ids=["encoding", "packed", "long"],
+)
+def test_damaged_files_are_named(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        load_sts_folder(tmp_path)

@@ -17,6 +17,7 @@ from metaphrase.evaluation.word_alignment import (
     load_wpt,
     parse_gold,
 )
+from metaphrase.exceptions import DataError
 from metaphrase.loss import AlignmentLoss
 from metaphrase.recipe import Recipe
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
@@ -258,3 +259,12 @@ def test_works_beside_other_evaluators_and_names_itself(tiny_encoder, gold):
     assert metrics["sequential_score"] == metrics["dev_f1"]
     assert evaluator.description == "Word Alignment"
     assert evaluator.get_config_dict() == {"layer": None, "method": "itermax", "level": "piece"}
+
+
+def test_text_that_is_not_utf_8_is_named(tmp_path):
+    source, target, gold = (tmp_path / name for name in ("text.en", "text.hi", "gold"))
+    source.write_text("a b\nc d\n")
+    target.write_bytes(b"x y\nu \xff\n")
+    gold.write_text("0-0\n0-0\n")
+    with pytest.raises(DataError, match=r"text\.hi:2: this is not UTF-8 \(byte 0xff at 2\)"):
+        load_pharaoh(source, target, gold)

@@ -5,6 +5,7 @@ import pytest
 from datasets import ClassLabel, Dataset, Features, List, Value
 
 from metaphrase.code_switching import NLI, PARAPHRASES
+from metaphrase.exceptions import DataError
 from metaphrase.finetuning import data
 from metaphrase.finetuning.data import (
     QUESTIONS,
@@ -206,3 +207,37 @@ def test_digest_tells_data_apart(nli):
     sets = read_languages(str(nli), XNLI, split="train")
     assert digest(sets["en"]) == digest(read_languages(str(nli), XNLI, split="train")["en"])
     assert len({digest(sets["en"]), digest(sets["sw"]), digest(sets["en"].select(range(59)))}) == 3
+
+
+def read_all(folder, form, split="dev"):
+    return read_languages(str(folder), form, split=split)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "line"),
+    [
+        ("dev-en.tsv", XNLI, "a\tb\tneutral\n"),
+        ("en_ewt-ud-dev.conllu", treebank_format(), "1\tI\tI\tPRON\t_\t_\t0\troot\t_\t_\n\n"),
+        ("dev-en.json", QUESTIONS, " \n"),
+    ],
+)
+def test_files_that_are_damaged_or_not_utf_8_are_named(tmp_path, monkeypatch, name, form, line):
+    path = tmp_path / name
+    path.write_bytes(line.encode() * 3000 + b"caf\xe9\n" + line.encode())
+    number = 3000 * line.count("\n") + 1
+    with pytest.raises(DataError, match=rf"{name}:{number}: this is not UTF-8 \(byte 0xe9 at 3\)"):
+        read_all(tmp_path, form)
+    packed = path.rename(path.with_name(f"{name}.gz"))
+    packed.write_bytes(gzip.compress(line.encode() * 3000)[:-20])
+    with pytest.raises(DataError, match=rf"{name}\.gz: the gzip file is damaged or ends early"):
+        read_all(tmp_path, form)
+    monkeypatch.setattr("metaphrase.corpus.EXPANSION_AFTER", 1 << 16)
+    packed.write_bytes(gzip.compress(line.encode() * (1 << 17)))
+    with pytest.raises(DataError, match=r"unpacks to more than"):
+        read_all(tmp_path, form)
+
+
+def test_questions_that_are_no_json_are_named(tmp_path):
+    (tmp_path / "dev-en.json").write_text('{"data": [', encoding="utf-8")
+    with pytest.raises(DataError, match=r"dev-en\.json is not in SQuAD's JSON format: Expecting"):
+        read_all(tmp_path, QUESTIONS)

@@ -10,7 +10,6 @@ similarity"; the averages of STS22 are WACSE's.
 from __future__ import annotations
 
 import csv
-import gzip
 import hashlib
 import re
 import time
@@ -25,6 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus import open_text
 from metaphrase.evaluation.comparison import compare_resamples, percentile_interval
 from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt, versions
 from metaphrase.evaluation.significance import CONFIDENCE
@@ -108,19 +108,22 @@ def load_sts_folder(
 
 
 def _read(language: str, path: Path) -> STSSet:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
     rows: list[tuple[str, str, float]] = []
-    with opener(path, "rt", encoding="utf-8", newline="") as file:
-        for number, row in enumerate(csv.reader(file), 1):
-            if row == _HEADER:
-                continue
-            try:
-                first, second, score = row
-                rows.append((first, second, float(score)))
-            except ValueError as error:
-                raise DataError(
-                    f"{path}: row {number} should be two sentences and a score, but is {','.join(row)[:80]!r}."
-                ) from error
+    with open_text(path, newline="") as file:
+        reader = csv.reader(file)
+        try:
+            for number, row in enumerate(reader, 1):
+                if row == _HEADER:
+                    continue
+                try:
+                    first, second, score = row
+                    rows.append((first, second, float(score)))
+                except ValueError as error:
+                    raise DataError(
+                        f"{path}: row {number} should be two sentences and a score, but is {','.join(row)[:80]!r}."
+                    ) from error
+        except csv.Error as error:
+            raise DataError(f"{path}:{reader.line_num}: this is no CSV ({error}).") from error
     if not rows:
         raise DataError(f"{path} holds no pairs.")
     first_sentences, second_sentences, scores = zip(*rows, strict=True)

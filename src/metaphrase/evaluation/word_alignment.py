@@ -21,6 +21,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.aligners.base import WordPair
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
+from metaphrase.corpus import open_text
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import DataError
 from metaphrase.words import Link, Words
@@ -253,7 +254,8 @@ def _numbered(path: str | Path) -> dict[int, str]:
 
 def _lines(path: str | Path) -> list[str]:
     """Lines of a file; those at its end that are empty are left out."""
-    return Path(path).read_text(encoding="utf-8").rstrip("\n").split("\n")
+    with open_text(Path(path), newline=None) as file:
+        return file.read().rstrip("\n").split("\n")
 
 
 class WordAlignmentEvaluator(BaseEvaluator):

@@ -14,7 +14,6 @@ benchmark, by which translations find each other.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import logging
@@ -28,6 +27,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, load_dataset
 
 from metaphrase.code_switching import PairedTexts
+from metaphrase.corpus import open_text
 from metaphrase.exceptions import DataError, MissingFileError
 
 logger = logging.getLogger(__name__)
@@ -191,11 +191,6 @@ def _named(data: Dataset) -> Iterator[Row]:
         yield {**row, **named}
 
 
-def _open(path: Path) -> Any:
-    opener = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8", newline="\n")
-
-
 # Pairs of sentences
 
 
@@ -220,7 +215,7 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
 
     def read(path: Path, language: str) -> Iterator[Row]:
         dropped = 0
-        with _open(path) as lines:
+        with open_text(path) as lines:
             for number, line in enumerate(lines):
                 fields = line.rstrip("\r\n").split("\t")
                 if number == 0 and fields[-1] in ("label", "gold_label"):
@@ -259,8 +254,11 @@ def _question(item: str, row: Row, context: str) -> Row:
 
 
 def _read_questions(path: Path, language: str) -> Iterator[Row]:
-    with _open(path) as file:
-        content = json.load(file)
+    with open_text(path) as file:
+        try:
+            content = json.load(file)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{path} is not in SQuAD's JSON format: {error}.") from error
     if not isinstance(content, dict) or "data" not in content:
         raise DataError(f"{path} is not in SQuAD's JSON format: there is no 'data'.")
     for article in content["data"]:
@@ -299,7 +297,7 @@ def treebank_format(*, fused: bool = False) -> Format:
     """
 
     def read(path: Path, language: str) -> Iterator[Row]:
-        with _open(path) as lines:
+        with open_text(path) as lines:
             for number, sentence in enumerate(_sentences(lines)):
                 words, tags = _fused(sentence, language) if fused else _syntactic(sentence)
                 if sum(word == "_" for word in words) >= max(1, len(words) - 1):
