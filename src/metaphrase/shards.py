@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from metaphrase.corpus import _BREAK, MAX_CHARS, _lines
-from metaphrase.exceptions import CorpusError, DataMismatchError, MissingFileError
+from metaphrase.exceptions import CorpusError, DataError, DataMismatchError, MissingFileError
 from metaphrase.mining import Neighbours, Rows, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -41,24 +42,48 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
         The folder.
 
     Raises:
-        ValueError: Other work was left there.
+        ValueError: Other work was left there, or work whose manifest is damaged.
     """
     folder = Path(folder)
     path = folder / MANIFEST
+    shutil.rmtree(_done(folder), ignore_errors=True)
     way_out = f"Repeat that command to finish it, or delete {folder} to begin anew."
     if path.exists():
-        left = json.loads(path.read_text(encoding="utf-8"))
+        left = _left(path)
         if left != manifest:
             keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
             raise DataMismatchError(
                 f"{folder} was left by another command, which differs in: {', '.join(keys)}. {way_out}"
             )
         return folder
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and any(other != _part(path) for other in folder.iterdir()):
         raise DataMismatchError(f"{folder} is in the way: unfinished work would be kept there. Move it.")
     with _whole(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
     return folder
+
+
+def clear_work_folder(folder: Path) -> None:
+    """Delete a work folder; renamed first, so that a process that is killed meanwhile leaves no half of it in the way."""
+    done = _done(folder)
+    shutil.rmtree(done, ignore_errors=True)
+    folder.rename(done)
+    shutil.rmtree(done)
+
+
+def _done(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.done")
+
+
+def _left(path: Path) -> dict[str, Any]:
+    """The manifest of work that was left."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}), so that nobody can tell which command left the work there. Delete "
+            f"{path.parent} to begin anew."
+        ) from error
 
 
 def model_digest(model: nn.Module) -> str:
@@ -175,10 +200,13 @@ class Sentences(Sequence[str]):
 def _whole(path: Path) -> Iterator[BinaryIO]:
     """A file that is there when all of it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    with part.open("wb") as file:
+    with _part(path).open("wb") as file:
         yield file
-    part.replace(path)
+    _part(path).replace(path)
+
+
+def _part(path: Path) -> Path:
+    return path.with_suffix(".part")
 
 
 def encode_shards(

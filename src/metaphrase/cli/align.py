@@ -36,7 +36,7 @@ from metaphrase.aligners.phrases import PhraseTable
 from metaphrase.cli import emit, is_json, notes, parse, show_progress
 from metaphrase.corpus import check_writable, load_corpus, write_corpus
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
-from metaphrase.shards import open_work_folder
+from metaphrase.shards import clear_work_folder, open_work_folder
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
     write_corpus(dataset, output)
     summarise(report, options, facts)
     console.print(f"Wrote {output}")
-    shutil.rmtree(work)
+    clear_work_folder(work)
     emit(facts)
     return 0
 

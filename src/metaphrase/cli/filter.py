@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -35,7 +34,7 @@ from metaphrase.encoders import load_encoder
 from metaphrase.evaluation.retrieval import versions
 from metaphrase.mining import Margin, margin_score
 from metaphrase.report import write_json
-from metaphrase.shards import open_work_folder
+from metaphrase.shards import clear_work_folder, open_work_folder
 
 SUMMARY = "Score the pairs of a bitext, and keep the good ones"
 DESCRIPTION = "metaphrase filter CORPUS… -o OUT"
@@ -129,7 +128,7 @@ def run(argv: Sequence[str]) -> int:
     console.print("\n".join(text_histogram(result["histogram"], options.threshold)))
     written = write_json(output.with_name(f"{output.name}.json"), result)
     console.print(f"Kept {len(kept_n):,} of {len(score_n):,} pairs: {output}, {written}")
-    shutil.rmtree(work)
+    clear_work_folder(work)
     emit(result)
     return 0
 

@@ -47,6 +47,7 @@ from metaphrase.report import write_json
 from metaphrase.shards import (
     SHARD,
     Sentences,
+    clear_work_folder,
     encode_shards,
     file_facts,
     model_digest,
@@ -242,7 +243,7 @@ def run(argv: Sequence[str]) -> int:
     if options.keep_work:
         console.print(f"Kept {work}")
     else:
-        shutil.rmtree(work)
+        clear_work_folder(work)
     emit(result)
     return 0
 
