@@ -80,6 +80,8 @@ PLACES = {
     "save_strategy",
     "save_steps",
 }
+#: Other options that it does not depend on, or by their content alone.
+NO_SETTINGS = ("model", "corpus", "test", "recipe", "retention", "on_disk", "license", "data_license")
 #: Training options that the program gives itself.
 OWN = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
 #: Training options of every cell, unless others are given.
@@ -328,8 +330,7 @@ def settings_of(argv: Sequence[str]) -> dict[str, Any]:
         "tests": {name: {k: s.sha256 for k, s in sets.items()} for name, sets in read_tests(corpus).items()},
         "recipe": {key: terms[key] for key in ("terms", "max_length", "language_embedding", "pooling")},
         "options": [
-            {k: v for k, v in asdict(part).items() if k not in ("model", "corpus", "test", "recipe")}
-            for part in (model, corpus, chosen)
+            {k: v for k, v in asdict(part).items() if k not in NO_SETTINGS} for part in (model, corpus, chosen)
         ],
         "training": changed,
     }

@@ -31,11 +31,13 @@ from metaphrase.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 #: How long recipes are trained for their first cards: minutes on two cores.
-SHORT = ("--max_steps", "40", "--per_device_train_batch_size", "32", "--report_to", "none")
+SHORT = ("--max_steps", "20", "--per_device_train_batch_size", "16", "--report_to", "none")
 #: Where the monolingual text is put that recipes read beside the demo's bitext.
 DERIVED = Path("runs/cards")
-#: What has to be the same everywhere; versions may explain why weights are not.
-BINDING = ("recipe", "seed", "base_model_revision", "data")
+#: What has to be the same everywhere, beside the data; versions may explain why weights are not.
+BINDING = ("recipe", "seed", "base_model_revision")
+#: By what training data are told apart; where they come from may be better known today.
+DATA_FACTS = ("file", "language", "pairs", "sha256", "revision")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,14 +87,19 @@ def card_of(recipe: str) -> Path:
 def first_cards(recipes: Iterable[str]) -> int:
     """Train the starter on the demo's bitext with each recipe, and keep the cards; 1 where one of them fails."""
     failed = []
-    for recipe in map(Recipe.load, recipes):
+    baseline: Path | None = None  # the starter's measurements, which are the same for all
+    for recipe in map(Recipe.load, dict.fromkeys(recipes)):
         output = Path("runs") / card_of(recipe.name).stem
         print(f"{recipe.name}: to {output}", flush=True)
+        if baseline is not None:
+            output.mkdir(parents=True, exist_ok=True)
+            shutil.copy(baseline, output / baseline.name)
         if (
             metaphrase(["demo", "--recipe", recipe.name, *read_beside(recipe), *SHORT, "--output_dir", str(output)])
             == 0
         ):
             shutil.copy(made_card(output), card_of(recipe.name))
+            baseline = baseline or output / "before.json"
         else:
             failed.append(recipe.name)
     print(f"Failed: {', '.join(failed)}." if failed else "Every card is there.")
@@ -174,6 +181,14 @@ def at_commits(command: Sequence[str], recorded: Iterable[Mapping[str, Any]]) ->
     return [f"{name}#{commits[name]}" if (name := word.split("#")[0]) in commits else word for word in command]
 
 
+def data_facts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What tells training data apart; a data set of the Hub goes by its name, and its commit stands beside it."""
+    return [
+        {key: row[key] for key in DATA_FACTS if row.get(key) is not None} | {"file": row["file"].split("#")[0]}
+        for row in rows
+    ]
+
+
 def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[str], bool]:
     """A line for everything in which two releases differ, and whether all that has to be the same is."""
     lines = [
@@ -181,12 +196,17 @@ def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[
         for key in BINDING
         if recorded.get(key) != made.get(key)
     ]
+    then, now = (data_facts(facts.get("data") or ()) for facts in (recorded, made))
+    lines += [f"data: {row} was recorded, but not made." for row in then if row not in now]
+    lines += [f"data: {row} was made, but not recorded." for row in now if row not in then]
+    if not any(line.startswith("data: ") for line in lines) and then != now:
+        lines.append("data: the same files were read in another order, or another number of times.")
     same = not lines
-    then, now = recorded.get("versions") or {}, made.get("versions") or {}
+    versions = [facts.get("versions") or {} for facts in (recorded, made)]
     lines += [
-        f"version of {name}: {then.get(name)} was recorded, {now.get(name)} is here."
-        for name in sorted(then.keys() | now.keys())
-        if then.get(name) != now.get(name)
+        f"version of {name}: {versions[0].get(name)} was recorded, {versions[1].get(name)} is here."
+        for name in sorted({*versions[0], *versions[1]})
+        if versions[0].get(name) != versions[1].get(name)
     ]
     if recorded.get("hardware") != made.get("hardware"):
         lines.append(

@@ -114,6 +114,17 @@ def test_languages_without_training_data_show_what_was_kept(card, tmp_path):
     assert rows == ([("Tatoeba", "sw"), ("Tatoeba", "all")], [("Tatoeba", "fr"), ("Far", "fi"), ("Far", "all")])
 
 
+def test_retention_is_a_row_for_each_test_set(card, tmp_path):
+    pooled = {"n": 130, "before": 80.0, "after": 79.5, "difference": -0.5, "interval": [-0.9, -0.1]}
+    rows = [{"language": language, "difference": loss} for language, loss in (("a|b", -4.0), ("fr", -0.5), ("de", 3))]
+    found = {"limit": 1.0, "verdict": "kept", "pooled": pooled, "languages": rows, "worst": ["a|b", "fr"]}
+    card.add_retention("UDHR", found)
+    text = written(card, tmp_path).text
+    assert "lies above -1 points" in text
+    (row,) = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| UDHR")]
+    assert cells(row) == ["UDHR", "3", "130", "80.0", "79.5", "-0.50 (-0.90 … -0.10)", "kept", "a|b -4.0, fr -0.5"]
+
+
 def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):
     card.results = [ROW]
     assert "was not looked up" in written(card, tmp_path).text

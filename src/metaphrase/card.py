@@ -24,6 +24,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from metaphrase import __version__
+from metaphrase.provenance import hub_data_set
 from metaphrase.redaction import redact
 
 #: Stands in the usage examples until the model is pushed; the name that sentence-transformers uses.
@@ -50,6 +51,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
             percent), and where they were compared `difference`, `interval` (its bounds) and `verdict`. A row of a
             benchmark that the Hub knows also has its `dataset_id` and `task_id`, and may have a `dataset_revision`.
+        retention: One row per test set in languages that were not trained on: `data`, how many `languages` and pairs (`n`),
+            `before`, `after`, `difference` and its `interval` on average over the languages, the `limit` of what they may
+            lose, the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences.
         leakage: One row per test set: `data`, `pairs`, and `shared`, how many of these have a sentence that stands in the
             training data too. None where nobody looked.
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (of a data set of the Hub `revision`, its
@@ -65,6 +69,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     model_name: str | None = None
     recipe: dict[str, Any] | None = None
     results: list[dict[str, Any]] = field(default_factory=list)
+    retention: list[dict[str, Any]] = field(default_factory=list)
     leakage: list[dict[str, Any]] | None = None
     corpus: list[dict[str, Any]] = field(default_factory=list)
     command: str | None = None
@@ -117,6 +122,17 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
                 {"data": data, "language": language} | {key: result[key] for key in keys if key in result}
             )
 
+    def add_retention(self, data: str, retention: Mapping[str, Any]) -> None:
+        """Add what `plots.retention` found on the test set `data` in languages that were not trained on."""
+        pooled, rows = retention["pooled"], retention["languages"]
+        keys = ("n", "before", "after", "difference", "interval")
+        self.retention.append(
+            {"data": data, "languages": len(rows)}
+            | {key: pooled[key] for key in keys if key in pooled}
+            | {"limit": retention["limit"], "verdict": retention["verdict"]}
+            | {"worst": {row["language"]: row["difference"] for row in rows if row["language"] in retention["worst"]}}
+        )
+
     def eval_result_entries(self) -> list[EvalResultEntry]:
         """The results on benchmarks that the Hub knows, for its `.eval_results` folder."""
         return [
@@ -159,7 +175,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         if self.results:
             values |= {"metrics": ["accuracy"], "model-index": self._model_index(values["model_name"])}
         values["base_model"] = self.base_model if _is_hub_id(self.base_model) else None
-        values["datasets"] = [name for row in self.corpus if (name := _hub_corpus(row))]
+        values["datasets"] = [name for row in self.corpus if (name := hub_data_set(row.get("file")))]
         values["metaphrase"] = self._facts()
         values["show"] = self._show(values)
         self._cached_dict = values  # spares `to_yaml` a second call
@@ -246,6 +262,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "usage_transformers": fence(self._usage_transformers(), "python"),
             "results": table([_result_row(row) for row in results]),
             "retention": table([_result_row(row) for row in retention]),
+            "retained": table([_retained_row(row) for row in self.retention]),
+            "red_lines": cell(", ".join(dict.fromkeys(f"{-row['limit']:g}" for row in self.retention))),
             "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
             "metrics": table(_metric_rows(self.eval_results_dict or {})),
             "prompted": any((self.model.prompts or {}).values()) if self.model is not None else False,
@@ -416,6 +434,20 @@ def _result_row(row: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = row["interval"]
+    return {
+        "Test set": str(row["data"]),
+        "Languages": row["languages"],
+        "Pairs": row.get("n"),
+        "Before": f"{row['before']:.1f}",
+        "After": f"{row['after']:.1f}",
+        "Difference (95 %)": f"{row['difference']:+.2f} ({low:+.2f} … {high:+.2f})",
+        "Verdict": str(row["verdict"]),
+        "Largest losses": ", ".join(f"{language} {loss:+.1f}" for language, loss in row["worst"].items()) or "none",
+    }
+
+
 def _metric_rows(results: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
     """What evaluators found during the training, for a run without a before/after comparison."""
     return [{"Metric": name, "Value": value} for metrics in results.values() for name, value in metrics.items()]
@@ -435,12 +467,6 @@ def _file_name(row: Mapping[str, Any]) -> str:
     """The bare name of a training file, or the whole name of a Hub's data set."""
     name = str(row["file"])
     return name if name.startswith("hf:") else Path(name).name
-
-
-def _hub_corpus(row: Mapping[str, Any]) -> str | None:
-    """`organisation/name` of a training file that is a Hub's data set."""
-    match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)([:@#].*)?", str(row.get("file")), re.ASCII)
-    return match[1] if match else None
 
 
 def _sample_row(row: Mapping[str, Any]) -> dict[str, str]:

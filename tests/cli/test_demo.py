@@ -10,6 +10,8 @@ from metaphrase.cli.train import with_choices
 from metaphrase.loss import AlignmentLoss
 from metaphrase.recipe import Recipe, list_recipes
 
+UDHR = {path.name.removesuffix("-en.tsv.gz") for path in (DATA / "udhr").glob("*.tsv.gz")}
+
 
 def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
     small = ["--max_steps", "2", "--per_device_train_batch_size", "8", "--languages", "sw", "tl", "--max_length", "24"]
@@ -18,12 +20,23 @@ def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     assert report["comparisons"].keys() == {"demo", "udhr"}
     assert report["comparisons"]["demo"]["languages"].keys() == {"sw", "tl"}
+    assert report["comparisons"]["udhr"]["languages"].keys() == {"sw", "tl"}
+    retained = report["analysis"]["retention"]
+    assert retained.keys() == {"udhr"}
+    assert {row["language"] for row in retained["udhr"]["languages"]} == UDHR - {"sw", "tl"}
     assert report["run"]["steps"] == 2
     assert sum(file["pairs"] for file in report["run"]["files"]) > 5900
     assert (tmp_path / "demo" / "report.html").exists()
     assert (tmp_path / "demo" / "modules.json").exists()
     printed = capsys.readouterr().out
     assert "model = SentenceTransformer(" in printed
+    assert "udhr, 92 languages not trained on: " in printed
+    card = (tmp_path / "demo" / "README.md").read_text(encoding="utf-8")
+    results, retention = card.split("### Leakage")[0].split("### Retention")
+    (row,) = [line for line in retention.splitlines() if line.startswith("| udhr")]
+    assert row.startswith("| udhr | 92 | ")
+    assert retained["udhr"]["verdict"] in row
+    assert len([line for line in results.splitlines() if line.startswith(("| demo", "| udhr"))]) == 6
 
 
 def test_the_demo_is_what_its_configuration_says():

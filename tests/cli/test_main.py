@@ -2,16 +2,18 @@ import argparse
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 import types
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Literal
 
 import pytest
 import yaml
 
-from metaphrase import cli
+from metaphrase import __version__, cli
 from metaphrase.cli import COMMANDS, emit, main, notes, parse, show_progress
 from metaphrase.cli.options import FLAGS, add_options
 from metaphrase.exceptions import MissingExtraError
@@ -300,13 +302,38 @@ def test_module_and_command_are_one():
     assert done.stderr.startswith("metaphrase nope: There is no command")
 
 
-def test_every_command_says_how_it_ends(capsys):
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_examples_of_its_own_and_says_how_it_ends(command, capsys):
     with pytest.raises(SystemExit):
-        main(["mine", "--help"])
+        main([command, "--help"])
     text = capsys.readouterr().out
-    assert "examples:\n  metaphrase mine" in text
+    examples = re.search(r"^examples:\n((?:  .+\n)+)", text, re.MULTILINE)[1].splitlines()
+    assert any(f"metaphrase {command}" in example for example in examples)
+    assert not [example for example in examples if not re.search(rf"metaphrase {command}\b", example)]
     assert "exit status:\n  0    done" in text
+    assert all(f"\n  {status:<3}  " in text for status in (0, 1, 2, 70, 130, 143))
     assert all(flag in text for flag in FLAGS)
+
+
+def test_hf_runs_it_as_an_extension(tmp_path, monkeypatch, capfd):
+    from huggingface_hub.cli import extensions
+
+    program = tmp_path / "hf-metaphrase.py"
+    program.write_text(f"#!{sys.executable}\nimport sys\nfrom metaphrase.cli import main\nsys.exit(main())\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(extensions, "EXTENSIONS_ROOT", tmp_path)
+    monkeypatch.setattr(extensions.constants, "HF_HUB_DISABLE_UPDATE_CHECK", True)
+    extensions.ExtensionManifest(
+        owner="metaphrase",
+        repo="hf-metaphrase",
+        repo_id="metaphrase/hf-metaphrase",
+        short_name="metaphrase",
+        executable_path=str(program),
+        type="python",
+        installed_at=datetime.now(UTC),
+    ).save(tmp_path / "hf-metaphrase")
+    assert extensions.dispatch_unknown_top_level_extension(["metaphrase", "--version"], {"upload"}) == 0
+    assert capfd.readouterr().out.strip() == __version__
 
 
 def test_options_are_those_of_hf_argument_parser():

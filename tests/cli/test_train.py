@@ -1,8 +1,10 @@
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from metaphrase.cli import main
 from metaphrase.cli import train as command
+from metaphrase.provenance import PACKAGED
 from tests.hub_server import reach, serve_hub
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +44,7 @@ def held_out(tmp_path, bitext):
 
 @pytest.fixture
 def run(tiny_encoder_dir, bitext_file, tmp_path):
-    def run(*more, output="out", recipe="dap"):
+    def run(*more, output="out", recipe="dap", retention=("--retention", "none")):
         options = [
             "--model",
             str(tiny_encoder_dir),
@@ -51,7 +54,7 @@ def run(tiny_encoder_dir, bitext_file, tmp_path):
             str(tmp_path / output),
         ]
         small = ["--recipe", recipe, "--max_length", "24", "--max_steps", "4", "--per_device_train_batch_size", "8"]
-        status = main(["train", *options, *small, "--use_cpu", "--report_to", "none", *more])
+        status = main(["train", *options, *small, "--use_cpu", "--report_to", "none", *retention, *more])
         return status, tmp_path / output
 
     return run
@@ -100,6 +103,126 @@ def test_test_sets_are_measured_before_and_after(run, held_out, capsys):
     before = (output / "before.json").stat().st_mtime_ns
     run("--test", str(held_out), "--resume_from_checkpoint", "true", "--max_steps", "5")
     assert (output / "before.json").stat().st_mtime_ns == before
+
+
+def write_sets(folder, **languages):
+    folder.mkdir(exist_ok=True)
+    for language, rows in languages.items():
+        lines = "".join(f"{row['source']} ({language})\t{row['target']}\n" for row in rows)
+        (folder / f"{language}-en.tsv").write_text("source\ttarget\n" + lines, encoding="utf-8")
+    return folder
+
+
+def retained(output):
+    report = json.loads((output / "report.json").read_text())
+    return {
+        name: [row["language"] for row in one["languages"]] for name, one in report["analysis"]["retention"].items()
+    }
+
+
+def rows_after(output, heading):
+    section = (output / "README.md").read_text(encoding="utf-8").split(heading)[1].split("\n#")[0]
+    return [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| ")][2:]
+
+
+def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bitext, tmp_path, capsys):
+    write_sets(held_out, sw=bitext[:12], fi=bitext[:10])
+    status, output = run("--test", str(held_out), "--retention", str(write_sets(tmp_path / "far", fi=bitext[:9])))
+    assert status == 0
+    report = json.loads((output / "report.json").read_text())
+    assert report["comparisons"]["held-out"]["languages"].keys() == {"de"}
+    assert report["after"]["held-out"]["languages"].keys() == {"de"}
+    assert {name: sorted(languages) for name, languages in retained(output).items()} == {
+        "held-out": ["fi", "sw"],
+        "far": ["fi"],
+    }
+    assert rows_after(output, "## Results") == [["| held-out", "de"], ["| held-out", "all"]]
+    assert rows_after(output, "### Retention") == [["| held-out", "2"], ["| far", "1"]]
+    assert "Retention: far" in (output / "report.html").read_text(encoding="utf-8")
+    assert "held-out, 2 languages not trained on: " in capsys.readouterr().out
+    assert [row["pairs"] for row in report["run"]["leakage"]] == [15 + 12 + 10, 9]
+
+
+def test_the_packaged_languages_stand_in_where_the_test_sets_have_no_others(
+    run, held_out, bitext, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(command, "UDHR", write_sets(tmp_path / "udhr", de=bitext[:9], sw=bitext[:8]))
+    status, output = run("--test", str(held_out), retention=())
+    assert status == 0
+    assert retained(output) == {"udhr": ["sw"]}
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_other_languages_are_those_of_no_training_file(columns, tmp_path, bitext, monkeypatch):
+    """Where names do not tell what a corpus is in, nobody knows before it was read."""
+    monkeypatch.setattr(command, "UDHR", write_sets(tmp_path / "udhr", de=bitext[:9], sw=bitext[:8]))
+    write_sets(tmp_path / "train", **({} if columns else {"de": bitext}))
+    lines = "".join(f"{row['source']}\t{row['target']}\tde\ten\n" for row in bitext)
+    (tmp_path / "all.tsv").write_text("source\ttarget\tsource_lang\ttarget_lang\n" + lines, encoding="utf-8")
+    tests = command.read_tests(
+        command.CorpusOptions(test=[str(write_sets(tmp_path / "t", de=bitext[:5], fi=bitext[:5]))])
+    )
+    corpus = tmp_path / ("all.tsv" if columns else "train")
+    options = command.CorpusOptions(corpus=[str(corpus)])
+    own, others = command.with_retention(tests, options, command.Recipe.load("tr"))
+    if columns:
+        assert (own["t"].keys(), others["udhr"].keys()) == ({"de", "fi"}, {"de", "sw"})
+    else:
+        assert (own["t"].keys(), others["t"].keys()) == ({"de"}, {"fi"})
+    untouched = command.with_retention(tests, replace(options, retention=["none"]), command.Recipe.load("tr"))
+    assert untouched == (tests, {})
+    embedding = command.with_retention(tests, options, command.Recipe.load("wacse-language"))
+    assert embedding == (tests, {})
+
+
+def test_retention_goes_with_test_sets(run, capsys):
+    status, _ = run("--retention", "somewhere")
+    assert status == 2
+    assert "give --test" in capsys.readouterr().err
+
+
+def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, held_out, bitext, tmp_path, monkeypatch):
+    measured, real = [], command.evaluate_retrieval
+    monkeypatch.setattr(
+        command, "evaluate_retrieval", lambda *a, **k: measured.append(list(a[1])) or real(*a, **k, resamples=10)
+    )
+    folder = str(write_sets(held_out, sw=bitext[:12]))
+    tests, others = ({"held-out": command.read_folder(folder, [language])} for language in ("de", "sw"))
+    first = command.measure_before(tiny_encoder, tests, others, tmp_path, name="x")
+    assert measured == [["de"], ["sw"]]
+    again = command.measure_before(tiny_encoder, tests, others, tmp_path, name="x")
+    assert measured == [["de"], ["sw"]]
+    assert json.loads(json.dumps(first)) == json.loads(json.dumps(again))
+    command.measure_before(tiny_encoder, others, {}, tmp_path, name="x")
+    assert measured[2:] == [["sw"]]
+    with torch.no_grad():
+        next(tiny_encoder.parameters()).add_(1)
+    command.measure_before(tiny_encoder, others, {}, tmp_path, name="x")
+    assert measured[3:] == [["sw"]]
+
+
+def test_the_card_says_what_is_known_of_licences(run, tiny_encoder_dir, tmp_path):
+    base = shutil.copytree(tiny_encoder_dir, tmp_path / "base")
+    (base / "README.md").write_text("---\nlicense: cc-by-sa-4.0\n---\n# Base\n", encoding="utf-8")
+    _, output = run("--model", str(base), "--data_license", "cc0-1.0")
+    card = ModelCard.load(output / "README.md")
+    assert card.data.license == "cc-by-sa-4.0"
+    assert [row["license"] for row in card.data.metaphrase["data"]] == ["cc0-1.0"]
+    assert "Files without a licence" not in card.text
+    _, output = run("--model", str(base), "--license", "apache-2.0", output="other")
+    card = ModelCard.load(output / "README.md")
+    assert card.data.license == "apache-2.0"
+    assert "Files without a licence" in card.text
+
+
+def test_a_caller_says_where_its_files_come_from(tiny_encoder_dir, bitext_file, tmp_path):
+    argv = ["--model", str(tiny_encoder_dir), "--corpus", str(bitext_file), "--output_dir", str(tmp_path / "out")]
+    argv += ["--recipe", "tr", "--max_steps", "1", "--per_device_train_batch_size", "8", "--use_cpu"]
+    options = command.parse_options([*argv, "--report_to", "none", "--data_license", "cc0-1.0"])
+    command.train_and_report(options, command=["x"], origins={bitext_file.name: PACKAGED})
+    (row,) = ModelCard.load(tmp_path / "out" / "README.md").data.metaphrase["data"]
+    assert row["license"] == PACKAGED["license"]
+    assert row["origin"] == PACKAGED["origin"]
 
 
 def test_an_earlier_runs_checkpoints_are_not_mixed_in(run, capsys):

@@ -34,7 +34,8 @@ exit status:
   1    done, and problems were found
   2    an option or the data are wrong; stderr says what
   70   a bug of metaphrase
-  130  interrupted"""
+  130  interrupted (Ctrl-C)
+  143  ended by SIGTERM"""
 
 #: Options of these libraries are printed by --print-config only where they are set.
 _LIBRARIES = ("transformers", "sentence_transformers")

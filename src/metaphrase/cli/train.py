@@ -35,7 +35,8 @@ from metaphrase.checkpoints import checkpoint_folders, exclusive, newest, tidy, 
 from metaphrase.cli import emit, is_quiet, parse, show_progress
 from metaphrase.configuration import did_you_mean
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
-from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder
+from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder, split_revision
+from metaphrase.evaluation.identity import model_hash
 from metaphrase.evaluation.retrieval import (
     Encoders,
     ParallelSet,
@@ -57,9 +58,11 @@ from metaphrase.languages import LanguageEmbedding, fold_languages
 from metaphrase.loss import AlignmentLoss
 from metaphrase.monolingual import check_monolingual, load_monolingual, with_monolingual
 from metaphrase.objectives import OBJECTIVES
+from metaphrase.plots import retention
+from metaphrase.provenance import Origins, hub_licenses, provenance, stated_licenses
 from metaphrase.recipe import Recipe
 from metaphrase.redaction import hide, without_tokens
-from metaphrase.report import render_table, usage_lines, write_json, write_report
+from metaphrase.report import describe_model, render_table, usage_lines, write_json, write_report
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
 
 logger = logging.getLogger(__name__)
@@ -76,6 +79,12 @@ EXAMPLES = (
     "metaphrase train --recipe wacse --corpus a-folder/ --temperature 0.7 --output_dir runs/all",
     "torchrun --nproc_per_node 8 -m metaphrase train --config run.yaml",
 )
+
+#: The Universal Declaration of Human Rights in 94 languages, which comes with the package.
+UDHR = Path(__file__).parents[1] / "data" / "udhr"
+
+#: Test sets by name, each by language.
+Sets = dict[str, dict[str, ParallelSet]]
 
 #: The facts of a run, and what people read of them.
 Outcome = tuple[dict[str, Any], list[RenderableType]]
@@ -100,6 +109,12 @@ class ModelOptions:
     freeze_word_embeddings: bool = field(
         default=False, metadata={"help": "Keep the word embeddings as they are: less memory, faster."}
     )
+    license: str | None = field(
+        default=None,
+        metadata={
+            "help": "Licence of the release, as the Hub spells it, e.g. apache-2.0 (default: the base model's)."
+        },
+    )
 
 
 @dataclass
@@ -120,6 +135,17 @@ class CorpusOptions:
         metadata={
             "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz) to measure before and after, with a report."
         },
+    )
+    retention: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folders of test sets whose languages that are not trained on are measured before and after, too; none "
+            "for no such measurement. Default, with --test: other languages of the test sets, or else the 94 of the "
+            "packaged Declaration of Human Rights, 6,000 pairs."
+        },
+    )
+    data_license: str | None = field(
+        default=None, metadata={"help": "Licence of the corpus, for the card; for files of which none is known."}
     )
     languages: list[str] = field(
         default_factory=list, metadata={"help": "Languages to take from the corpus, or the language of a single file."}
@@ -190,15 +216,27 @@ def run(argv: Sequence[str]) -> int:
 
 
 def parse_options(
-    argv: Sequence[str], defaults: Mapping[str, Any] | None = None, *, prog: str = "metaphrase train"
+    argv: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    prog: str = "metaphrase train",
+    description: str = "Train an encoder with a recipe and release it.",
+    examples: Sequence[str] = EXAMPLES,
 ) -> tuple[Any, ...]:
     """Options of a training run: the recipe's training section, ``defaults``, ``--config``, then the command line.
+
+    Args:
+        argv: The command line.
+        defaults: Values in place of the options' own.
+        prog: Name of the command, for its help text.
+        description: One line above the options there.
+        examples: Command lines below them.
 
     Raises:
         UsageError: An option is unknown or wrong, or a file holds a token.
     """
     types = [ModelOptions, CorpusOptions, RecipeOptions, TrainArguments]
-    about: dict[str, Any] = {"description": "Train an encoder with a recipe and release it.", "examples": EXAMPLES}
+    about: dict[str, Any] = {"description": description, "examples": examples}
     token, argv = without_token(argv)
     hide(token)
     _, _, chosen, arguments = parse(prog, types, argv, defaults=defaults, peek=True, **about)
@@ -238,6 +276,7 @@ def train_and_report(
     command: Sequence[str],
     title: str | None = None,
     callbacks: Sequence[TrainerCallback] = (),
+    origins: Origins | None = None,
 ) -> Outcome:
     """One training run from corpus to release, with a before/after report where test sets are given.
 
@@ -246,10 +285,12 @@ def train_and_report(
         command: How this run was called; goes into card and report.
         title: Heading of the report.
         callbacks: Callbacks for the trainer, beside its own.
+        origins: ``origin`` and ``license`` of training files whose origin the caller knows, by their bare names; for the
+            card.
 
     Returns:
-        Facts of the run with its ``output``, its ``comparisons`` and the address that it was ``pushed`` to, and what people
-        read of them; both empty on other processes than the first.
+        Facts of the run with its ``output``, its ``comparisons``, the ``retention`` of other languages and the address
+        that it was ``pushed`` to, and what people read of them; both empty on other processes than the first.
 
     Raises:
         CheckpointError: Another process uses the output folder, nothing can be written there, or it cannot be resumed.
@@ -265,11 +306,16 @@ def train_and_report(
                 stack.enter_context(exclusive(arguments.output_dir))
                 tidy(Path(arguments.output_dir))
             arguments.resume_from_checkpoint = checkpoint_to_resume(arguments)
-        return _train_and_report(options, command=command, title=title, callbacks=callbacks)
+        return _train_and_report(options, command=command, title=title, callbacks=callbacks, origins=origins)
 
 
 def _train_and_report(
-    options: tuple[Any, ...], *, command: Sequence[str], title: str | None, callbacks: Sequence[TrainerCallback]
+    options: tuple[Any, ...],
+    *,
+    command: Sequence[str],
+    title: str | None,
+    callbacks: Sequence[TrainerCallback],
+    origins: Origins | None,
 ) -> Outcome:
     model_options, corpus_options, recipe_options, arguments = options
     output = Path(arguments.output_dir)
@@ -282,9 +328,8 @@ def _train_and_report(
         device="cpu" if arguments.use_cpu else None,
     )
     main_process = arguments.process_index == 0
-    tests = read_tests(corpus_options) if main_process else {}
-    resuming = arguments.resume_from_checkpoint is not None
-    before = measure_before(model, tests, output, name=model_options.model, resuming=resuming)
+    tests, others = with_retention(read_tests(corpus_options), corpus_options, recipe) if main_process else ({}, {})
+    before, others_before = measure_before(model, tests, others, output, name=model_options.model)
     facts, embedding = train(
         model,
         recipe,
@@ -293,18 +338,18 @@ def _train_and_report(
         recipe_options,
         arguments,
         command=command,
-        tests=tests,
+        tests={name: others.get(name, {}) | tests.get(name, {}) for name in tests | others},
         callbacks=callbacks,
     )
     if not main_process:
         return {}, []
     card = model.model_card_data
     assert isinstance(card, AlignmentModelCardData)
-    describe(card, facts)
+    describe(card, facts, origins=origins, data_license=corpus_options.data_license, license=model_options.license)
     write_release(model, output, embedding, recipe, card)
     write_json(output / "run.json", facts)
     shown: list[RenderableType] = []
-    comparisons = {}
+    comparisons, retained = {}, {}
     if tests:
         trained = (
             load_encoder(output, device=str(model.device)) if embedding is None else fold_languages(model, embedding)
@@ -315,6 +360,10 @@ def _train_and_report(
             card.add_comparison(name, comparison)
             shown.append(f"\n{name}: {model_options.model} before, {output} after")
             shown.append(render_table(after[name], before[name], comparison))
+        retained = measure_retention(trained, others, others_before, facts, name=str(output))
+        for name, one in retained.items():
+            card.add_retention(name, one)
+            shown.append(retention_line(name, one))
         write_release(model, output, embedding, recipe, card)
         usage = usage_lines(output) if embedding is None else usage_by_language(output, embedding.languages)
         report = write_report(
@@ -325,10 +374,11 @@ def _train_and_report(
             comparisons=comparisons,
             run=facts,
             usage=usage,
+            analysis={"retention": retained},
         )
         shown.append(f"\nReport: {report} and {report.with_suffix('.json').name}\n\nUse it:\n")
         shown.append(Syntax(usage, "python", background_color="default"))
-    result = facts | {"output": str(output), "comparisons": comparisons, "pushed": None}
+    result = facts | {"output": str(output), "comparisons": comparisons, "retention": retained, "pushed": None}
     if arguments.push_to_hub:
         try:
             result["pushed"] = push_release(output, arguments)
@@ -561,24 +611,71 @@ def leakage(dataset: Any, tests: Mapping[str, Mapping[str, ParallelSet]]) -> lis
     return found
 
 
-def provenance(file: Mapping[str, Any]) -> dict[str, str]:
-    """Where a training file comes from and its licence, where that is known: for what comes with the package."""
-    if Path(str(file.get("path", ""))).parent != Path(__file__).parents[1] / "data" / "demo":
-        return {}
-    return {"origin": "localisation files of free software", "license": "BSD-3-Clause, BSD-2-Clause, Apache-2.0, MIT"}
-
-
-def read_tests(options: CorpusOptions) -> dict[str, dict[str, ParallelSet]]:
+def read_tests(options: CorpusOptions) -> Sets:
     """The test sets by the name of their folder; of a folder with splits the test split, and nothing else."""
-    tests = {}
+    tests: Sets = {}
     for folder in options.test:
-        name, split = Path(folder).resolve().name, "test" if any(Path(folder).glob("*.test.tsv*")) else None
+        name = Path(folder).resolve().name
         if name in tests:
             raise UsageError(
                 f"Two --test folders are named {name!r}; their results would overwrite each other. Rename one."
             )
-        tests[name] = load_parallel_folder(folder, options.languages or None, split)
+        tests[name] = read_folder(folder, options.languages or None)
     return tests
+
+
+def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
+    """The test sets of a folder; of one with splits the test split."""
+    split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
+    return load_parallel_folder(folder, languages, split)
+
+
+def with_retention(tests: Sets, options: CorpusOptions, recipe: Recipe) -> tuple[Sets, Sets]:
+    """The test sets in languages that are trained on, and those in others, which show what training cost them.
+
+    Args:
+        tests: What :func:`read_tests` reads. Where no language of theirs is trained on, they are what is asked for, and stay.
+        options: The corpus and the folders of ``--retention``.
+        recipe: One with a language embedding cannot embed other languages.
+
+    Raises:
+        UsageError: There are no test sets beside ``--retention``.
+    """
+    if options.retention == ["none"] or not (tests or options.retention):
+        return tests, {}
+    if not tests:
+        raise UsageError("--retention is measured beside test sets: give --test, too.")
+    if recipe.language_embedding:
+        logger.info(
+            "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
+        )
+        return tests, {}
+    trained = languages_told(options)
+    own: Sets = tests
+    others: Sets = {}
+    if any(trained & sets.keys() for sets in tests.values()):
+        parts = {
+            is_trained: {
+                name: {language: one for language, one in sets.items() if (language in trained) == is_trained}
+                for name, sets in tests.items()
+            }
+            for is_trained in (True, False)
+        }
+        own, others = ({name: sets for name, sets in parts[side].items() if sets} for side in (True, False))
+    for folder in options.retention or ([] if others else [str(UDHR)]):
+        name = Path(folder).resolve().name
+        there = trained | others.get(name, {}).keys() | own.get(name, {}).keys()
+        sets = {language: one for language, one in read_folder(folder).items() if language not in there}
+        if sets:
+            others[name] = others.get(name, {}) | sets
+    return own, others
+
+
+def languages_told(options: CorpusOptions) -> set[str]:
+    """Languages that will be trained on; none where neither options nor names of files tell all of them."""
+    files = find_files(options.corpus, languages=options.languages or None)
+    told = {file.language for file in files if file.language}
+    return set(options.languages) or (told if all(file.language for file in files) else set())
 
 
 def measure(model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
@@ -590,37 +687,104 @@ def measure(model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str
 
 
 def measure_before(
-    model: SentenceTransformer, tests: Mapping[str, Any], output: Path, *, name: str, resuming: bool
-) -> dict[str, Any]:
-    """The baseline, measured once: a resumed run takes what the first one wrote.
+    model: SentenceTransformer, tests: Sets, others: Sets, output: Path, *, name: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The baselines on test sets and on other languages; what ``before.json`` has of the same encoder is not measured again.
 
     A model that stores a query prompt (E5) is measured with and without it, and on each test set the better average
-    counts: a baseline is measured at its best.
+    counts: a baseline is measured at its best. Other languages are measured with what was best on the test set.
     """
-    path = output / "before.json"
     if not tests:
+        return {}, {}
+    path = output / "before.json"
+    prompts = list(dict.fromkeys(["", resolve_prompt(model, "auto")]))
+    subject = {"model": model_hash(model), "versions": versions()}
+    known = read_baseline(path, subject)
+
+    def best(kind: str, test: str, sets: Mapping[str, ParallelSet], prompts: Sequence[str]) -> dict[str, Any]:
+        kept = known.get(f"{kind} {test}")
+        digests = {language: one.sha256 for language, one in sets.items()}
+        if (
+            kept
+            and kept["settings"]["prompt"] in prompts
+            and {language: one["sha256"] for language, one in kept["languages"].items()} == digests
+        ):
+            return {**kept, "model": name}
+        results = [measure(model, {test: sets}, name=name, prompt=prompt)[test] for prompt in prompts]
+        return max(results, key=lambda result: result["average"]["mean"]["accuracy"])
+
+    before = {test: best("test", test, sets, prompts) for test, sets in tests.items()}
+    first = next(iter(before.values()))
+    others_before = {
+        test: best("others", test, sets, [before.get(test, first)["settings"]["prompt"]])
+        for test, sets in others.items()
+    }
+    results = {f"test {test}": one for test, one in before.items()}
+    results |= {f"others {test}": one for test, one in others_before.items()}
+    if results != known:
+        write_json(path, {"subject": subject, "results": results})
+    return before, others_before
+
+
+def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier run measured of the same encoder with the same libraries."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content["results"]) if content["subject"] == subject else {}
+    except (OSError, ValueError, LookupError, TypeError):
         return {}
-    if resuming and path.exists():
-        kept = dict(json.loads(path.read_text(encoding="utf-8")))
-        measured = {test: {k: v["sha256"] for k, v in result["languages"].items()} for test, result in kept.items()}
-        if measured == {test: {k: v.sha256 for k, v in sets.items()} for test, sets in tests.items()}:
-            return kept
-        logger.warning("The test sets are not those that %s was measured on; the encoder is measured again.", path)
-    results = [measure(model, tests, name=name)]
-    if prompt := resolve_prompt(model, "auto"):
-        results.append(measure(model, tests, name=name, prompt=prompt))
-    best = {test: max((r[test] for r in results), key=lambda r: r["average"]["mean"]["accuracy"]) for test in tests}
-    write_json(path, best)
-    return best
 
 
-def describe(card: AlignmentModelCardData, facts: Mapping[str, Any]) -> None:
-    """Fill a card with what a run knows of itself."""
+def measure_retention(
+    model: Encoders, others: Sets, before: Mapping[str, Any], facts: Mapping[str, Any], *, name: str
+) -> dict[str, Any]:
+    """What :func:`metaphrase.plots.retention` finds on each set in the languages that were not trained on after all."""
+    trained = {language for file in facts["files"] for language in file["languages"]}
+    untrained = {
+        test: {language: one for language, one in sets.items() if language not in trained}
+        for test, sets in others.items()
+    }
+    after = measure(model, {test: sets for test, sets in untrained.items() if sets}, name=name)
+    return {
+        test: retention(compare_retrieval(before[test], one))
+        | {"models": {"before": describe_model(before[test]), "after": describe_model(one)}}
+        for test, one in after.items()
+    }
+
+
+def retention_line(name: str, one: Mapping[str, Any]) -> str:
+    """Retention on a set in a line."""
+    pooled, (low, high) = one["pooled"], one["pooled"]["interval"]
+    return (
+        f"\n{name}, {len(one['languages'])} languages not trained on: {pooled['before']:.1f} → {pooled['after']:.1f}, "
+        f"{pooled['difference']:+.2f} points [{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: "
+        f"{one['verdict']}"
+    )
+
+
+def describe(
+    card: AlignmentModelCardData,
+    facts: Mapping[str, Any],
+    *,
+    origins: Origins | None = None,
+    data_license: str | None = None,
+    license: str | None = None,
+) -> None:
+    """Fill a card with what a run knows of itself.
+
+    Args:
+        card: The card.
+        facts: Facts of the run.
+        origins: Origin and licence of training files, by their bare names.
+        data_license: Licence of training files that have no other.
+        license: Licence of the release; None is that of the base model, where it states one.
+    """
+    origins = {**hub_licenses(facts["files"]), **(origins or {})}
     card.command = facts["command"]
     card.seed = facts["seed"]
     card.corpus = [
         {key: file.get(key) for key in ("file", "language", "pairs", "sha256", "revision") if key in file}
-        | provenance(file)
+        | provenance(file, origins=origins, data_license=data_license)
         for file in facts["files"]
     ]
     card.leakage = facts["leakage"]
@@ -629,6 +793,11 @@ def describe(card: AlignmentModelCardData, facts: Mapping[str, Any]) -> None:
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
     if facts["model"] == STARTER:
         card.base_model, card.license = "intfloat/multilingual-e5-small", "mit"
+    elif card.license is None and not license:
+        name, revision = split_revision(facts["model"])
+        stated = stated_licenses(name, revision=card.base_model_revision or revision)
+        card.license = stated[0] if len(stated) == 1 else None
+    card.license = license or card.license
 
 
 def with_choices(recipe: Recipe, options: RecipeOptions) -> Recipe:
