@@ -5,12 +5,14 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
 
 from metaphrase.exceptions import MemoryBudgetError, MissingExtraError, UsageError
 from metaphrase.heads import AlignmentHeads
@@ -77,7 +79,7 @@ def assert_equal(got, wanted):
 
 
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in list_recipes()])
-def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe):
+def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
     whole = make_trainer(recipe)
     whole.train()
     resumed = make_trainer(recipe, folder="resumed")
@@ -85,6 +87,46 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe):
     assert len(losses(whole)) == 6
     assert losses(resumed) == losses(whole)
     assert_equal(weights(resumed), weights(whole))
+    fault("A4", f"a resumed run, to the bit: {recipe}", tried=1, survived=1)
+
+
+class Died(Exception):
+    pass
+
+
+class Death(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.step < 6:
+            raise Died
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("ppa", {}),
+        ("ppa", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+        ("dap", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+        ("dap", {"micro_batch_size": 4}),
+    ],
+    ids=["queue", "queue, gradient accumulation", "gradient accumulation", "micro-batches"],
+)
+def test_two_resumes_in_a_row_are_the_uninterrupted_run(make_trainer, recipe, options, fault):
+    """From the middle of the first pass over the data, and from its second pass."""
+    options = {"max_steps": 6, "save_steps": 2, **options}
+    whole = make_trainer(recipe, **options)
+    whole.train()
+    for last in (2, 4, 6):
+        resumed = make_trainer(recipe, folder="resumed", **options)
+        resumed.add_callback(Death(last))
+        with pytest.raises(Died) if last < 6 else nullcontext():
+            resumed.train(resume_from_checkpoint=last > 2)
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), weights(whole))
+    what = ", ".join([recipe, *sorted(options.keys() & {"gradient_accumulation_steps", "micro_batch_size"})])
+    fault("A4", f"two resumes in a row, to the bit: {what}", tried=1, survived=1)
 
 
 def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
@@ -392,6 +434,27 @@ def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer
     with pytest.raises(MemoryBudgetError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
         trainer.train()
     fault("E1", "memory runs out behind pending gradients", tried=1, survived=1)
+
+
+def test_memory_that_runs_out_at_one_row_is_explained(make_trainer, fault):
+    trainer = make_trainer("ppa", per_device_train_batch_size=1, packing=False)
+
+    def allocate(module, args):
+        raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
+    with pytest.raises(MemoryBudgetError, match=r"^Memory ran out at one row at a time\. Shorten texts"):
+        trainer.train()
+    fault("E1", "memory runs out at one row", tried=1, survived=1)
+
+
+def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trainer, monkeypatch, fault):
+    trainer = make_trainer(packing=False)
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
+    batch = next(iter(trainer.get_train_dataloader()))
+    with pytest.raises(MemoryBudgetError, match=r"at 16 rows in process 0, .* Resume with --micro_batch_size 8:"):
+        trainer._smaller_micro_batch(batch, torch.OutOfMemoryError("CUDA out of memory. (not really)"))
+    fault("E1", "memory runs out in one of several processes", tried=1, survived=1)
 
 
 def test_other_errors_are_not_taken_for_memory(make_trainer):

@@ -7,6 +7,7 @@ were. Only one process writes to a folder.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -33,17 +34,21 @@ except ImportError:  # Windows: two processes on one folder are not noticed ther
 
 logger = logging.getLogger(__name__)
 
-#: Version of a checkpoint's format. One that this library writes loads in every later version.
+#: Version of a checkpoint's format. One that this library writes loads in every later version, and every version makes the
+#: manifest's own digest in the same way.
 FORMAT = 1
 
 MANIFEST = "manifest.json"
 
-#: Inside an output folder: where a checkpoint is written, where an old one is taken to be deleted, and who writes. Uploads
-#: to the Hub pass over names that begin with an underscore.
+#: Inside an output folder: where a checkpoint or a release is written, where an old checkpoint is taken to be deleted, and
+#: who writes. Uploads to the Hub pass over names that begin with an underscore.
 PARTIAL, DELETED, LOCK = "_partial", "_deleted", "_lock"
 
 #: Packages whose versions belong to a checkpoint and to a result.
 PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "accelerate", "tokenizers")
+
+#: What a lock that another process holds answers; other errors say that there are no locks.
+_IN_USE = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
 
 _held: dict[Path, int] = {}  # by which process: a forked one holds nothing
 
@@ -68,11 +73,7 @@ def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
     for path in paths:
         _flush(path)
     files = {path.relative_to(partial).as_posix(): file_facts(path) for path in paths if path.is_file()}
-    manifest = {"format": FORMAT, **facts, "versions": versions(), "files": files}
-    content = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1, ensure_ascii=False) + "\n"
-    (partial / MANIFEST).write_text(content, encoding="utf-8")
-    _flush(partial / MANIFEST)
-    _flush(partial)
+    _seal(partial, {"format": FORMAT, **facts, "versions": versions(), "files": files})
     if place.exists():
         _delete(place, by=lambda aside: (place.rename(aside), partial.rename(place)))
     else:
@@ -100,7 +101,25 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
         logger.warning("%s Older checkpoints are kept.", error)
         return
     for folder in [folder for folder in folders if folder.name not in keep][:surplus]:
-        _delete(folder, by=folder.rename)
+        remove(folder)
+
+
+def leave_out(folder: Path, name: str) -> None:
+    """Delete a file of a checkpoint, which verifies before and behind.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged.
+    """
+    if (folder / MANIFEST).is_file():
+        manifest = _read(folder)
+        if manifest["files"].pop(name, None):
+            _seal(folder, manifest)
+    (folder / name).unlink(missing_ok=True)
+
+
+def remove(folder: Path) -> None:
+    """Delete a checkpoint, which is there or not there at every moment."""
+    _delete(folder, by=folder.rename)
 
 
 def tidy(output: Path) -> None:
@@ -123,6 +142,16 @@ def _delete(folder: Path, *, by: Any) -> None:
     aside.parent.mkdir(exist_ok=True)
     by(aside)
     shutil.rmtree(aside.parent, ignore_errors=True)
+
+
+def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest at once."""
+    content = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1, ensure_ascii=False) + "\n"
+    aside = folder / f"{MANIFEST}.new"
+    aside.write_text(content, encoding="utf-8")
+    _flush(aside)
+    aside.replace(folder / MANIFEST)
+    _flush(folder)
 
 
 def _flush(path: Path) -> None:
@@ -191,8 +220,7 @@ def _read(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"There is no checkpoint {folder}.")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-        written = manifest.pop("sha256")
-        later = manifest["format"] > FORMAT
+        intact = manifest.pop("sha256") == _digest(manifest)
     except FileNotFoundError as error:
         raise CheckpointError(
             f"{folder} has no {MANIFEST}: it was cut off, or written by another program. Start from its weights with "
@@ -200,14 +228,14 @@ def _read(folder: Path) -> dict[str, Any]:
         ) from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: {MANIFEST} is damaged ({error}).") from error
-    if later:
+    if not intact:
+        raise CheckpointError(f"{folder}: {MANIFEST} is not what was written; the file was damaged since.")
+    if manifest["format"] > FORMAT:
         by = manifest.get("versions", {})
         raise NewerCheckpointError(
             f"{folder} was written by metaphrase {by.get('metaphrase', '?')} in format {manifest['format']}; metaphrase "
             f"{version('metaphrase')} reads formats up to {FORMAT}. Install that version, or a later one."
         )
-    if written != _digest(manifest):
-        raise CheckpointError(f"{folder}: {MANIFEST} is not what was written; the file was damaged since.")
     for name, facts in manifest["files"].items():
         try:
             size = (folder / name).stat().st_size
@@ -285,23 +313,44 @@ def exclusive(output: str | Path) -> Iterator[None]:
         os.close(handle)
 
 
+def make_folder(output: Path) -> None:
+    """Make an output folder where it is not there.
+
+    Raises:
+        CheckpointError: It is a file, or cannot be made.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CheckpointError(f"The output folder {output} is a file, or lies in one. Choose another.") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"Nothing can be written to the output folder {output}: {error.strerror}. Choose another."
+        ) from error
+
+
 def _lock(output: Path) -> int:
     path = output / LOCK
     while True:
         try:
-            output.mkdir(parents=True, exist_ok=True)
+            make_folder(output)
             handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise CheckpointError(f"The output folder {output} is a file, or lies in one. Choose another.") from error
         except OSError as error:
             raise CheckpointError(
-                f"Nothing can be written to the output folder {output}: {error.strerror}."
+                f"Nothing can be written to the output folder {output}: {error.strerror}. Choose another."
             ) from error
         if fcntl is None:
             return handle
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
+            if error.errno not in _IN_USE:
+                logger.warning(
+                    "The file system of %s has no locks (%s): see that no other process writes to it.",
+                    output,
+                    error.strerror,
+                )
+                return handle
             owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
             os.close(handle)
             raise CheckpointError(

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import HfApi
-from huggingface_hub.errors import HFValidationError, RevisionResolutionError
+from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
@@ -26,7 +25,8 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
-from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError
+from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
+from metaphrase.hub import download
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ def load_encoder(
 
     Raises:
         OSError: There is no such model, it has no weights in safetensors form, or the starter cannot be built.
+        HubError: The Hub has no such model, does not show it, or fails for longer than there was patience.
         ValueError: The model has modules that are not sentence-transformers' own.
     """
     name, revision = split_revision(str(name_or_path))
@@ -65,22 +66,20 @@ def load_encoder(
         from metaphrase.starter import starter_path
 
         name = str(starter_path())
+    here = Path(name).exists()
+    folder = Path(name) if here else _fetched(name, revision)
     kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
-    commit = None
-    if not Path(name).exists():
-        kwargs["revision"] = commit = _commit_of(name, revision)
-    if _takes_pooling_flag(name, commit):
+    if _takes_pooling_flag(folder):
         kwargs["add_pooling_layer"] = False
     with _refusals(name):
-        if is_sentence_transformer_model(name, revision=commit):
+        if is_sentence_transformer_model(str(folder)):
             model = SentenceTransformer(
-                name, device=device, revision=commit, trust_remote_code=False, model_kwargs=kwargs
+                str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=kwargs
             )
             if pooling is not None:
                 _replace_pooling(model, pooling)
         else:
-            same = {"revision": commit} if commit else {}
-            transformer = Transformer(name, model_kwargs=kwargs, processor_kwargs=same, config_kwargs=same)
+            transformer = Transformer(str(folder), model_kwargs=kwargs)
             mode = pooling or default_pooling
             logger.info("%s comes without pooling; its sentence embedding is %s.", name, mode)
             size = transformer.get_embedding_dimension()
@@ -88,8 +87,9 @@ def load_encoder(
     encoder: Any = model[0].auto_model
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
-    if commit is not None:
-        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, commit
+    if not here:
+        encoder.config._name_or_path = model.tokenizer.name_or_path = name
+        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
     if max_length is not None:
         model.max_seq_length = max_length
     return model
@@ -105,15 +105,15 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return (name, None) if not at or Path(name).exists() else (before, revision)
 
 
-def _commit_of(name: str, revision: str | None) -> str:
-    """The one commit that all files of a model are taken from; what is not reachable may be in the cache."""
+def _fetched(name: str, revision: str | None) -> Path:
+    """A folder of the cache, named by its commit, with a model of the Hub; what is out of reach may be there already."""
+    nowhere = f"There is no folder {name}{f'@{revision}' if revision else ''}, and no model of that name"
     try:
-        return HfApi().resolve_revision(name, revision=revision).resolved
-    except (RevisionResolutionError, HFValidationError) as error:
-        at = f"@{revision}" if revision else ""
-        raise MissingFileError(
-            f"There is no folder {name}{at}, and no model of that name in the cache; the Hub has none, or is out of reach."
-        ) from error
+        return download(name, revision=revision)
+    except HFValidationError as error:
+        raise MissingFileError(f"{nowhere}: on the Hub they are called organisation/name.") from error
+    except HubError as error:
+        raise type(error)(f"{nowhere} in the cache. {error}") from error
 
 
 @contextmanager
@@ -137,9 +137,9 @@ def _refusals(name: str) -> Iterator[None]:
         raise
 
 
-def _takes_pooling_flag(name: str, revision: str | None = None) -> bool:
+def _takes_pooling_flag(folder: Path) -> bool:
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision or "main", trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
         return False
     known = type(config) in MODEL_MAPPING

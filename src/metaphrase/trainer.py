@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import os
-import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,35 +22,32 @@ import torch
 import torch.distributed as dist
 from accelerate.utils import DistributedType
 from datasets import Dataset, IterableDataset
-from safetensors import SafetensorError
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
+from sentence_transformers.sentence_transformer.modules import Pooling
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, HubStrategy, SaveStrategy
+from transformers.trainer import TRAINING_ARGS_NAME
+from transformers.trainer_utils import HubStrategy, SaveStrategy
 
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.checkpoints import (
     MANIFEST,
-    PARTIAL,
     check_space,
     differences,
     exclusive,
     last_good,
+    make_folder,
     newest,
-    publish,
-    rotate,
-    size,
     tidy,
     verify,
     versions,
 )
 from metaphrase.collator import ParallelCollator
 from metaphrase.digests import data_digest, stream_digest
-from metaphrase.encoders import load_encoder
+from metaphrase.encoders import load_encoder, origin_of
 from metaphrase.exceptions import (
     CheckpointError,
     HubError,
@@ -61,9 +59,10 @@ from metaphrase.exceptions import (
 )
 from metaphrase.functional import accumulated_in_place, liger_kernel
 from metaphrase.heads import AlignmentHeads
-from metaphrase.hub import push, release
+from metaphrase.hub import make_repository, may_pass, push, push_command, release
 from metaphrase.loss import AlignmentLoss
 from metaphrase.packing import packed
+from metaphrase.saving import WholeCheckpoints, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -77,6 +76,12 @@ ONE_RELEASE = (
     "A model with a language embedding is a release for each language. Write them with "
     "`metaphrase.hub.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
 )
+
+#: What manifests did not say of a run from the beginning.
+ADDED_FACTS = frozenset({"corpus", "base_model", "base_model_revision", "pooling", "modules", "tokenizer", "frozen"})
+
+#: Steps in a row that float16's gradient scaler may leave out while it looks for its scale, which it halves each time.
+SCALE_SEARCH = 20
 
 #: Readable stand-in for the pickled arguments that the parent classes write.
 TRAINING_ARGS = "training_args.json"
@@ -95,8 +100,9 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             batch at once. ``per_device_train_batch_size`` stays the batch that is ranked: the gradient is the same, for
             less memory and one more forward pass. Where memory runs out it is set, or halved, and the step made again.
         max_skipped_steps: Steps in a row without a finite loss and gradient after which training ends. Such a step changes
-            nothing, and ``skipped_steps`` in the log counts it.
-        allow_changes: Resume a checkpoint though recipe, data, batch or seed are not those that it was written with.
+            nothing, and ``skipped_steps`` in the log counts it. Gradients that overflow in float16 have 20 steps at least,
+            in which their scaler looks for its scale.
+        allow_changes: Resume a checkpoint though recipe, encoder, data, batch or seed are not those that it was written with.
         restore_callback_states_from_checkpoint: On, so that early stopping goes on counting where it was.
         bf16: Turned off, with a warning, on CPUs that multiply bfloat16 in software, where it is slower than float32.
         use_liger_kernel: Compute the vocabulary loss by Liger's kernel, on CUDA (extra ``liger``).
@@ -131,7 +137,9 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     )
     allow_changes: bool = field(
         default=False,
-        metadata={"help": "Resume a checkpoint of another recipe, corpus, batch size, seed or number of processes."},
+        metadata={
+            "help": "Resume a checkpoint of another recipe, encoder, corpus, batch size, seed or number of processes."
+        },
     )
     logging_nan_inf_filter: bool = field(
         default=False, metadata={"help": "Hide losses that are not finite from the log."}
@@ -175,6 +183,10 @@ def _multiplies_bfloat16() -> bool:
     return any(able.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
 class _Pace(TrainerCallback):
     """Tell collator and sampler which epoch it is, the loss when a step was made, and the loop when to stop."""
 
@@ -212,7 +224,7 @@ def _rng_states() -> tuple[Tensor, list[Tensor]]:
     return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
 
-class AlignmentTrainer(SentenceTransformerTrainer):
+class AlignmentTrainer(WholeCheckpoints, SentenceTransformerTrainer):
     """Trains a SentenceTransformer with an :class:`AlignmentLoss`.
 
     What it adds to its parent: batches are views; heads are saved in every checkpoint and restored from it, averaged over
@@ -228,7 +240,10 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
     Raises:
         ValueError: The loss is no :class:`AlignmentLoss`, prompts are given (training uses none), an objective ranks a
-            pair against none but itself, or a model is to be pushed that is a release for each language.
+            pair against none but itself, or a model is to be pushed that is a release for each language, or that is to be
+            private, to a public repository.
+        HubAccessError: A model is to be pushed, and there is no token, or the Hub does not let it write there.
+        CheckpointError: The output folder is a file, or cannot be made.
     """
 
     loss_is_scaled_for_ga = False
@@ -241,21 +256,23 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         self._alignment_loss = loss
         self._gradients_pending = False
         self._sampler: Any = None
-        self._staging: Path | None = None  # where a checkpoint is being written
         self._signal = self._stop = 0  # received by this process; agreed on by all
         self._epoch = self._batches = 0  # passes over the data begun, and batches of this one
         self._offset = 0  # batches of the next pass that an earlier run made
-        self._written: Path | None = None  # the last checkpoint
         self._due = False  # an evaluation of this step, which a signal left out
         self._terms: dict[str, Tensor] = {}
         self._finite = torch.tensor(True)
         self._skipping = False  # the present step
         self._skipped = self._skipped_in_a_row = 0
+        self._scale = 0.0  # of float16's gradients, before the present step
+        self._overflows = 0  # in a row
         self._since_log = [0, 0]  # steps, and those of them that were skipped
         self._hashed: tuple[Any, str | None] = (None, None)  # a corpus and its digest
         arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
         if getattr(arguments, "push_to_hub", False) and loss.heads.language_embedding is not None:
             raise UsageError(f"push_to_hub cannot push this recipe's checkpoints. {ONE_RELEASE}")
+        if arguments is not None and arguments.should_save:
+            make_folder(Path(str(arguments.output_dir)))
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         if self.args.n_gpu > 1:
@@ -319,6 +336,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
         Raises:
             CheckpointError: The checkpoint cannot be gone on from, or one cannot be written.
+            MemoryBudgetError: Memory ran out, and smaller micro-batches of this step would not help.
             NonFiniteError: Too many steps in a row had no finite loss and gradient, or weights are not finite.
             WorkerError: A process of the data loader died, or hangs.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
@@ -349,6 +367,8 @@ class AlignmentTrainer(SentenceTransformerTrainer):
                     f"{error} Often memory ran out: lower --dataloader_num_workers (0 reads in the process that trains). "
                     f"{last_good(self.args.output_dir)}"
                 ) from error
+        if 0 < self.state.global_step <= self._skipped:
+            logger.warning("All %d steps were skipped: the weights are those that were there before.", self._skipped)
         if number := self._stop or self._signal:
             logger.warning(
                 "Stopped by %s behind step %d of %d; go on with --resume_from_checkpoint true.",
@@ -452,6 +472,8 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         else:
             self._skipping = not finite
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if self._skipping else 0
+        if scaled:
+            self._scale = self.accelerator.scaler.get_scale()
         if self._skipping:
             self._skip(parameters, gradients=not scaled)
         return super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -494,11 +516,32 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             Whether training ends here, by a signal.
         """
         self._since_log[0] += 1
-        if not self._skipping:
+        if not self._skipping and not self._overflowed():
             self._alignment_loss.after_step()
         if self.args.world_size == 1:
             self._stop = self._signal
         return bool(self._stop)
+
+    def _overflowed(self) -> bool:
+        """Whether the gradient scaler left out this step: then it has lowered its scale. A fused optimiser does not tell.
+
+        Raises:
+            NonFiniteError: It did so too often in a row for one that is looking for its scale.
+        """
+        scaler = self.accelerator.scaler
+        if scaler is None or scaler.get_scale() >= self._scale:
+            self._overflows = 0
+            return False
+        self._overflows += 1
+        self._skipped += 1
+        if self._overflows >= max(self.args.max_skipped_steps, SCALE_SEARCH):
+            raise NonFiniteError(
+                f"The gradients of step {self.state.global_step} are not finite in float16, as in the {self._overflows - 1} "
+                f"steps before it, none of which was made; gradients are multiplied by {scaler.get_scale():g} by now. Train "
+                "with --bf16 or in float32, or look at the data there. "
+                f"{last_good(self.args.output_dir)}"
+            )
+        return True
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """As the parent's; the mean loss is that of the steps that were made, and skipped ones are counted."""
@@ -551,13 +594,21 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             len(view["input_ids"]) for view in inputs.values() if isinstance(view, dict) and "input_ids" in view
         )
         present = min(self._alignment_loss.micro_batch_size or rows, rows)
+        if present <= 1:
+            raise MemoryBudgetError(
+                "Memory ran out at one row at a time. Shorten texts (--max_length), train less (--freeze_word_embeddings) or "
+                "a smaller encoder, or take a device with more memory."
+            ) from error
         if self._gradients_pending:
             raise MemoryBudgetError(
                 f"Memory ran out at {present} rows, behind micro-batches whose gradients cannot be told from this one's. "
-                f"Resume with --micro_batch_size {max(present // 2, 1)}."
+                f"Resume with --micro_batch_size {present // 2}."
             ) from error
-        if present <= 1 or self.args.world_size > 1:
-            raise error
+        if self.args.world_size > 1:
+            raise MemoryBudgetError(
+                f"Memory ran out at {present} rows in process {self.args.process_index}, and the others cannot take smaller "
+                f"parts in the same step. Resume with --micro_batch_size {present // 2}: the gradient stays the same."
+            ) from error
         return present // 2
 
     def prediction_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -603,14 +654,8 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
     # ------------------------------------------------------------------------------------------------------ checkpoints
 
-    def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """As the parent's.
-
-        Raises:
-            NonFiniteError: A weight is infinite or no number.
-        """
-        check_finite(self._alignment_loss, last_good(self.args.output_dir))
-        super().save_model(*args, **kwargs)
+    def _saved(self) -> nn.Module:
+        return self._alignment_loss
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
@@ -620,44 +665,43 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if self._alignment_loss.heads.state_dict():
             self._alignment_loss.heads.save_pretrained(folder / HEADS)
 
-    def _get_output_dir(self, trial: Any) -> str:
-        return str(self._staging or super()._get_output_dir(trial))
-
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """The parent's, written aside and put into place when all of it is on the disk."""
-        output = Path(self._get_output_dir(trial))
-        place = output / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
-        if place == self._written:
+        before = self._written
+        super()._save_checkpoint(model, trial)
+        if self.args.push_to_hub and self._written != before:
+            self._push_from_checkpoint(str(self._written))
+
+    def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
+        """Make the repository to push to, before training. A Hub that fails or is out of reach is warned of only.
+
+        Args:
+            token: Access token; default: ``hub_token``, else the stored one.
+            private: Make a new repository private; default: ``hub_private_repo``.
+
+        Raises:
+            HubAccessError: There is no token, or the Hub does not let it write there.
+            UsageError: The repository is public where a private one is wanted; or it has no organisation in its name, and the
+                Hub is out of reach.
+        """
+        if not self.is_world_process_zero():
             return
-        staging = output / PARTIAL
-        if self.args.should_save:
-            shutil.rmtree(staging, ignore_errors=True)
-        self._wait()
+        self.push_in_progress = None
+        name = self.args.hub_model_id or Path(self.args.output_dir).absolute().name
+        private = bool(self.args.hub_private_repo if private is None else private)
+        command = push_command(self.args.output_dir, name, private=private, revision=self.args.hub_revision)
+        later = f"A release can be pushed after training too: `{command}`."
         try:
-            self._staging = staging
-            super()._save_checkpoint(model, trial)
-            self._wait()
-            if str(self.state.best_model_checkpoint or "").startswith(str(staging)):
-                self.state.best_model_checkpoint = str(place)
-            if self.args.should_save:
-                self.state.save_to_json(str(staging / place.name / TRAINER_STATE_NAME))
-                publish(staging / place.name, place, self._facts())
-                shutil.rmtree(staging, ignore_errors=True)
-            self._wait()
-        except (OSError, RuntimeError, SafetensorError) as error:
-            shutil.rmtree(staging, ignore_errors=True)
-            free = size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
-            raise CheckpointError(
-                f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint takes about "
-                f"{size(sum(self._bytes()))}. {last_good(output)} Go on with --resume_from_checkpoint true."
-            ) from error
-        finally:
-            self._staging = None
-        self._written = place
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(place))
-        if self.args.should_save:
-            rotate(output, place, self.args.save_total_limit, best=self.state.best_model_checkpoint)
+            self.hub_model_id = make_repository(name, private=private, token=token or self.args.hub_token, later=later)
+        except HubError as error:
+            if not may_pass(error):
+                raise
+            if "/" not in name:
+                raise UsageError(
+                    f"The Hub, which knows whose {name!r} is, cannot be asked now. Give hub_model_id as organisation/name, "
+                    "and training goes on without the Hub."
+                ) from error
+            self.hub_model_id = name
+            logger.warning("%s Training goes on, and each of its pushes tries again.", error)
 
     def push_to_hub(
         self,
@@ -683,13 +727,14 @@ class AlignmentTrainer(SentenceTransformerTrainer):
 
         Raises:
             HubError: It could not be pushed, though the release is there; the message says how to push it later.
-            UsageError: The model was trained with a language embedding: each language's release is pushed by itself.
+            UsageError: The repository is public where a private one is wanted; or the model was trained with a language
+                embedding: each language's release is pushed by itself.
         """
         if not self.is_world_process_zero():
             return None
         if self._alignment_loss.heads.language_embedding is not None:
             raise UsageError(ONE_RELEASE)
-        check_finite(self._alignment_loss, last_good(self.args.output_dir))
+        check_finite(self._alignment_loss, lambda: last_good(self.args.output_dir))
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if self.hub_model_id is None:
             self.init_hf_repo(token=token, private=private)
@@ -705,22 +750,13 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         )
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Push what training has reached, as a release; at a fault of the Hub training goes on."""
+        """Push what training has reached, as a release; at a fault of the Hub, or its refusal, training goes on."""
         if self._staging is not None or self.args.hub_strategy == HubStrategy.END:
             return
         try:
             self.push_to_hub(f"Training in progress, step {self.state.global_step}")
-        except HubError as error:
-            logger.warning("%s The next checkpoint, and the end of training, are pushed again.", error)
-
-    def _wait(self) -> None:
-        if self.args.world_size > 1:
-            dist.barrier()
-
-    def _bytes(self) -> tuple[int, int]:
-        """Of the weights, and of what AdamW remembers of them."""
-        weights = sum(value.nbytes for value in self._alignment_loss.state_dict().values())
-        return weights, 2 * sum(p.nbytes for p in self._alignment_loss.parameters() if p.requires_grad)
+        except (HubError, UsageError) as error:
+            logger.warning("%s Training goes on; its next checkpoint, and its end, are pushed again.", error)
 
     def _check_space(self) -> None:
         weights, optimiser = self._bytes()
@@ -734,6 +770,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             "batches": self._batches,
             "skipped_steps": self._skipped,
             "skipped_in_a_row": self._skipped_in_a_row,
+            "overflows_in_a_row": self._overflows,
             "evaluation_due": self._due,
             "ended": self.control.should_training_stop
             and not self._stop
@@ -752,11 +789,37 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             "gradient_accumulation_steps": self.args.gradient_accumulation_steps,
             "seed": self.args.seed,
         }
+        facts |= self._encoder_facts()
         if isinstance(self.train_dataset, Dataset):
             facts["pairs"] = len(self.train_dataset)
         if (digest := self._corpus_digest()) is not None:
             facts["corpus"] = digest
         return dict(json.loads(json.dumps(facts)))
+
+    def _encoder_facts(self) -> dict[str, Any]:
+        """What the encoder is beside its weights, which a checkpoint brings along."""
+        card, origin = self.model.model_card_data, origin_of(self.model)
+        folder = Path(origin).name if origin else None
+        others = [module for module in list(self.model)[1:] if not isinstance(module, Pooling)]
+        return {
+            "base_model": card.base_model if card.base_model_revision else folder,
+            "base_model_revision": card.base_model_revision,
+            "pooling": [module.pooling_mode for module in self.model if isinstance(module, Pooling)],
+            "modules": [f"{type(module).__name__} {_digest(module.get_config_dict())}" for module in others],
+            "tokenizer": self._tokenizer_digest,
+            "frozen": [name for name, weight in self.model.named_parameters() if not weight.requires_grad],
+        }
+
+    @cached_property
+    def _tokenizer_digest(self) -> str:
+        """Of pieces and rules, without what a call changes."""
+        tokenizer = self.model.tokenizer
+        if getattr(tokenizer, "is_fast", False):
+            content = json.loads(tokenizer.backend_tokenizer.to_str())
+            content = {key: value for key, value in content.items() if key not in ("truncation", "padding", "version")}
+        else:
+            content = tokenizer.get_vocab()
+        return _digest(content)
 
     def _corpus_digest(self) -> str | None:
         """Of the rows, or of the files behind a stream where they are known; computed once."""
@@ -791,9 +854,10 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             raise CheckpointError(f"There is no checkpoint in {self.args.output_dir} to go on from.")
         manifest = verify(folder)
         before, now = manifest["run"], self._run_facts()
-        if "corpus" not in before:  # written before there was this digest, which then cannot tell
+        for name in ADDED_FACTS - before.keys():  # written before there was this one, which then cannot tell
+            now.pop(name, None)
+        if "corpus" not in before:
             before.pop("data", None)
-            now.pop("corpus", None)
         if changed := differences(before, now):
             message = f"{folder} was written by another run, which differs in: {', '.join(changed)}."
             if not self.args.allow_changes:
@@ -826,7 +890,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
     ) -> tuple[int, int]:
         """Passes over the data that are done, and batches of the next one: of a stream, whose length nobody knows, too."""
         self._written, self._due = None, False
-        self._skipped = self._skipped_in_a_row = 0
+        self._skipped = self._skipped_in_a_row = self._overflows = 0
         self._since_log = [0, 0]
         self._gradients_pending = False
         epoch, batches = super()._init_training_state(
@@ -835,6 +899,7 @@ class AlignmentTrainer(SentenceTransformerTrainer):
         if resume_from_checkpoint is not None:
             manifest = json.loads((Path(resume_from_checkpoint) / MANIFEST).read_text(encoding="utf-8"))
             self._skipped, self._skipped_in_a_row = manifest["skipped_steps"], manifest["skipped_in_a_row"]
+            self._overflows = manifest.get("overflows_in_a_row", 0)
             self._written = Path(resume_from_checkpoint)
             self._due = manifest.get("evaluation_due", False)
             if manifest.get("ended") and not self.args.allow_changes:  # by early stopping
@@ -853,20 +918,3 @@ class AlignmentTrainer(SentenceTransformerTrainer):
             self.data_collator.passed_over = 0 if self.args.ignore_data_skip else self._offset
         self._batches, self._offset = self._offset, 0
         self._epoch += 1
-
-
-def check_finite(module: nn.Module, advice: str = "") -> None:
-    """Refuse weights that must not be written.
-
-    Args:
-        module: An encoder, or a loss with it and its heads.
-        advice: What the message ends with.
-
-    Raises:
-        NonFiniteError: With the first weight that is infinite or no number.
-    """
-    values = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
-    finite = torch.stack([torch.isfinite(value).all() for value in values.values()]).tolist()
-    for name, good in zip(values, finite, strict=True):
-        if not good:
-            raise NonFiniteError(f"{name} has become infinite or no number; the model is not written. {advice}")

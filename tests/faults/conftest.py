@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,33 @@ from metaphrase.recipe import Recipe
 from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.conftest import small
 from tests.faults.children import Child, die_before
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """Mount a file system of so many bytes, in a folder that is let go of behind the test."""
+    folder = tmp_path / "disk"
+
+    def mount(size, *options):
+        again = ["remount"] if folder.is_mount() else []
+        folder.mkdir(exist_ok=True)
+        command = [
+            "mount",
+            "-t",
+            "tmpfs",
+            "-o",
+            ",".join([*again, f"size={int(size)}", *options]),
+            "tmpfs",
+            str(folder),
+        ]
+        if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("no file system can be mounted here")
+        return folder
+
+    yield mount
+    if folder.is_mount():
+        subprocess.run(["umount", str(folder)], check=True)
+
 
 SETTINGS = {
     "per_device_train_batch_size": 8,
@@ -34,7 +63,7 @@ _undisturbed: dict[str, tuple[str, int]] = {}
 
 @pytest.fixture
 def make_trainer(tiny_encoder, tmp_path, full_bitext):
-    def make(folder="run", *, recipe="dap", dataset=None, callbacks=(), **options):
+    def make(folder="run", *, recipe="dap", dataset=None, callbacks=(), tiny_encoder=tiny_encoder, **options):
         torch.manual_seed(7)
         loss = AlignmentLoss(
             copy.deepcopy(tiny_encoder), small(Recipe.load(recipe)), max_length=24, languages=("de", "en")

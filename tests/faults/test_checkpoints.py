@@ -1,3 +1,4 @@
+import errno
 import json
 import logging
 import os
@@ -6,6 +7,8 @@ import signal
 
 import pytest
 import torch
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
+from tokenizers import Tokenizer, normalizers
 
 from metaphrase import checkpoints
 from metaphrase.checkpoints import (
@@ -88,7 +91,11 @@ def test_nothing_in_a_checkpoint_needs_an_unsafe_pickle(trained):
 
 
 def test_damage_to_any_file_is_found(trained, fault):
-    """Each file cut off and with a flipped bit at places from its first byte to its last, or gone, or grown."""
+    """Each file cut off and with flipped bits at places from its first byte to its last, or gone, or grown.
+
+    Of the manifest's first bytes every bit is flipped, and two of every third byte behind them; damage never looks like a
+    newer version's checkpoint.
+    """
     checkpoint, tried, found = trained / "checkpoint-4", 0, 0
 
     def damaged(name):
@@ -97,18 +104,22 @@ def test_damage_to_any_file_is_found(trained, fault):
         try:
             verify(checkpoint)
         except CheckpointError as error:
-            found += name in str(error)
+            found += type(error) is CheckpointError and name in str(error)
 
     for path in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
         whole, name = path.read_bytes(), path.relative_to(checkpoint).as_posix()
         places = sorted({len(whole) * part // 8 for part in range(8)} | {len(whole) - 1})
         for at in places if whole else []:
-            if name == MANIFEST and chr(whole[at]).isspace():  # between its words
+            if name == MANIFEST and at == len(whole) - 1:  # the end of its last line
                 continue
             path.write_bytes(whole[:at])
             damaged(name)
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-            damaged(name)
+        if name == MANIFEST:
+            places = [*range(40), *range(40, len(whole), 3)]
+        for at in places if whole else []:
+            for bit in range(8) if name == MANIFEST and at < 40 else {at % 8, (at + 3) % 8}:
+                path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+                damaged(name)
         path.unlink()
         damaged(name)
         path.write_bytes(whole + b" " * (name != MANIFEST))
@@ -157,9 +168,10 @@ def test_a_damaged_checkpoint_that_was_asked_for_is_refused(make_trainer, traine
 def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fault):
     path = trained / "checkpoint-4" / MANIFEST
     manifest = json.loads(path.read_text())
+    del manifest["sha256"]
     manifest["format"] += 1
     manifest["versions"]["metaphrase"] = "99.0"
-    path.write_text(json.dumps(manifest))
+    path.write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
     refused = 0
     for asked in (True, str(trained / "checkpoint-4")):
         with pytest.raises(
@@ -182,6 +194,76 @@ def test_another_run_is_not_gone_on_with(make_trainer, trained, fault, changes, 
     with pytest.raises(CheckpointError, match=rf"was written by another run, which differs in: .*{message}"):
         make_trainer(**changes).train(resume_from_checkpoint=True)
     fault("A5", f"resumed with another {', '.join(changes)}", tried=1, survived=1)
+
+
+def test_a_flipped_bit_of_the_format_is_no_newer_version(trained, fault):
+    path = trained / "checkpoint-4" / MANIFEST
+    path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
+    fault("A6", "a flipped bit in a format's number", tried=1, survived=newest(trained) == trained / "checkpoint-2")
+
+
+def _with_pooling(encoder, tmp_path):
+    encoder[1] = Pooling(32, pooling_mode="mean")
+
+
+def _with_a_module(encoder, tmp_path):
+    encoder.append(Normalize())
+
+
+def _with_other_pieces(encoder, tmp_path):
+    content = json.loads(encoder.tokenizer.backend_tokenizer.to_str())
+    one, other, *_ = [piece for piece in content["model"]["vocab"] if piece.isalpha()]
+    content["model"]["vocab"][one], content["model"]["vocab"][other] = (
+        content["model"]["vocab"][other],
+        content["model"]["vocab"][one],
+    )
+    encoder.tokenizer._tokenizer = Tokenizer.from_str(json.dumps(content))
+
+
+def _with_another_normaliser(encoder, tmp_path):
+    encoder.tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=False)
+
+
+def _of_another_folder(encoder, tmp_path):
+    (tmp_path / "another").mkdir()
+    encoder[0].auto_model.config._name_or_path = str(tmp_path / "another")
+
+
+def _of_another_commit(encoder, tmp_path):
+    encoder[0].auto_model.config._name_or_path = encoder.model_card_data.base_model = "acme/tiny"
+    encoder.model_card_data.base_model_revision = "b" * 40
+
+
+def _frozen(encoder, tmp_path):
+    encoder[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_with_pooling, r'pooling \(\["cls"\] → \["mean"\]\)'),
+        (_with_a_module, r'modules \(\[\] → \["Normalize \w+"\]\)'),
+        (_with_other_pieces, r'tokenizer \("\w+" → "\w+"\)'),
+        (_with_another_normaliser, r'tokenizer \("\w+" → "\w+"\)'),
+        (_of_another_folder, r'base_model \("tiny-\w+" → "another"\)'),
+        (_of_another_commit, r'base_model \(.* → "acme/tiny"\), base_model_revision \(null → "bbb'),
+        (_frozen, r'frozen \(\[\] → \["0\.'),
+    ],
+    ids=lambda value: value.__name__.strip("_") if callable(value) else "",
+)
+def test_another_encoder_is_noticed(make_trainer, trained, tiny_encoder, tmp_path, fault, change, message):
+    change(tiny_encoder, tmp_path)
+    with pytest.raises(CheckpointError, match=rf"which differs in: {message}.*--allow_changes"):
+        make_trainer(tiny_encoder=tiny_encoder).train(resume_from_checkpoint=True)
+    fault("A5", f"resumed with an encoder {change.__name__.strip('_').replace('_', ' ')}", tried=1, survived=1)
+
+
+def test_a_tokenizer_that_was_used_is_the_same(make_trainer):
+    trainer = make_trainer()
+    before = trainer._tokenizer_digest
+    trainer.model.tokenizer(["ja", "nein ja"], truncation=True, padding="max_length", max_length=7)
+    del trainer._tokenizer_digest
+    assert trainer._tokenizer_digest == before
 
 
 def test_other_data_are_noticed_and_may_be_allowed(make_trainer, trained, full_bitext, fault):
@@ -235,7 +317,9 @@ def test_another_stream_is_noticed(make_trainer, bitext_path, tmp_path, fault):
 def test_a_checkpoint_with_the_digest_of_old_is_gone_on_with(make_trainer, trained):
     path = trained / "checkpoint-4" / MANIFEST
     manifest = json.loads(path.read_text())
-    del manifest["sha256"], manifest["run"]["corpus"], manifest["ended"], manifest["evaluation_due"]
+    del manifest["sha256"], manifest["ended"], manifest["evaluation_due"], manifest["overflows_in_a_row"]
+    for name in ("corpus", "base_model", "base_model_revision", "pooling", "modules", "tokenizer", "frozen"):
+        del manifest["run"][name]
     manifest["run"]["data"] = "0123456789abcdef"
     path.write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
     trainer = make_trainer(max_steps=5)
@@ -327,6 +411,37 @@ def test_a_run_on_a_folder_in_use_is_refused(make_trainer, tmp_path, run, fault)
         assert run() == 70
     said = (tmp_path / "run.log").read_text()
     fault("A7", "a second run on one folder", tried=1, survived=f"in use by process {os.getpid()}" in said)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog, fault, number):
+    def lockf(*args):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(checkpoints.fcntl, "lockf", lockf)
+    with exclusive(tmp_path / "out"), exclusive(tmp_path / "out"):
+        (tmp_path / "out" / "file").touch()
+    said = [record.getMessage() for record in caplog.records if "has no locks" in record.getMessage()]
+    assert [os.strerror(number) in line for line in said] == [True]
+    assert not (tmp_path / "out" / "_lock").exists()
+    fault("A7", f"a file system without locks ({errno.errorcode[number]}): a warning", tried=1, survived=1)
+
+
+def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, monkeypatch):
+    def read(*args):
+        raise AssertionError("checkpoints were read for a message that nobody needs")
+
+    for place in ("saving", "trainer"):
+        monkeypatch.setattr(f"metaphrase.{place}.last_good", read)
+    make_trainer(max_steps=2, save_steps=1).train()
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_trainer_on_a_file_is_refused(make_trainer, tmp_path, fault, below):
+    (tmp_path / "run").touch()
+    with pytest.raises(CheckpointError, match=r"The output folder .*run.* is a file, or lies in one\. Choose another"):
+        make_trainer(f"run/{below}")
+    fault("A8", f"a trainer whose output folder {'lies in' if below else 'is'} a file", tried=1, survived=1)
 
 
 def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fault):

@@ -1,12 +1,12 @@
-import os
 import shutil
 import signal
-import subprocess
 
 import pytest
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints import MANIFEST, checkpoint_folders, verify
+from metaphrase.cli import main
+from metaphrase.exceptions import CheckpointError
 from tests.faults.children import die_before, limit_files
 
 
@@ -88,29 +88,50 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, result, undisturbed, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting takes root")
-def test_a_small_disk(run, result, tmp_path, fault):
+def test_a_small_disk(run, result, tmp_path, disk, fault):
     assert run("whole") == 0
     used = sum(path.stat().st_size for path in (tmp_path / "whole" / "checkpoint-4").rglob("*") if path.is_file())
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={int(1.6 * used)}", "tmpfs", str(disk)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("no tmpfs can be mounted here")
-    try:
-        assert run("disk/run", log="small") == 70
-        assert "could not be written" in (tmp_path / "small.log").read_text()
-        verify(disk / "run" / "checkpoint-2")
-        subprocess.run(["mount", "-o", "remount,size=100M", str(disk)], check=True)
-        assert run("disk/run", log="grown") == 0
-        fault(
-            "A2",
-            "a disk that is full behind the first checkpoint",
-            tried=1,
-            survived=result("disk/run") == result("whole"),
+    folder = disk(1.6 * used)
+    assert run("disk/run", log="small") == 70
+    assert "could not be written" in (tmp_path / "small.log").read_text()
+    verify(folder / "run" / "checkpoint-2")
+    disk(100 << 20)
+    assert run("disk/run", log="grown") == 0
+    same = result("disk/run") == result("whole")
+    fault("A2", "a disk that is full behind the first checkpoint", tried=1, survived=same)
+
+
+def test_a_disk_without_room_for_the_weights_is_noticed_before_the_first_step(make_trainer, disk, fault):
+    folder = disk(100 << 10)
+    trainer = make_trainer("disk/run")
+    with pytest.raises(CheckpointError, match=r"run has 0\.1 MB free, and a checkpoint takes about .*MB\. Make room"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert list((folder / "run").iterdir()) == []
+    fault("A2", "a disk without room for the weights, before the first step", tried=1, survived=1)
+
+
+def test_a_disk_that_is_read_only_is_refused_at_the_start(tiny_encoder_dir, bitext_path, disk, capsys, fault):
+    folder = disk(1 << 20, "ro")
+    command = [
+        "train",
+        "--model",
+        str(tiny_encoder_dir),
+        "--corpus",
+        str(bitext_path),
+        "--max_steps",
+        "1",
+        "--use_cpu",
+    ]
+    refused = 0
+    for output in (folder, folder / "out"):
+        assert main([*command, "--report_to", "none", "--output_dir", str(output)]) == 2
+        said = capsys.readouterr().err
+        refused += (
+            f"train: Nothing can be written to the output folder {output}: Read-only file system. Choose" in said
         )
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        assert "Traceback" not in said
+    fault("A8", "metaphrase train on a disk that is read-only", tried=2, survived=refused)
 
 
 def test_a_manifest_is_the_last_file(run, tmp_path):

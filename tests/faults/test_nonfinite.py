@@ -1,3 +1,4 @@
+import itertools
 import json
 import logging
 
@@ -138,6 +139,60 @@ def test_a_step_size_that_breaks_the_weights_is_not_written(make_trainer, tmp_pa
         trainer.train()
     assert checkpoint_folders(tmp_path / "run") == []
     fault("B1", "a learning rate that breaks the weights", tried=1, survived=1)
+
+
+def scaled(trainer, overflowing):
+    """Give a trainer float16's gradient scaler, and in some steps (from 1) gradients that are not finite."""
+    trainer.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    weight = trainer.model[0].auto_model.encoder.layer[0].output.dense.weight
+    weight.register_hook(lambda grad: grad * torch.nan if trainer.state.global_step + 1 in overflowing else grad)
+
+
+@pytest.mark.parametrize("optimiser", ["adamw_torch_fused", "adamw_torch"])
+def test_a_scaler_that_never_finds_its_scale_ends_the_run(make_trainer, monkeypatch, fault, optimiser):
+    monkeypatch.setattr("metaphrase.trainer.SCALE_SEARCH", 6)
+    trainer = make_trainer(max_steps=20, save_steps=2, optim=optimiser)
+    scaled(trainer, range(4, 21))
+    with pytest.raises(NonFiniteError, match=r"gradients of step 9 are not finite in float16, as in the 5 .*bf16"):
+        trainer.train()
+    assert trainer.accelerator.scaler.get_scale() == 2.0**10
+    fault("B1", f"gradients that are not finite under a gradient scaler ({optimiser})", tried=1, survived=1)
+
+
+def test_a_scaler_may_look_for_its_scale(make_trainer, caplog, fault):
+    """More steps in a row than other skipped ones may be, then one that is made, then as many again."""
+    trainer = make_trainer(
+        recipe="ppa", max_steps=16, save_strategy="no", max_skipped_steps=3, per_device_train_batch_size=4
+    )
+    scaled(trainer, {*range(1, 8), *range(9, 16)})
+    watch = Watch().bind(trainer)
+    trainer.train()
+    moved = [not same(one, other) for one, other in itertools.pairwise(watch.weights)]
+    queue = ("queue_qh", "pointer")
+    weights = [{name: value for name, value in w.items() if not name.endswith(queue)} for w in watch.weights]
+    made = [not same(one, other) for one, other in itertools.pairwise(weights)]
+    assert [at for at, made in enumerate(made, 1) if made] == [8, 16]
+    assert all(moved)  # batches join the queue
+    assert logs(trainer, "skipped_steps")[-1] == 14
+    fault("B1", "a gradient scaler that looks for its scale", tried=1, survived=1)
+
+
+def test_overflows_in_a_row_are_counted_across_a_resume(make_trainer, monkeypatch):
+    monkeypatch.setattr("metaphrase.trainer.SCALE_SEARCH", 6)
+    trainer = make_trainer(max_steps=4, save_steps=4)
+    scaled(trainer, range(1, 5))
+    trainer.train()
+    resumed = make_trainer(max_steps=20, save_steps=4)
+    scaled(resumed, range(1, 21))
+    with pytest.raises(NonFiniteError, match="gradients of step 6 are not finite in float16"):
+        resumed.train(resume_from_checkpoint=True)
+
+
+def test_a_run_without_a_step_says_so(make_trainer, caplog):
+    trainer = make_trainer(max_steps=3, save_strategy="no")
+    scaled(trainer, range(1, 4))
+    trainer.train()
+    assert "All 3 steps were skipped" in caplog.text
 
 
 def test_no_steps_in_a_row_are_refused(make_trainer):

@@ -1,5 +1,8 @@
 import json
+import os
+import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +11,9 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, TrainerState
 
+from metaphrase.checkpoints import checkpoint_folders, publish, verify
 from metaphrase.code_switching import NLI
+from metaphrase.exceptions import CheckpointError, NonFiniteError
 from metaphrase.finetuning import running
 from metaphrase.finetuning.classification import ClassificationOptions, PairCollator, finetune_classification
 from metaphrase.finetuning.data import Benchmark, pairs_format
@@ -20,12 +25,14 @@ from metaphrase.finetuning.running import (
     KeepChosen,
     choose,
     dev_history,
+    last_checkpoint,
     load_benchmark,
     plan,
     predict,
     ratio_interval,
     results_table,
 )
+from tests.faults.children import holder
 from tests.finetuning.conftest import LABELS, read_json
 
 XNLI = pairs_format(NLI, LABELS)
@@ -62,17 +69,62 @@ def test_history_takes_the_last_scores_of_a_step():
     assert dev_history(log) == [{"step": 4, "en": 2.0, "mean": 2.0}]
 
 
-def test_only_what_may_be_chosen_is_kept(tmp_path):
+@pytest.fixture
+def saved(tmp_path):
+    """Three checkpoints, and what is called behind the last."""
     for step in (4, 8, 12):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").touch()
+        partial = tmp_path / "_partial"
+        partial.mkdir()
+        (partial / "model.safetensors").write_bytes(b"weights")
+        (partial / "optimizer.pt").write_bytes(b"moments")
+        publish(partial, tmp_path / f"checkpoint-{step}", {"step": step})
 
     log = [{"step": e["step"]} | {f"eval_{k}": v for k, v in e.items() if k != "step"} for e in HISTORY]
 
     state = TrainerState(is_world_process_zero=True, global_step=12, log_history=log)
-    KeepChosen(["en", "sw"], "mean").on_save(arguments(tmp_path), state, None)
+    return lambda: KeepChosen(["en", "sw"], "mean").on_save(arguments(tmp_path), state, None)
+
+
+def test_only_what_may_be_chosen_is_kept(saved, tmp_path):
+    saved()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-12", "checkpoint-8"]
     assert [path.parent.name for path in tmp_path.rglob("optimizer.pt")] == ["checkpoint-12"]
+    for name in ("checkpoint-12", "checkpoint-8"):
+        verify(tmp_path / name)
+    assert last_checkpoint(tmp_path) == tmp_path / "checkpoint-12"
+
+
+def test_nothing_goes_for_a_checkpoint_that_does_not_verify(saved, tmp_path, caplog, fault):
+    (tmp_path / "checkpoint-12" / "optimizer.pt").write_bytes(b"momentS")
+    saved()
+    assert "checkpoint-12: optimizer.pt is not what was written" in caplog.text
+    assert sorted(path.parent.name for path in tmp_path.rglob("optimizer.pt")) == [
+        "checkpoint-12",
+        "checkpoint-4",
+        "checkpoint-8",
+    ]
+    taken = last_checkpoint(tmp_path)
+    fault("A6", "a checkpoint of fine-tuning damaged", tried=1, survived=taken == tmp_path / "checkpoint-8")
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_death_while_the_optimiser_is_left_out_leaves_a_whole_checkpoint(saved, tmp_path, monkeypatch, fault, when):
+    unlink = Path.unlink
+
+    def died(self, *args, **kwargs):
+        if self.name != "optimizer.pt" or when == "behind":
+            unlink(self, *args, **kwargs)
+        if self.name == "optimizer.pt":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "unlink", died)
+    with pytest.raises(KeyboardInterrupt):
+        saved()
+    monkeypatch.undo()
+    found = [verify(folder)["step"] for folder in checkpoint_folders(tmp_path)]
+    saved()
+    assert [path.parent.name for path in tmp_path.rglob("optimizer.pt")] == ["checkpoint-12"]
+    fault("A1", "death while fine-tuning deletes what it needs no more", tried=1, survived=found[-2:] == [8, 12])
 
 
 def rows(language, count=4):
@@ -220,6 +272,34 @@ def test_an_interrupted_run_ends_as_one_that_was_not(options, tmp_path, monkeypa
     assert resumed["runs"]["en"]["loss"] == whole["runs"]["en"]["loss"]
     assert resumed["runs"]["en"]["dev"] == whole["runs"]["en"]["dev"]
     assert resumed["languages"] == whole["languages"]
+
+
+def test_weights_that_are_not_finite_are_neither_written_nor_measured(options, tmp_path, monkeypatch, fault):
+    training_step = FineTuner.training_step
+
+    def spoiled(self, model, *args):
+        loss = training_step(self, model, *args)
+        if self.state.global_step == 3:
+            model.classifier.bias.grad += torch.nan
+        return loss
+
+    monkeypatch.setattr(FineTuner, "training_step", spoiled)
+    with pytest.raises(NonFiniteError, match=r"has become infinite or no number.*last good checkpoint is .*-2\.$"):
+        finetune_classification(options, arguments(tmp_path))
+    assert [path.name for path in checkpoint_folders(tmp_path / "en")] == ["checkpoint-2"]
+    assert not list(tmp_path.rglob("results.json"))
+    fault("B1", "gradients of fine-tuning that are not finite", tried=1, survived=1)
+
+
+def test_a_folder_of_fine_tuning_in_use_is_refused(options, tmp_path, fault):
+    child = holder(tmp_path / "out", tmp_path / "log")
+    try:
+        with pytest.raises(CheckpointError, match=rf"is in use by process {child.pid} "):
+            finetune_classification(options, arguments(tmp_path / "out"))
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+    fault("A7", "two processes that fine-tune into one folder", tried=1, survived=1)
 
 
 def test_a_finished_program_runs_nothing_again(options, tmp_path, monkeypatch):

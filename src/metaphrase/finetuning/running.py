@@ -22,10 +22,10 @@ import json
 import logging
 import os
 import platform
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import chain
@@ -40,11 +40,12 @@ from rich import box
 from rich.table import Table
 from safetensors.torch import load_model
 from torch import Tensor
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
+from metaphrase.checkpoints import MANIFEST, checkpoints, exclusive, leave_out, remove, tidy, verify
 from metaphrase.code_switching import CodeSwitchingCollator, PairedTexts
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
 from metaphrase.finetuning.data import (
     ENGLISH,
     Benchmark,
@@ -59,11 +60,13 @@ from metaphrase.finetuning.data import (
 )
 from metaphrase.finetuning.encoders import EncoderSource
 from metaphrase.report import write_json
+from metaphrase.saving import WholeCheckpoints
 
 logger = logging.getLogger(__name__)
 
 PACKAGES = ("metaphrase", "torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
 RESULTS, SETTINGS = "results.json", "settings.json"
+OPTIMIZER = "optimizer.pt"
 
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
 Selection = Literal["mean", "language", "english", "last"]
@@ -134,6 +137,9 @@ class FineTuningArguments(TrainingArguments):
         default="none", metadata={"help": "Where curves are logged: tensorboard (where installed), none, …"}
     )
     remove_unused_columns: bool = field(default=False, metadata={"help": "Must stay false: rows become batches late."})
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Hide losses that are not finite from the log."}
+    )
 
     def __post_init__(self) -> None:
         """Save when measured; draw progress bars for people only; pin memory for a GPU only."""
@@ -311,10 +317,23 @@ def fine_tune(
 
     Raises:
         ValueError: The folder holds results of other settings, or options do not fit each other.
+        CheckpointError: Another process uses the folder, nothing can be written there, or a checkpoint is damaged.
+        NonFiniteError: A weight has become infinite or no number.
     """
     if not arguments.output_dir:
         raise UsageError("Fine-tuning needs a place for its results: give --output_dir.")
-    folder = Path(arguments.output_dir)
+    with exclusive(str(arguments.output_dir)) if arguments.process_index == 0 else nullcontext():
+        return _fine_tune(task, source, benchmark, options, arguments)
+
+
+def _fine_tune(
+    task: Task,
+    source: EncoderSource,
+    benchmark: Benchmark,
+    options: FineTuningOptions,
+    arguments: FineTuningArguments,
+) -> dict[str, Any]:
+    folder = Path(str(arguments.output_dir))
     settings = check_settings(folder, task.name, source, options, arguments)
     if (folder / RESULTS).is_file():
         logger.info("%s is there already.", folder / RESULTS)
@@ -405,6 +424,8 @@ def train_and_measure(
     """One run: train, from the last checkpoint if there is one, and measure with the checkpoints that were chosen."""
     started = time.time()
     folder = Path(str(arguments.output_dir))
+    if arguments.process_index == 0:
+        tidy(folder)
     resumed = last_checkpoint(folder)
     logger.info("%s: %s.", folder, f"resuming from {resumed.name}" if resumed else "training")
     dev = benchmark.dev if set(run.languages) == set(benchmark.test) else _only(benchmark.dev, run.languages)
@@ -439,7 +460,10 @@ def train_and_measure(
     model = trainer.model
     scores: dict[str, Any] = {}
     for step in sorted(set(chosen.values())):
-        load_model(model, folder / f"checkpoint-{step}" / "model.safetensors", device=str(arguments.device))
+        checkpoint = folder / f"checkpoint-{step}"
+        if (checkpoint / MANIFEST).is_file():
+            verify(checkpoint)
+        load_model(model, checkpoint / "model.safetensors", device=str(arguments.device))
         for language in (code for code in run.languages if chosen[code] == step):
             score = task.score(model, benchmark.test[language], language)
             scores[language] = {"n": len(benchmark.test[language]), **asdict(score), "checkpoint": step}
@@ -447,9 +471,9 @@ def train_and_measure(
     if arguments.process_index == 0:
         for checkpoint in folder.glob("checkpoint-*"):
             if not options.keep_checkpoints or _step(checkpoint) not in chosen.values():
-                shutil.rmtree(checkpoint)
+                remove(checkpoint)
             else:
-                _forget_optimizer(checkpoint)
+                leave_out(checkpoint, OPTIMIZER)
     return {
         "languages": {language: scores[language] for language in run.languages},
         "items": len(run.train),
@@ -465,8 +489,8 @@ def _only(sets: Languages, languages: Sequence[str]) -> Languages:
     return {language: data for language, data in sets.items() if language in languages}
 
 
-class FineTuner(Trainer):
-    """transformers' Trainer that measures with the task's own score, for each dev language.
+class FineTuner(WholeCheckpoints):
+    """transformers' Trainer that measures with the task's own score, for each dev language, and writes whole checkpoints.
 
     Args:
         score: Measures a model on the data of a language.
@@ -491,7 +515,7 @@ class FineTuner(Trainer):
 
 
 class KeepChosen(TrainerCallback):
-    """Deletes the checkpoints that nothing would choose, and the optimiser's state of all but the last.
+    """Deletes the checkpoints that nothing would choose, and the optimiser's state of all but the last, which must verify.
 
     Args:
         languages: What the run measures.
@@ -505,27 +529,45 @@ class KeepChosen(TrainerCallback):
         """After each checkpoint."""
         if not state.is_world_process_zero:
             return
+        output = Path(args.output_dir)
+        try:
+            verify(output / f"checkpoint-{state.global_step}")
+        except CheckpointError as error:
+            logger.warning("%s Older checkpoints are kept.", error)
+            return
         history = dev_history(state.log_history)
         kept = {state.global_step, *choose(history, self.languages, self.selection, state.global_step).values()}
-        for checkpoint in Path(args.output_dir).glob("checkpoint-*"):
+        for checkpoint in checkpoints(output):
             if _step(checkpoint) not in kept:
-                shutil.rmtree(checkpoint)
+                remove(checkpoint)
             elif _step(checkpoint) != state.global_step:
-                _forget_optimizer(checkpoint)
+                leave_out(checkpoint, OPTIMIZER)
 
 
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _forget_optimizer(checkpoint: Path) -> None:
-    (checkpoint / "optimizer.pt").unlink(missing_ok=True)
-
-
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last complete checkpoint of a run: the trainer writes its state at the end."""
-    complete = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    return max((path for path in complete if (path / "optimizer.pt").is_file()), key=_step, default=None)
+    """The last checkpoint of a run that it can go on from: one that verifies and has the optimiser's state.
+
+    One without a manifest is of a plain Trainer, which writes its state at the end.
+    """
+    for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
+        if not (checkpoint / OPTIMIZER).is_file():
+            continue
+        if (checkpoint / MANIFEST).is_file():
+            try:
+                verify(checkpoint)
+            except NewerCheckpointError:
+                raise
+            except CheckpointError as error:
+                logger.warning("Skipped: %s", error)
+                continue
+        elif not (checkpoint / "trainer_state.json").is_file():
+            continue
+        return checkpoint
+    return None
 
 
 def dev_history(log: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
