@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -22,6 +23,7 @@ from transformers import (
     XLMRobertaTokenizer,
 )
 
+import metaphrase.starter
 from metaphrase import export
 from metaphrase.exceptions import MissingExtraError, ModelError, UsageError
 from metaphrase.export import check_runtime, convert, drafted, footprint, prune_layers, spread, trim_vocabulary
@@ -192,6 +194,15 @@ def test_plain_sentence_transformers_loads_it(tmp_path, texts):
     assert np.allclose(in_a_process_of_its_own(tmp_path / "out", texts[:8]), trimmed.encode(texts[:8]), atol=1e-6)
 
 
+def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
+    page = Path(__file__).parents[1] / "docs" / "exporting.md"
+    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: tiny_encoder_dir)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert (tmp_path / "out" / "tiny" / "README.md").read_text() == "# Tiny\n"
+
+
 @pytest.mark.slow
 def test_the_starter_is_trimmed_to_swahili_and_english(tmp_path):
     from metaphrase.cli.export import PACKAGED
@@ -235,7 +246,7 @@ def test_layers_that_do_not_exist_are_named(tiny_encoder, keep):
 
 
 def test_an_encoder_keeps_a_layer(tiny_encoder):
-    with pytest.raises(ValueError, match="at least one layer"):
+    with pytest.raises(UsageError, match="at least one layer, and none of its 2 is to be kept"):
         prune_layers(tiny_encoder, [])
 
 

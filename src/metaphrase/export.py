@@ -8,6 +8,7 @@ costs is for `metaphrase.evaluation` to say.
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import platform
 import re
@@ -56,6 +57,8 @@ RUNTIMES = {
 #: The 8-bit forms of ONNX; ``"int8"`` is the one that this machine's kind of processor can run.
 ONNX_INT8 = ("arm64", "avx2", "avx512", "avx512_vnni")
 
+#: How files of weights end.
+WEIGHTS = (".safetensors", ".onnx", ".bin")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 #: Texts whose pieces are counted at a time.
 _BATCH = 4096
@@ -208,7 +211,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
 
     Raises:
         ModelError: There is no such layer, or the encoder's layers cannot be found.
-        ValueError: No layer would be left.
+        UsageError: No layer would be left.
     """
     wanted = sorted(set(keep))
     model = _view(model)
@@ -225,7 +228,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
             f"The layers of an encoder of type {encoder.config.model_type} were not found. Leave them as they are."
         )
     if not wanted:
-        raise ValueError("An encoder needs at least one layer.")
+        raise UsageError(f"An encoder needs at least one layer, and none of its {count} is to be kept. Name one.")
     if missing := [str(layer) for layer in wanted if not 0 <= layer < count]:
         raise ModelError(f"There is no layer {', '.join(missing)}: the encoder has {count} layers, 0 to {count - 1}.")
     ((parent, name, layers),) = stacks
@@ -310,6 +313,16 @@ class Draft:
     def size(self) -> int:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """SHA-256 of each file of weights."""
+        files = sorted(path for path in self.folder.rglob("*") if path.suffix in WEIGHTS)
+        found = {}
+        for path in files:
+            with path.open("rb") as stream:
+                found[path.relative_to(self.folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
+        return found
 
     def publish(self, card: str) -> Path:
         """Put the export into its place, all of it at once.

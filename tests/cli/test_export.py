@@ -1,11 +1,17 @@
+import hashlib
 import json
+import shutil
 import sys
 
 import numpy as np
 import pytest
+import yaml
+from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
+import metaphrase.starter
 from metaphrase.cli import main
+from tests.hub_server import reach, serve_hub
 
 
 @pytest.fixture
@@ -72,16 +78,183 @@ def test_a_loss_that_is_too_large_is_not_written(command, tmp_path, capsys, monk
     assert (tmp_path / "out" / "modules.json").is_file()
 
 
-def test_the_models_own_card_is_kept(command, tmp_path, tiny_encoder_dir):
-    import shutil
+OWN_CARD = """---
+# For the metadata, see the documentation.
+language:
+- de
+- no
+- en
+license: cc-by-4.0
+tags:
+- dap
+datasets:
+- me/pairs
+metrics:
+- accuracy
+- f1
+base_model: acme/base
+base_model_relation: finetune
+model-index:
+- name: the model before
+  results:
+  - task: {type: retrieval}
+    dataset: {name: held-out, type: held-out, config: de}
+    metrics: [{type: accuracy, value: 99.99}]
+metaphrase:
+  recipe: dap
+  command: metaphrase train --seed 3
+  seed: 3
+  weights: {model.safetensors: 0123abcd}
+---
 
-    source = shutil.copytree(tiny_encoder_dir, tmp_path / "source")
-    (source / "README.md").write_text("---\nlicense: mit\n---\n\n# My model\n\nIts own words.\n")
-    command[1] = str(source)
+# My model
+
+Its own words.
+"""
+
+
+@pytest.fixture
+def source(command, tmp_path, tiny_encoder_dir):
+    """A model with a card, which is exported."""
+    folder = shutil.copytree(tiny_encoder_dir, tmp_path / "source")
+    (folder / "README.md").write_text(OWN_CARD, encoding="utf-8")
+    command[1] = str(folder)
+    return folder
+
+
+def card_of(folder) -> tuple[dict, str]:
+    """Metadata and text; the Hub's own reader takes them, too."""
+    content = (folder / "README.md").read_text(encoding="utf-8")
+    assert ModelCard(content).data.eval_results
+    head, text = content.removeprefix("---\n").split("\n---\n")
+    return yaml.safe_load(head), text
+
+
+def scores(metadata: dict) -> dict[str, float]:
+    (model,) = metadata["model-index"]
+    return {row["dataset"]["config"]: row["metrics"][0]["value"] for row in model["results"]}
+
+
+def test_the_models_own_card_is_kept(command, source, tmp_path):
     assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
-    card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
-    assert card.startswith("---\nlicense: mit\n---\n")
-    assert card.index("# My model") < card.index("## Exported") < card.index("Its own words.")
+    metadata, text = card_of(tmp_path / "out")
+    assert text.index("# My model") < text.index("## Exported") < text.index("Its own words.")
+    assert "For the metadata" not in text
+    kept = {"language": ["de", "no", "en"], "license": "cc-by-4.0", "datasets": ["me/pairs"]}
+    kept |= {"base_model": "acme/base", "base_model_relation": "finetune"}
+    assert {key: metadata[key] for key in kept} == kept
+    assert metadata["tags"] == ["dap", "sentence-transformers", "metaphrase"]
+
+
+def test_the_card_has_the_scores_and_facts_of_what_was_written(command, source, tmp_path, capsys):
+    assert main([*command, "--keep_layers", "0", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    metadata, _ = card_of(tmp_path / "out")
+    after = {"de": result["languages"]["de"]["after"], "all": result["pooled"]["after"]}
+    assert scores(metadata) == pytest.approx(after, abs=0.005)
+    assert metadata["model-index"][0]["name"] == "out"
+    assert {row["dataset"]["name"] for row in metadata["model-index"][0]["results"]} == {"data"}
+    assert metadata["metrics"] == ["accuracy"]
+    facts = metadata["metaphrase"]
+    digest = hashlib.sha256((tmp_path / "out" / "model.safetensors").read_bytes()).hexdigest()
+    assert facts["weights"] == {"model.safetensors": digest}
+    assert facts["command"].startswith("metaphrase export ")
+    assert facts["command"].endswith("--keep_layers 0 --json")
+    assert "seed" not in facts
+    assert facts["source"] == yaml.safe_load(OWN_CARD.split("---\n")[1])["metaphrase"]
+
+
+def test_a_trimmed_model_names_the_languages_that_are_left(command, source, data, tmp_path):
+    assert main([*command, "--corpus", str(data / "de-en.tsv"), "--quiet"]) == 0
+    assert card_of(tmp_path / "out")[0]["language"] == ["de", "en"]
+    command[5] = str(tmp_path / "texts")
+    assert main([*command, "--texts", str(data / "de-en.tsv"), "--quiet"]) == 0
+    assert "language" not in card_of(tmp_path / "texts")[0]  # nobody said of which the text is
+
+
+def test_the_starter_is_the_base_of_what_is_made_from_it(command, source, tmp_path, monkeypatch):
+    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: source)
+    command[1] = "starter"
+    assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+    metadata, _ = card_of(tmp_path / "out")
+    assert metadata["base_model"] == "intfloat/multilingual-e5-small"
+    assert "base_model_relation" not in metadata  # the Hub has no word for it
+    assert metadata["license"] == "mit"
+    assert 99.99 not in scores(metadata).values()
+
+
+def test_eight_bits_are_a_quantized_form_of_the_base(command, source, tmp_path, monkeypatch):
+    from metaphrase import export
+    from metaphrase.cli import export as program
+
+    def convert(folder, format, quantize, texts):
+        model = SentenceTransformer(str(folder), device="cpu")
+        (folder / "onnx").mkdir()
+        (folder / "model.safetensors").rename(folder / "onnx" / "model.onnx")
+        return model
+
+    monkeypatch.setattr(export, "convert", convert)  # what it needs does not work with this transformers
+    for module in (export, program):
+        monkeypatch.setattr(module, "check_runtime", lambda format: None)
+    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: source)
+    command[1] = "starter"
+    assert main([*command, "--format", "onnx", "--quantize", "int8", "--quiet"]) == 0
+    metadata, _ = card_of(tmp_path / "out")
+    assert metadata["base_model_relation"] == "quantized"
+    assert list(metadata["metaphrase"]["weights"]) == ["onnx/model.onnx"]
+
+
+@pytest.mark.parametrize("at", ["", "@main"])
+def test_a_model_of_the_hub_is_the_base_and_gives_its_licence(command, source, tmp_path, monkeypatch, at):
+    with serve_hub() as hub:
+        files = {str(path.relative_to(source)): path.read_bytes() for path in source.rglob("*") if path.is_file()}
+        licence = b"license: other\nlicense_name: theirs\n"
+        files["README.md"] = OWN_CARD.encode().replace(b"license: cc-by-4.0\n", licence)
+        commit = hub.put("acme/tiny", files)
+        reach(hub, monkeypatch.setattr, tmp_path / "client")
+        command[1] = f"acme/tiny{at}"
+        assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+    metadata, text = card_of(tmp_path / "out")
+    assert (metadata["license"], metadata["license_name"]) == ("other", "theirs")
+    assert metadata["base_model"] == "acme/tiny"
+    assert metadata["metaphrase"]["base_model_revision"] == commit
+    assert metadata["language"] == ["de", "no", "en"]
+    assert not {"datasets", "base_model_relation"} & metadata.keys()
+    assert "source" not in metadata["metaphrase"]
+    assert "Its own words." not in text
+
+
+def test_a_model_of_the_hub_may_have_no_card(command, source, tmp_path, monkeypatch):
+    with serve_hub() as hub:
+        (source / "README.md").unlink()
+        hub.put("acme/tiny", {str(p.relative_to(source)): p.read_bytes() for p in source.rglob("*") if p.is_file()})
+        reach(hub, monkeypatch.setattr, tmp_path / "client")
+        command[1] = "acme/tiny"
+        assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
+    metadata, _ = card_of(tmp_path / "out")
+    assert metadata["base_model"] == "acme/tiny"
+    assert "license" not in metadata
+
+
+@pytest.mark.parametrize("head", ["license: [mit", "- license"])
+def test_metadata_that_cannot_be_read_are_told(command, source, tmp_path, capsys, head):
+    (source / "README.md").write_text(f"---\n{head}\n---\n\n# My model\n\nIts own words.\n", encoding="utf-8")
+    assert main([*command, "--keep_layers", "0"]) == 0
+    assert "cannot be read. Add the licence to the new card." in " ".join(capsys.readouterr().err.split())
+    metadata, text = card_of(tmp_path / "out")
+    assert "license" not in metadata
+    assert "Its own words." in text
+
+
+def test_results_on_two_packaged_sets_keep_their_names():
+    from metaphrase.cli.export import _results
+
+    row = {"n": 9, "before": 70.0, "after": 60.0}
+    comparison = {"languages": {"sw": row, "de": row}, "pooled": row}
+    rows = [(found["data"], found["language"]) for found in _results(comparison, {"sw": "demo", "de": "udhr"})]
+    assert rows == [("demo", "sw"), ("udhr", "de")]
+    rows = [(found["data"], found["language"]) for found in _results(comparison, {"sw": "demo", "de": "demo"})]
+    assert rows == [("demo", "sw"), ("demo", "de"), ("demo", "all")]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +262,7 @@ def test_the_models_own_card_is_kept(command, tmp_path, tiny_encoder_dir):
     [
         ([], "Nothing is to be changed"),
         (["--layers", "1", "--keep_layers", "0"], "not both"),
-        (["--layers", "0"], "at least 1"),
+        (["--layers", "0"], "--layers is how many layers to keep, at least 1; got 0."),
         (["--layers", "3"], "the encoder has 2"),
         (["--keep_layers", "4"], "no layer 4"),
         (["--quantize", "int8"], "for --format onnx or openvino"),

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 from sentence_transformers import SentenceTransformer
+from transformers.utils import cached_file
 
-from metaphrase.card import cell, table
+from metaphrase import starter
+from metaphrase.card import AlignmentModelCardData, cell, table
 from metaphrase.checks import read_corpus
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.encoders import STARTER, load_encoder
+from metaphrase.encoders import STARTER, load_encoder, split_revision
 from metaphrase.evaluation.retrieval import (
     TARGET_LANGUAGE,
     ParallelSet,
@@ -58,6 +63,10 @@ EXAMPLES = (
     "metaphrase export runs/sw --format onnx --quantize int8 --output_dir runs/sw-onnx",
 )
 
+#: What the card of a model says that does not hold for what is made from it.
+STALE = ("metrics", "model-index", "metaphrase")
+#: What the card of a Hub's model says that holds for what is made from it, too.
+INHERITED = ("language", "license", "license_name", "license_link")
 #: Bitext and test sets that come with the package.
 PACKAGED = Path(__file__).parents[1] / "data"
 
@@ -127,7 +136,7 @@ def run(argv: Sequence[str]) -> int:
     languages = dict.fromkeys(code for item in options.languages for code in item.replace(",", " ").split())
     languages.pop(TARGET_LANGUAGE, None)
     kept = _texts(options, languages)
-    sets = _test_sets(options, list(languages))
+    sets, names = _test_sets(options, list(languages))
 
     model = load_encoder(options.model)
     changed, done = _change(model, options, kept)
@@ -162,7 +171,10 @@ def run(argv: Sequence[str]) -> int:
             for item in people:
                 notes().print(item)
             people = []
-            draft.publish(_card(options, source, done, sizes, comparison))
+            results = _results(comparison, names)
+            own, text = _own_card(model, options, source)
+            head = _metadata(own, model, draft, options, languages, results, ["metaphrase", "export", *argv])
+            draft.publish(f"---\n{head}---\n\n{_card(text, options, source, done, sizes, comparison)}")
             people.append(f"Wrote {options.output_dir}: {'; '.join(done)}. {_how_to_load(options)}")
     result = {
         "model": options.model,
@@ -183,7 +195,7 @@ def _check(options: ExportOptions) -> None:
     if options.layers is not None and options.keep_layers:
         raise UsageError("Give --layers or --keep_layers, not both.")
     if options.layers is not None and options.layers < 1:
-        raise UsageError("--layers must be at least 1.")
+        raise UsageError(f"--layers is how many layers to keep, at least 1; got {options.layers}.")
     if options.quantize is not None and options.format == "safetensors":
         raise UsageError("8-bit weights are for --format onnx or openvino; safetensors keeps the weights as they are.")
     if options.quantize in ONNX_INT8 and options.format == "openvino":
@@ -226,16 +238,19 @@ def _sentences(sets: Mapping[str, ParallelSet]) -> list[str]:
     return [text for pairs in sets.values() for text in (*pairs.sources, *pairs.targets)]
 
 
-def _test_sets(options: ExportOptions, languages: Sequence[str]) -> dict[str, ParallelSet]:
+def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[str, ParallelSet], dict[str, str]]:
+    """What is measured on, by language, and the names of the folders that it comes from."""
     if options.data is not None:
-        return load_parallel_folder(options.data, languages or None, options.split)
+        sets = load_parallel_folder(options.data, languages or None, options.split)
+        return sets, dict.fromkeys(sets, Path(options.data).resolve().name)
     demo, udhr = load_parallel_folder(PACKAGED / "demo", split="test"), load_parallel_folder(PACKAGED / "udhr")
     there = udhr | demo
     if missing := [language for language in languages if language not in there]:
         raise MissingFileError(
             f"No test set of {', '.join(missing)} comes with the package. Give a folder of test sets with --data."
         )
-    return {language: there[language] for language in languages} or demo
+    sets = {language: there[language] for language in languages} or demo
+    return sets, {language: "demo" if language in demo else "udhr" for language in sets}
 
 
 def _change(
@@ -310,20 +325,109 @@ def _size_table(sizes: Mapping[str, Mapping[str, float]]) -> Table:
 def _source(name: str) -> Path | None:
     """The folder that a model comes from, if it is one."""
     if name == STARTER:
-        from metaphrase.starter import starter_path
-
-        return starter_path()
+        return starter.starter_path()
     return Path(name) if Path(name).is_dir() else None
 
 
+def _own_card(model: SentenceTransformer, options: ExportOptions, source: Path | None) -> tuple[dict[str, Any], str]:
+    """Metadata and text of the model's own card; of a Hub's model the metadata that hold for what is made from it."""
+    path = source / CARD if source is not None else _card_of(options.model, model.model_card_data.base_model_revision)
+    if path is None or not path.is_file():
+        return {}, ""
+    content = path.read_text(encoding="utf-8-sig", errors="replace")
+    block = REGEX_YAML_BLOCK.search(content)
+    text = content[block.end() :] if block else content
+    try:
+        metadata = (yaml.safe_load(block[2]) if block else None) or {}
+    except yaml.YAMLError:
+        metadata = None
+    if not isinstance(metadata, dict):
+        notes().print(f"The metadata of {path} cannot be read. Add the licence to the new card.", markup=False)
+        metadata = {}
+    if source is None:
+        return {key: metadata[key] for key in INHERITED if key in metadata}, ""
+    return metadata, text
+
+
+def _card_of(name: str, revision: str | None) -> Path | None:
+    """The card of a Hub's model, if it has one and that can be had."""
+    try:
+        path = cached_file(
+            split_revision(name)[0],
+            CARD,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:
+        return None
+    return None if path is None else Path(path)
+
+
+def _results(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """What was measured, in the form of a card, language by language and, on one test set, over all of them."""
+    card = AlignmentModelCardData()
+    for name in dict.fromkeys(names.values()):
+        rows = {language: row for language, row in comparison["languages"].items() if names[language] == name}
+        card.add_comparison(name, {"languages": rows, "pooled": comparison["pooled"]})
+    mixed = len(set(names.values())) > 1
+    return [row for row in card.results if not (mixed and row["language"] == "all")]
+
+
+def _metadata(
+    own: Mapping[str, Any],
+    model: SentenceTransformer,
+    draft: Draft,
+    options: ExportOptions,
+    languages: Mapping[str, None],
+    results: list[dict[str, Any]],
+    command: Sequence[str],
+) -> str:
+    """The new card's metadata: those of the model's own card that still hold, and what was measured now."""
+    card = AlignmentModelCardData(
+        model_name=Path(options.output_dir).name,
+        results=results,
+        command=shlex.join(command),
+        weights=draft.weights,
+        tags=["sentence-transformers", "metaphrase"],
+    )
+    kept = {key: value for key, value in own.items() if key not in STALE}
+    if options.model == STARTER:
+        card.base_model, kept["license"] = starter.HUB_ID, "mit"
+    elif _source(options.model) is None:
+        card.base_model = split_revision(options.model)[0]
+        card.base_model_revision = model.model_card_data.base_model_revision
+    if card.base_model is not None:  # what an older card says of its own base is no longer the nearest
+        for key in ("base_model", "base_model_relation"):
+            kept.pop(key, None)
+        if options.quantize is not None:
+            kept["base_model_relation"] = "quantized"
+    if options.languages or options.corpus or options.texts:
+        kept.pop("language", None)
+        card.language = [*languages, TARGET_LANGUAGE] if languages else None
+    elif isinstance(kept.get("language"), list):
+        kept["language"] = [
+            "no" if code is False else code for code in kept["language"]
+        ]  # Norwegian, as YAML reads it
+    card.register_model(draft.model)
+    new = yaml.safe_load(card.to_yaml())
+    if "metaphrase" in own:
+        new["metaphrase"]["source"] = own["metaphrase"]
+    tags = kept.get("tags") or []
+    tags = [tags] if isinstance(tags, str) else tags
+    head = new | kept | {"tags": [*tags, *(tag for tag in new["tags"] if tag not in tags)]}
+    return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+
+
 def _card(
+    text: str,
     options: ExportOptions,
     source: Path | None,
     done: Sequence[str],
     sizes: Mapping[str, Mapping[str, float]],
     comparison: Mapping[str, Any],
 ) -> str:
-    """The model's own card with a section on what was done to it, or that section alone."""
+    """The text of the model's own card with a section on what was done to it, or that section alone."""
     rows = [
         {
             "Language": language,
@@ -337,28 +441,25 @@ def _card(
     ]
     measured = table(rows)
     shrunk = table([{"": name, "Before": before, "After": after} for name, before, after in _size_rows(sizes)])
-    base = "intfloat/multilingual-e5-small" if options.model == STARTER else options.model
+    base = starter.HUB_ID if options.model == STARTER else options.model
     said = (
         f"Made with `metaphrase export` from {cell(base if source is None else Path(base).name)}, without further training: "
         f"{cell('; '.join(done))}.\n\n{shrunk}\n\nAccuracy in percent of finding a sentence's translation, mean of both "
         f"directions; intervals and verdicts come from a paired bootstrap.\n\n{measured}\n\n{_how_to_load(options)}"
     )
-    own = source / CARD if source is not None else None
-    if own is not None and own.is_file():
-        head, title, rest = _divided(own.read_text(encoding="utf-8"))
-        return f"{head}{title}\n## Exported\n\n{said}\n\nWhat follows describes the model before.\n{rest}"
-    head = "---\nlibrary_name: sentence-transformers\npipeline_tag: sentence-similarity\n"
-    head += "license: mit\nbase_model: intfloat/multilingual-e5-small\n" if options.model == STARTER else ""
-    return f"{head}tags:\n- sentence-transformers\n- metaphrase\n---\n\n# {cell(Path(options.output_dir).name)}\n\n{said}\n"
+    if text.strip():
+        title, rest = _divided(text)
+        return f"{title}\n## Exported\n\n{said}\n\nWhat follows describes the model before.\n{rest}"
+    return f"# {cell(Path(options.output_dir).name)}\n\n{said}\n"
 
 
-def _divided(card: str) -> tuple[str, str, str]:
-    """A card's metadata, its title, and the rest."""
-    before, mark, after = card.partition("\n# ")
+def _divided(text: str) -> tuple[str, str]:
+    """A card's title, and the rest."""
+    before, mark, after = f"\n{text}".partition("\n# ")
     if not mark:
-        return "", "# Exported encoder\n", card
+        return "# Exported encoder\n", text
     title, _, rest = after.partition("\n")
-    return f"{before}\n", f"# {title}\n", rest
+    return f"# {title}\n", f"{before}{rest}"
 
 
 def _how_to_load(options: ExportOptions) -> str:
