@@ -312,7 +312,7 @@ class Hub:
         return Response("OK")
 
     async def auth_check(self, request: Request) -> Response:
-        self.repository(request)
+        self.repository(request, write=request.url.path.endswith("/write"))
         return Response("OK")
 
     async def validate_yaml(self, request: Request) -> Response:
@@ -474,6 +474,7 @@ class Hub:
             ("POST", api + "/branch/{revision}", self.branch),
             ("POST", api + "/tag/{revision}", self.tag),
             ("GET", api + "/auth-check", self.auth_check),
+            ("GET", api + "/auth-check/write", self.auth_check),
             ("PUT", api + "/settings", self.settings),
             ("GET", api + "/xet-{access}-token/{revision}", self.xet_token),
             ("POST", api + "/preupload/{revision}", self.preupload),

@@ -4,6 +4,7 @@ import copy
 import gc
 import json
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -19,17 +20,19 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from datasets import Dataset
-from huggingface_hub import HfApi, ModelCard, close_session, constants, hf_hub_download
+from huggingface_hub import HfApi, ModelCard, close_session, constants, get_session, hf_hub_download
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 
 from metaphrase import hub as publishing
 from metaphrase.card import AlignmentModelCardData
 from metaphrase.checkpoints import publish
+from metaphrase.cli import main
 from metaphrase.corpus import load_corpus, write_corpus
 from metaphrase.encoders import load_encoder, origin_of
-from metaphrase.exceptions import MetaphraseError
+from metaphrase.exceptions import HubAccessError, HubConnectionError, MetaphraseError, UsageError
 from metaphrase.heads import AlignmentHeads
 from metaphrase.hub import download, push_corpus, release, verify
 from metaphrase.loss import AlignmentLoss
@@ -160,7 +163,9 @@ class TestPush:
         assert remote_files(online, "acme/open") == []
 
     def test_what_differs_from_its_reference_is_not_pushed(self, online, other):
-        with pytest.raises(RuntimeError, match="does not give its reference embeddings"):
+        with pytest.raises(
+            RuntimeError, match=r"does not give its reference embeddings: .* download or release it again"
+        ):
             push(other, "acme/tiny", check=True)
         assert online.requests == []
 
@@ -178,11 +183,25 @@ class TestPush:
     def test_refuses_what_is_no_release(self, online, released, tmp_path):
         with pytest.raises(ValueError, match=r"named organisation/name; got 'tiny'"):
             push(released, "tiny")
+        with pytest.raises(UsageError, match=r"organisation/name, in letters, .*; got 'acme/my model'"):
+            push(released, "acme/my model")
         with pytest.raises(FileNotFoundError, match=r"has no heads to push"):
             push(released, "acme/tiny", with_heads=True)
         (tmp_path / "empty").mkdir()
-        with pytest.raises(FileNotFoundError, match=r"is no release: it lacks modules.json and config.json"):
+        with pytest.raises(
+            FileNotFoundError, match=r"is no release: it lacks modules.json and config.json. Push the output"
+        ):
             push(tmp_path / "empty", "acme/tiny")
+        weights = (released / "model.safetensors").rename(tmp_path / "weights")
+        with pytest.raises(FileNotFoundError, match=r"it lacks weights in safetensors form. Push the output folder"):
+            push(released, "acme/tiny")
+        weights.rename(released / "model.safetensors")
+        (released / "reference.json").rename(tmp_path / "reference")
+        with pytest.raises(
+            FileNotFoundError, match=r"has no reference.json. Name a release, or release the model again"
+        ):
+            verify(released)
+        (tmp_path / "reference").rename(released / "reference.json")
         (released / "optimizer.pt").write_bytes(b"")
         with pytest.raises(ValueError, match=r"holds optimizer.pt: it is a training checkpoint"):
             push(released, "acme/tiny")
@@ -192,7 +211,7 @@ class TestPush:
         weights = load_file(released / "model.safetensors")
         weights[next(iter(weights))].view(-1)[3] = torch.inf
         save_file(weights, released / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(ValueError, match=r"Tensor \S+ in \S+model.safetensors is not finite"):
+        with pytest.raises(ValueError, match=r"Tensor \S+ in \S+ is not finite; .* Release an earlier checkpoint"):
             push(released, "acme/tiny")
         assert online.requests == []
 
@@ -265,6 +284,28 @@ class TestRefusals:
         with pytest.raises(PermissionError, match=r"does not let HF_TOKEN read acme/tiny \(403\)"):
             download("acme/tiny", cache_dir=tmp_path / "cache")
 
+    def test_the_command_for_later_is_the_whole_one(self, online, released, bitext, tmp_path):
+        """One that left out --private would make a public repository of what was to be private."""
+        folder = released.rename(tmp_path / "my run")
+        (folder / "heads").mkdir()
+        shutil.copy(folder / "model.safetensors", folder / "heads")
+        corpus = write_corpus(Dataset.from_list(bitext), tmp_path / "my pairs.parquet")
+        wish = {"private": True, "revision": "next/one"}
+        model = partial(push, folder, "acme/tiny", with_heads=True, **wish)
+        pairs = partial(push_corpus, corpus, "acme/pairs", license="cc-by-4.0", **wish)
+        for pushed, path, rest in (
+            (model, folder, "acme/tiny --private --revision next/one --with_heads"),
+            (pairs, corpus, "acme/pairs --private --revision next/one --license cc-by-4.0"),
+        ):
+            online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+            with pytest.raises(ConnectionError) as caught:
+                pushed()
+            command = f"metaphrase push '{path}' --repo {rest}"
+            assert str(caught.value).endswith(f"What you have is kept; push it later with `{command}`.")
+            assert main([*shlex.split(command)[1:], "--quiet"]) == 0
+        assert [repository.private for repository in online.repositories.values()] == [True, True]
+        assert [len(one.commits) for one in online.repositories.values()] == [2, 2]
+
     def test_offline_says_how_to_push_later(self, online, released, monkeypatch, fault):
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
         with pytest.raises(
@@ -303,7 +344,7 @@ class TestFaults:
             {"path": "^/__lfs/", "status": 403, "error": "Request has expired"},
             {"path": "/objects/verify", "status": 404},
             {"path": "/objects/batch", "status": 502},
-            {"path": "/revision/", "status": 500},
+            {"path": "^/api/models/acme/tiny$", "status": 500},
             {"path": "/commit/", "truncate": 0},
         ],
         ids=lambda trouble: f"{trouble['path'].strip('^/')}-{trouble.get('status', 'answer lost')}",
@@ -311,13 +352,14 @@ class TestFaults:
     def test_pass_and_leave_one_commit(self, online, released, template, waits, fault, trouble):
         online.faults.append(dict(trouble))
         url = push(released, "acme/tiny")
+        assert online.faults[0].get("times", 1) < 1
         assert remote_files(online) == files_of(template)
         assert len(repository(online).commits) == 2
         assert url.endswith(repository(online).branches["main"])
         if "headers" in trouble:
             assert 7.0 in waits
         lost = "truncate" in trouble
-        kind = "reply lost after the commit" if lost else f"{trouble['path'].strip('^/')} answers {trouble['status']}"
+        kind = "reply lost after the commit" if lost else f"{trouble['path'].strip('^$/')} answers {trouble['status']}"
         fault("G5" if lost else "G3", kind, tried=1, survived=1)
 
     @pytest.mark.parametrize(
@@ -364,6 +406,38 @@ class TestFaults:
         assert requests(online, "/commit/", "POST") == (2 if path == "/commit/" and wait == "delay" else 1)
         done = "after the work" if wait == "late" else "before it"
         fault(number, f"no answer to {path} within the limit, {done}", tried=1, survived=1)
+
+    @pytest.mark.parametrize(
+        ("path", "revision"), [("^/api/models/acme/tiny$", None), ("/revision/", "main"), ("/commits/", None)]
+    )
+    def test_of_a_hub_that_does_not_say_what_it_holds_pass(
+        self, online, released, template, waits, fault, impatient, path, revision
+    ):
+        """The client sets no limit for these requests, whatever its limit for others is."""
+        online.faults += [{"path": "/commit/", "status": 503}, {"path": path, "delay": 2.0}]
+        push(released, "acme/tiny", revision=revision)
+        assert all(left.get("times", 1) < 1 for left in online.faults)
+        assert len(waits) == 2
+        assert remote_files(online) == files_of(template)
+        assert len(repository(online).commits) == 2
+        assert len(get_session().event_hooks["request"]) == 1  # the client is as it was
+        fault("G3", f"a push gets no answer to {path.strip('^$')} within the limit", tried=1, survived=1)
+
+    @pytest.mark.parametrize("path", ["/revision/", "/tree/", "/resolve/", "^/__cdn/"])
+    def test_of_a_hub_that_falls_silent_when_asked_for_files_pass(
+        self, online, released, tmp_path, fault, impatient, monkeypatch, path
+    ):
+        for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):  # the client's own limits, for files
+            monkeypatch.setattr(constants, name, 1)
+        push(released, "acme/tiny")
+        online.requests.clear()
+        download("acme/tiny", cache_dir=tmp_path / "before")
+        undisturbed = len(online.requests)
+        online.faults.append({"path": path, "delay": 2.0})
+        folder = download("acme/tiny", cache_dir=tmp_path / "cache")
+        assert len(online.requests) > 2 * undisturbed
+        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+        fault("G3", f"a download gets no answer to {path.strip('^')} within the limit", tried=1, survived=1)
 
     def test_a_slow_hub_is_waited_for(self, online, released, waits, fault):
         online.faults += [{"path": path, "delay": 0.2, "times": 9} for path in ("/commit/", "/preupload/", "^/__lfs/")]
@@ -522,6 +596,30 @@ class TestStrangers:
         assert not marker.exists()
         fault("H2", f"code in a repository, asked for by its {wish}", tried=2, survived=2)
 
+    @pytest.mark.parametrize("where", ["option", "config", "recipe", "training", "term"])
+    def test_no_setting_of_ours_trusts_code(self, template, tmp_path, bitext_path, capsys, where, fault):
+        trusting = {"trust_remote_code": True}
+        recipe = {"name": "x", "terms": [{"objective": "tr"} | ({"args": trusting} if where == "term" else {})]}
+        recipe |= {"recipe": trusting, "training": {"training": trusting}}.get(where, {})
+        (tmp_path / "x.yaml").write_text(yaml.safe_dump(recipe))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(trusting))
+        command = [
+            "train",
+            "--model",
+            str(template),
+            "--recipe",
+            str(tmp_path / "x.yaml"),
+            "--corpus",
+            str(bitext_path),
+        ]
+        command += {"option": ["--trust_remote_code"], "config": ["--config", str(tmp_path / "config.yaml")]}.get(
+            where, []
+        )
+        assert main([*command, "--output_dir", str(tmp_path / "out")]) == 2
+        assert "trust_remote_code" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+        fault("H2", f"`trust_remote_code` as a setting: {where}", tried=1, survived=1)
+
     @pytest.mark.parametrize("path", ["../../escaped.txt", "a/../../../escaped.txt", "/tmp/escaped-metaphrase.txt"])
     def test_files_do_not_leave_their_folder(self, online, template, tmp_path, path, fault):
         online.put("evil/path", {name: (template / name).read_bytes() for name in files_of(template)} | {path: b"out"})
@@ -614,7 +712,7 @@ class TestHeadsAndCorpora:
         pq.write_table(Dataset.from_dict({"text": ["a"]}).data.table, tmp_path / "y.parquet")
         with pytest.raises(ValueError, match=r"is no bitext: it has the columns text"):
             push_corpus(tmp_path / "y.parquet", "acme/corpus")
-        with pytest.raises(FileNotFoundError, match="There is no file"):
+        with pytest.raises(FileNotFoundError, match=r"There is no file \S+z.parquet to push. Name a .parquet that"):
             push_corpus(tmp_path / "z.parquet", "acme/corpus")
         assert online.requests == []
 
@@ -803,6 +901,145 @@ def test_a_trainer_pushes_releases_and_goes_on_after_a_fault(hub, tiny_encoder, 
     assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl")) or name.startswith("heads")]
     pulled = SentenceTransformer("acme/run", device="cpu")
     np.testing.assert_allclose(pulled.encode(TEXTS), tiny_encoder.encode(TEXTS), atol=1e-6)
+
+
+class TestBeforeTraining:
+    """A Hub that fails is waited for while training; what the user has to mend is said before it."""
+
+    @pytest.fixture
+    def make(self, online, tiny_encoder, bitext, tmp_path):
+        def made(**options) -> AlignmentTrainer:
+            settings = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4, "push_to_hub": True}
+            settings |= {"hub_model_id": "acme/run", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+            args = AlignmentTrainingArguments(output_dir=str(tmp_path / "my run"), **settings | options)
+            loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
+            return AlignmentTrainer(model=tiny_encoder, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
+
+        return made
+
+    def titles(self, hub: Hub) -> list[str]:
+        return [commit.title for commit in repository(hub, "acme/run").commits.values()]
+
+    def test_one_fault_passes(self, online, make, waits, caplog, fault):
+        online.faults.append({"path": "/repos/create", "status": 503})
+        trainer = make(hub_private_repo=True)
+        assert waits == [1.0]
+        assert trainer.hub_model_id == "acme/run"
+        assert repository(online, "acme/run").private
+        assert "Training goes on" not in caplog.text
+        fault("G3", "a training run makes its repository: answers 503", tried=1, survived=1)
+
+    def test_a_name_alone_is_the_users(self, online, make):
+        assert make(hub_model_id="run").hub_model_id == "tester/run"
+        assert ("model", "tester/run") in online.repositories
+
+    def test_a_hub_that_fails_is_told_and_training_goes_on(self, online, make, caplog, fault):
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 4})  # at the start, and for step 1
+        trainer = make(hub_private_repo=True)
+        assert "The upload to acme/run failed: Server error '503 Service" in caplog.text
+        command = f"metaphrase push '{trainer.args.output_dir}' --repo acme/run --private"
+        assert f"pushed after training too: `{command}`. Training goes on, and each of its pushes" in caplog.text
+        trainer.train()
+        assert self.titles(online) == ["initial commit", "Training in progress, step 2"]
+        assert repository(online, "acme/run").private
+        fault("G3", "no repository can be made before a training run", tried=1, survived=1)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE is set: unset it."),
+            ("ENDPOINT", "http://127.0.0.1:9", "Hub at http://127.0.0.1:9 could not be reached"),
+        ],
+    )
+    def test_without_a_network_training_goes_on(self, online, make, monkeypatch, caplog, fault, name, value, message):
+        monkeypatch.setattr(constants, name, value)
+        trainer = make(max_steps=1)
+        assert message in caplog.text
+        assert "Training goes on, and each of its pushes tries again." in caplog.text
+        trainer.train()
+        assert trainer.state.global_step == 1
+        assert online.requests == []
+        with pytest.raises(HubConnectionError, match="push it later with"):
+            trainer.push_to_hub()
+        fault("G6", f"a training run that is to be pushed, without a network ({name})", tried=1, survived=1)
+
+    def test_without_a_token_nothing_begins(self, online, make, monkeypatch):
+        monkeypatch.delenv("HF_TOKEN")
+        with pytest.raises(
+            HubAccessError, match=r"set HF_TOKEN or run `hf auth login`. A release can be pushed after"
+        ):
+            make()
+        assert online.requests == []
+
+    @pytest.mark.parametrize(
+        ("token", "name", "message"),
+        [
+            ("hf_wrong", "acme/run", r"does not accept the given token for acme/run \(401\)"),
+            ("hf_write", "nobody/run", r"does not let the given token write to nobody/run \(403\)"),
+            ("hf_read", "acme/new", r"does not let the given token write to acme/new \(403\)"),
+        ],
+    )
+    def test_what_the_hub_refuses_is_said(self, online, make, waits, fault, token, name, message):
+        with pytest.raises(HubAccessError, match=message) as caught:
+            make(hub_token=token, hub_model_id=name)
+        assert token not in str(caught.value)
+        assert waits == []
+        fault("G1", f"before training: {message[:24]}…", tried=1, survived=1)
+
+    def test_a_repository_that_is_there_must_be_writable(self, online, make, fault):
+        """A token that may not make it may still read it, which the client takes for success."""
+        HfApi().create_repo("acme/run")
+        with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
+            make(hub_token="hf_read")
+        with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
+            make(hub_token="hf_other")
+        assert make().hub_model_id == "acme/run"
+        fault("G1", "before training: a token that only reads, or another's", tried=2, survived=2)
+
+    def test_a_hub_that_does_not_tell_who_may_write_is_taken_at_its_word(self, online, make):
+        online.faults.append({"path": "/auth-check/write$", "status": 404})
+        assert make().hub_model_id == "acme/run"
+        assert online.faults[0]["times"] == 0
+
+    def test_another_refusal_is_none_to_wait_for(self, online, make, waits):
+        online.faults.append({"path": "/repos/create", "status": 400, "error": "no room"})
+        with pytest.raises(HubConnectionError, match="no room"):
+            make()
+        assert waits == []
+
+    def test_a_public_repository_is_not_taken_for_a_private_one(self, online, make):
+        HfApi().create_repo("acme/run")
+        with pytest.raises(UsageError, match="acme/run exists and is public"):
+            make(hub_private_repo=True)
+        assert remote_files(online, "acme/run") == []
+
+    def test_a_repository_that_turns_out_public_gets_nothing(self, online, make, caplog, fault):
+        HfApi().create_repo("acme/run")
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+        trainer = make(hub_private_repo=True)
+        trainer.train()
+        assert trainer.state.global_step == 2
+        assert caplog.text.count("acme/run exists and is public. Make it private in its settings") == 2
+        assert remote_files(online, "acme/run") == []
+        with pytest.raises(UsageError, match="acme/run exists and is public"):
+            trainer.push_to_hub()
+        fault("G2", "a public repository where a private one is wanted", tried=3, survived=3)
+
+    @pytest.mark.parametrize("name", ["acme/my run", "acme/a/b"])
+    def test_a_name_that_is_none_is_refused(self, online, make, name):
+        with pytest.raises(UsageError, match="A repository is named organisation/name"):
+            make(hub_model_id=name)
+        assert online.requests == []
+
+    def test_a_name_alone_needs_the_hub(self, online, make):
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+        with pytest.raises(UsageError, match=r"knows whose 'run' is, .* Give hub_model_id as organisation/name"):
+            make(hub_model_id="run")
+
+    def test_only_the_first_process_asks(self, online, make, monkeypatch):
+        monkeypatch.setattr(AlignmentTrainer, "is_world_process_zero", lambda self: False)
+        make()
+        assert online.requests == []
 
 
 class TestHeadsOfCheckpoints:

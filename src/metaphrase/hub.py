@@ -20,6 +20,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import tempfile
 import time
@@ -34,7 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 import yaml
-from httpx2 import HTTPError, Timeout, TransportError
+from httpx2 import HTTPError, Request, Timeout, TransportError
 from huggingface_hub import (
     CommitOperationAdd,
     CommitOperationDelete,
@@ -45,14 +46,15 @@ from huggingface_hub import (
     get_token,
     snapshot_download,
 )
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+from huggingface_hub.utils import validate_repo_id
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card
-from metaphrase.checkpoints import checkpoints
+from metaphrase.checkpoints import PARTIAL, checkpoints, exclusive
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -90,11 +92,12 @@ HEADS = "heads"
 UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.py", "*.onnx", "*.ot")
 #: Seconds between attempts at what the client itself tries only once: a commit, a new repository, a download.
 PAUSES = (1.0, 4.0, 15.0)
-#: Seconds without a sign of the Hub after which a request is given up. The client itself waits for ever.
+#: Seconds without a sign of the Hub after which a request is given up, where the client itself would wait for ever.
 SILENCE = 300.0
 #: Where the rows of a pushed corpus lie in its repository.
 CORPUS_FILE = "data/train.parquet"
 TOLERANCE = 1e-5
+A_RELEASE = "Push the output folder of a training run, or what `metaphrase.hub.release` wrote."
 LANGUAGE_NOTE = (
     "The model embeds texts of one language, {language}, as its training added a vector of each text's language to the "
     "encoder's input. It is one of a set; compare its embeddings with those that the others give to their languages."
@@ -118,9 +121,10 @@ def release(
 ) -> Path:
     """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
 
-    The folder is made beside `output_dir`, loaded again, compared with the model, and only then moved into place, file
-    by file. What else lies in `output_dir` (checkpoints, logs, run facts) stays; the files of an earlier release go.
-    An interrupted release leaves the folder as it was, or one that refuses to load, never a half model that loads.
+    The release is written to a folder inside `output_dir`, loaded again, compared with the model, and only then moved into
+    place, file by file. What else lies in `output_dir` (checkpoints, logs, run facts) stays; the files of an earlier
+    release go. An interrupted release leaves the folder as it was, or one that refuses to load, never a half model that
+    loads; what a killed one wrote aside goes with the next.
 
     Args:
         model: The trained encoder. It keeps its pooler, prompts, mode and device.
@@ -140,6 +144,7 @@ def release(
         ValueError: A module of the model is not one of sentence-transformers' own, or its embeddings are not finite; or
             the model was trained with a language embedding, and not both of `language` and `language_embedding` are
             given.
+        CheckpointError: Another process uses the folder, it is a file, or nothing can be written there.
         RuntimeError: The written folder does not give the model's embeddings.
     """
     _check_modules(model)
@@ -157,9 +162,7 @@ def release(
         card.limitations = [*card.limitations, LANGUAGE_NOTE.format(language=language)]
     card.recipe = card.recipe or (dict(recipe) if recipe else None)
     card.register_model(model)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".release", dir=folder.parent))
-    try:
+    with _staging(folder) as staging:
         with _release_form(model, card, prompts):
             embeddings_bh = model.encode(list(texts), show_progress_bar=False)
             if not np.isfinite(embeddings_bh).all():
@@ -185,8 +188,6 @@ def release(
         (staging / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
         _check_release(model, staging)
         _move_into_place(staging, folder)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
     logger.info("Released to %s.", folder)
     return folder
 
@@ -253,7 +254,10 @@ def verify(name_or_path: str | Path, *, revision: str | None = None, device: str
     if not folder.is_dir():
         folder = download(str(name_or_path), revision=revision)
     if not (folder / REFERENCE).is_file():
-        raise MissingFileError(f"{name_or_path} has no {REFERENCE}, so that nothing says what it should give.")
+        raise MissingFileError(
+            f"A release is verified by its own reference embeddings, but {name_or_path} has no {REFERENCE}. Name a "
+            "release, or release the model again."
+        )
     reference = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
     return _compare(load(folder, device=device), reference, str(name_or_path))
 
@@ -358,11 +362,8 @@ def push(
     check = check and REFERENCE in files
     if check:
         verify(folder)
-    options = f"{' --private' if private else ''}{f' --revision {revision}' if revision else ''}"
-    options += " --with_heads" if with_heads else ""
-    pushed = _Push(
-        repo_id, None, private, revision, token, again=f"metaphrase push {folder} --repo {repo_id}{options}"
-    )
+    again = push_command(folder, repo_id, private=private, revision=revision, with_heads=with_heads)
+    pushed = _Push(repo_id, None, private, revision, token, again=again)
     sha = pushed.upload(files, commit_message or "Release by metaphrase", replaces=_is_release_file)
     if check:
         with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
@@ -405,13 +406,99 @@ def push_corpus(
     path = Path(path)
     facts = _corpus_facts(path)
     card = corpus_card(repo_id, license=license, **facts).encode()
-    pushed = _Push(repo_id, "dataset", private, revision, token, again=f"metaphrase push {path} --repo {repo_id}")
+    again = push_command(path, repo_id, private=private, revision=revision, license=license)
+    pushed = _Push(repo_id, "dataset", private, revision, token, again=again)
     sha = pushed.upload({CARD: card, CORPUS_FILE: str(path)}, commit_message or "Corpus by metaphrase")
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
         folder = download(repo_id, revision=sha, repo_type="dataset", token=token, cache_dir=cache)
         if _sha256(folder / CORPUS_FILE) != _sha256(path):
             raise HubError(f"{pushed.url(sha)} does not hold what {path} holds; push it again.")
     return pushed.url(sha)
+
+
+def push_command(
+    what: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    with_heads: bool = False,
+    license: str | None = None,
+) -> str:
+    """The command that pushes a release or a corpus, as a shell takes it.
+
+    >>> push_command("my runs/sw", "me/swahili", private=True, revision="next")
+    "metaphrase push 'my runs/sw' --repo me/swahili --private --revision next"
+    """
+    words = ["metaphrase", "push", str(what), "--repo", repo_id]
+    words += ["--private"] if private else []
+    words += ["--revision", revision] if revision else []
+    words += ["--with_heads"] if with_heads else []
+    words += ["--license", license] if license else []
+    return shlex.join(words)
+
+
+def make_repository(repo_id: str, *, private: bool = False, token: str | None = None, later: str = "") -> str:
+    """Make the repository of a model that is still to be trained, or see that the one there can be pushed to.
+
+    Args:
+        repo_id: `organisation/name`; a name alone is one of the token's own user.
+        private: Make a new repository private, and accept no public one.
+        token: Access token; None takes `HF_TOKEN`, then the one stored by `hf auth login`.
+        later: What the messages of errors end with.
+
+    Returns:
+        `organisation/name`.
+
+    Raises:
+        HubAccessError: There is no token, or the Hub does not let it write there.
+        HubConnectionError: The Hub cannot be reached, or fails; :func:`may_pass` tells whether to try again later.
+        UsageError: `repo_id` is no name, or a private repository is wanted and this one is public.
+    """
+    _check_name(repo_id)
+    _check_token(repo_id, token, later)
+    api = HfApi(token=token)
+    with _explained(repo_id, "write to", later, given=token is not None):
+        made = _make(api, private, repo_id=repo_id)
+        try:
+            _patiently(lambda: api.auth_check(made, write=True), PAUSES[:1])
+        except HfHubHTTPError as error:
+            if _status(error) != 404:  # there is the repository, but not every Hub has this answer
+                raise
+    return made
+
+
+def may_pass(error: HubError) -> bool:
+    """Whether an error may be gone later by itself: the Hub failed, or was out of reach."""
+    return _may_pass(error) or any(isinstance(cause, OfflineModeIsEnabled) for cause in _causes(error))
+
+
+def _check_name(repo_id: str) -> None:
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise UsageError(
+            f"A repository is named organisation/name, in letters, digits, '-', '_' and '.'; got {repo_id!r}."
+        ) from error
+
+
+def _check_token(repo_id: str, token: str | None, later: str) -> None:
+    if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
+        raise HubAccessError(
+            f"Pushing to {repo_id} needs a token with write access: set HF_TOKEN or run `hf auth login`. {later}"
+        )
+
+
+def _make(api: HfApi, private: bool, **where: Any) -> str:
+    """Make a repository if it is not there; returns its full name.
+
+    Raises:
+        UsageError: It is there and public, and a private one is wanted.
+    """
+    made = _patiently(lambda: api.create_repo(**where, private=private or None, exist_ok=True), PAUSES[:1]).repo_id
+    if private and not _patiently(lambda: api.repo_info(**where | {"repo_id": made})).private:
+        raise UsageError(f"{made} exists and is public. Make it private in its settings, or name another one.")
+    return made
 
 
 class _Push:
@@ -436,13 +523,11 @@ class _Push:
         *,
         again: str,
     ) -> None:
-        if repo_id.count("/") != 1 or not all(repo_id.split("/")):
+        if "/" not in repo_id:
             raise UsageError(f"A repository is named organisation/name; got {repo_id!r}.")
+        _check_name(repo_id)
         self.later = f"What you have is kept; push it later with `{again}`."
-        if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
-            raise HubAccessError(
-                f"Pushing to {repo_id} needs a token with write access: set HF_TOKEN or run `hf auth login`. {self.later}"
-            )
+        _check_token(repo_id, token, self.later)
         self.repo_id, self.private, self.given = repo_id, private, token is not None
         self.where: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type}
         self.revision = revision
@@ -457,12 +542,8 @@ class _Push:
         replaces: Callable[[str], bool] = lambda path: False,
     ) -> str:
         """Make the repository hold `files`, and none else that `replaces` accepts; returns the commit's sha."""
-        with _explained(self.repo_id, "write to", self.later, given=self.given), _listening():
-            _patiently(lambda: self.api.create_repo(**self.where, private=self.private, exist_ok=True), PAUSES[:1])
-            if self.private and not _patiently(lambda: self.api.repo_info(**self.where)).private:
-                raise UsageError(
-                    f"{self.repo_id} exists and is public. Make it private in its settings, or name another one."
-                )
+        with _explained(self.repo_id, "write to", self.later, given=self.given):
+            _make(self.api, self.private, **self.where)
             if (branch := self.revision) is not None:
                 _patiently(lambda: self.api.create_branch(**self.where, branch=branch, exist_ok=True))
             return _patiently(lambda: self._commit(files, message, replaces))
@@ -559,14 +640,38 @@ def _compare(model: SentenceTransformer, reference: Mapping[str, Any], name: str
     difference = float(np.abs(embeddings_bh - np.array(reference["embeddings"], dtype=np.float32)).max())
     if not difference <= reference["tolerance"]:
         raise HubError(
-            f"{name} does not give its reference embeddings: a component differs by {difference:.1e}, "
-            f"more than {reference['tolerance']:.0e}."
+            f"{name} does not give its reference embeddings: a component differs by {difference:.1e}, more than "
+            f"{reference['tolerance']:.0e}. If its files were altered, download or release it again; if only the hardware is "
+            "another, --no_check pushes it all the same."
         )
     return difference
 
 
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A new folder inside of one that only this process writes to: beside it may be another disk, or no right to write."""
+    new = not folder.exists()
+    staging = folder / PARTIAL / "release"
+    try:
+        with exclusive(folder):
+            shutil.rmtree(staging, ignore_errors=True)
+            try:
+                staging.mkdir(parents=True)
+                yield staging
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+                _remove_if_empty(staging.parent)
+    finally:
+        if new:
+            _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
 def _move_into_place(staging: Path, folder: Path) -> None:
-    folder.mkdir(exist_ok=True)
     old = [SEAL, *(path for path in release_files(folder) if path != SEAL), "training_args.bin"]
     for path in old:
         (folder / path).unlink(missing_ok=True)
@@ -585,10 +690,10 @@ def _files_to_push(folder: Path, *, with_heads: bool = False) -> dict[str, Path]
             )
     missing = [name for name in ("modules.json", SEAL) if not (folder / name).is_file()]
     if missing:
-        raise MissingFileError(f"{folder} is no release: it lacks {' and '.join(missing)}.")
+        raise MissingFileError(f"{folder} is no release: it lacks {' and '.join(missing)}. {A_RELEASE}")
     files = {name: folder / name for name in release_files(folder)}
     if not any(_is_weights(name) for name in files):
-        raise MissingFileError(f"{folder} is no release: it lacks weights in safetensors form.")
+        raise MissingFileError(f"{folder} is no release: it lacks weights in safetensors form. {A_RELEASE}")
     if with_heads:
         files |= _heads_of(folder)
     for path in (path for name, path in files.items() if _is_weights(name)):
@@ -596,7 +701,10 @@ def _files_to_push(folder: Path, *, with_heads: bool = False) -> dict[str, Path]
             for name in tensors.keys():  # noqa: SIM118 (a safetensors file is no mapping)
                 tensor = tensors.get_tensor(name)
                 if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                    raise ModelError(f"Tensor {name} in {path} is not finite; such a model is not pushed.")
+                    raise ModelError(
+                        f"Tensor {name} in {path} is not finite; such a model is not pushed. Release an earlier checkpoint "
+                        "with `metaphrase.hub.release`, and push that."
+                    )
     return files
 
 
@@ -663,7 +771,9 @@ def _sha256(path: Path) -> str:
 def _corpus_facts(path: Path) -> dict[str, Any]:
     """Pairs, columns and languages of a bitext in Parquet form."""
     if not path.is_file():
-        raise MissingFileError(f"There is no file {path}.")
+        raise MissingFileError(
+            f"There is no file {path} to push. Name a .parquet that `metaphrase align` or `metaphrase filter` wrote."
+        )
     try:
         table = pq.ParquetFile(path)
         columns = table.schema_arrow.names
@@ -691,7 +801,8 @@ def _patiently(action: Callable[[], Result], pauses: Sequence[float] | None = No
     """Do something, and again after a pause where it failed by what may have passed by then."""
     for pause in (*(PAUSES if pauses is None else pauses), None):
         try:
-            return action()
+            with _listening():
+                return action()
         except _FAULTS as error:
             if pause is None or not _may_pass(error):
                 raise
@@ -703,15 +814,18 @@ def _patiently(action: Callable[[], Result], pauses: Sequence[float] | None = No
 
 @contextlib.contextmanager
 def _listening() -> Iterator[None]:
-    """Gives the client a limit to the Hub's silence, where it has none."""
-    session = get_session()
-    kept = session.timeout
-    if kept == Timeout(None):
-        session.timeout = Timeout(SILENCE)
+    """Gives each request a limit to the Hub's silence where the client sets none, be it for all or for this one."""
+
+    def limit(request: Request) -> None:
+        if all(seconds is None for seconds in request.extensions.get("timeout", {}).values()):
+            request.extensions["timeout"] = Timeout(SILENCE).as_dict()
+
+    hooks = get_session().event_hooks["request"]
+    hooks.append(limit)
     try:
         yield
     finally:
-        session.timeout = kept
+        hooks.remove(limit)
 
 
 def _may_pass(error: BaseException) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from metaphrase.cli.demo import DATA
+from metaphrase.hub import release, verify
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "tests.faults.without_network"
@@ -70,6 +71,19 @@ def test_train_evaluate_and_report_without_a_network(offline, pairs, tiny_encode
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
     what = "training, card, evaluation and report, every connection refused"
     fault("G6", what + (", HF_HUB_OFFLINE set" if flag else ""), tried=1, survived=int(attempts == []))
+
+
+@pytest.mark.parametrize("flag", ["1", ""], ids=["HF_HUB_OFFLINE", "no flag"])
+def test_a_push_without_a_network_says_how_to_push_later(offline, tiny_encoder, tmp_path, fault, flag):
+    folder = release(tiny_encoder, tmp_path / "my run", recipe=None)
+    push = ["push", str(folder), "--repo", "acme/tiny", "--no_check"]
+    done, attempts = offline(push, HF_HUB_OFFLINE=flag, HF_TOKEN="hf_write")
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert ("HF_HUB_OFFLINE is set" if flag else "could not be reached") in done.stderr
+    assert f"push it later with `metaphrase push '{folder}' --repo acme/tiny`" in " ".join(done.stderr.split())
+    assert bool(attempts) != bool(flag)
+    what = "a push, every connection refused" + (", HF_HUB_OFFLINE set" if flag else "")
+    fault("G6", what, tried=1, survived=int(verify(folder, device="cpu") == 0))
 
 
 def test_the_guard_refuses_what_it_should(tmp_path):
