@@ -67,7 +67,9 @@ def run(argv: Sequence[str]) -> int:
     if options.baseline is not None and options.model is None:
         raise UsageError("A baseline is compared with a model: metaphrase diagnose MODEL --baseline …")
     if options.sample < 2 or options.lines < 1:
-        raise UsageError("--sample must be at least 2, and --lines at least 1.")
+        raise UsageError(
+            f"--sample must be at least 2, and --lines at least 1; they are {options.sample} and {options.lines}."
+        )
     torch.set_flush_denormal(True)
     languages = [code for item in options.languages for code in item.replace(",", " ").split()]
     sets, report = read_corpus(

@@ -42,7 +42,7 @@ from safetensors.torch import load_model
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from metaphrase.checkpoints import MANIFEST, checkpoints, exclusive, leave_out, remove, tidy, verify
+from metaphrase.checkpoints import checkpoints, exclusive, leave_out, remove, tidy, verify
 from metaphrase.code_switching import CodeSwitchingCollator, PairedTexts
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
@@ -461,8 +461,7 @@ def train_and_measure(
     scores: dict[str, Any] = {}
     for step in sorted(set(chosen.values())):
         checkpoint = folder / f"checkpoint-{step}"
-        if (checkpoint / MANIFEST).is_file():
-            verify(checkpoint)
+        verify(checkpoint)
         load_model(model, checkpoint / "model.safetensors", device=str(arguments.device))
         for language in (code for code in run.languages if chosen[code] == step):
             score = task.score(model, benchmark.test[language], language)
@@ -549,22 +548,16 @@ def _step(checkpoint: Path) -> int:
 
 
 def last_checkpoint(folder: Path) -> Path | None:
-    """The last checkpoint of a run that it can go on from: one that verifies and has the optimiser's state.
-
-    One without a manifest is of a plain Trainer, which writes its state at the end.
-    """
+    """The last checkpoint of a run that it can go on from: one that verifies and has the optimiser's state."""
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
         if not (checkpoint / OPTIMIZER).is_file():
             continue
-        if (checkpoint / MANIFEST).is_file():
-            try:
-                verify(checkpoint)
-            except NewerCheckpointError:
-                raise
-            except CheckpointError as error:
-                logger.warning("Skipped: %s", error)
-                continue
-        elif not (checkpoint / "trainer_state.json").is_file():
+        try:
+            verify(checkpoint)
+        except NewerCheckpointError:
+            raise
+        except CheckpointError as error:
+            logger.warning("Skipped: %s", error)
             continue
         return checkpoint
     return None

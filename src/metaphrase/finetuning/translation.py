@@ -34,7 +34,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Trainer,
     set_seed,
 )
 
@@ -54,6 +53,7 @@ from metaphrase.finetuning.running import (
     split_languages,
 )
 from metaphrase.report import write_json
+from metaphrase.saving import WholeCheckpoints
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ def initialise_decoder(decoder: PreTrainedModel) -> None:
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
 
 
-class TranslationTrainer(Trainer):
+class TranslationTrainer(WholeCheckpoints):
     """Trains on the cross-entropy of the target's pieces, with label smoothing if the arguments say so."""
 
     loss_is_scaled_for_ga = False
