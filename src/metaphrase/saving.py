@@ -38,6 +38,13 @@ class WholeCheckpoints(Trainer):
         check_finite(self._saved(), lambda: last_good(self.args.output_dir))
         super().save_model(*args, **kwargs)
 
+    def _init_training_state(
+        self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any
+    ) -> tuple[int, int]:
+        """Epochs that are done, and batches of the next one; all epochs of a finished run, which gets no step more."""
+        done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
+        return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
+
     def _saved(self) -> nn.Module:
         """What holds all weights of a checkpoint."""
         return self.model

@@ -902,7 +902,8 @@ class AlignmentTrainer(WholeCheckpoints, SentenceTransformerTrainer):
             self._overflows = manifest.get("overflows_in_a_row", 0)
             self._written = Path(resume_from_checkpoint)
             self._due = manifest.get("evaluation_due", False)
-            if manifest.get("ended") and not self.args.allow_changes:  # by early stopping
+            stopped_early = manifest.get("ended") and not self.args.allow_changes
+            if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
             if isinstance(self.train_dataset, IterableDataset) and not self.args.ignore_data_skip:
                 epoch, batches = manifest["epoch"], manifest["batches"]

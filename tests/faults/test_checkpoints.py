@@ -7,6 +7,7 @@ import signal
 
 import pytest
 import torch
+from datasets import Dataset
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import Tokenizer, normalizers
 
@@ -25,6 +26,7 @@ from metaphrase.checkpoints import (
 )
 from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.faults.children import Child, holder
+from tests.faults.conftest import digest
 from tests.faults.scores import SETTINGS, scored
 
 
@@ -519,3 +521,17 @@ def test_weights_that_are_not_finite_are_not_written(make_trainer, tmp_path, fau
     assert names(tmp_path / "run") == ["checkpoint-2"]
     assert not (tmp_path / "m").exists()
     fault("B1", "weights that are not finite are to be written", tried=2, survived=2)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["map", "stream"])
+def test_a_finished_run_makes_no_step_more(make_trainer, full_bitext, tmp_path, fault, stream):
+    options = {"recipe": "ppa", "lr_scheduler_type": "constant"}
+    if stream:
+        options["dataset"] = Dataset.from_list(full_bitext).to_iterable_dataset()
+    whole = make_trainer(**options)
+    whole.train()
+    again = make_trainer(**options)
+    again.train(resume_from_checkpoint=tmp_path / "run" / "checkpoint-4")
+    assert again.state.global_step == 4
+    what = f"a finished run is resumed{', of a stream' if stream else ''}"
+    fault("A4", what, tried=1, survived=digest(again) == digest(whole))
