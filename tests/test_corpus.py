@@ -303,6 +303,14 @@ def test_every_format_carries_the_optional_columns(tmp_path, kind, streaming, mo
     assert "source_bt" not in corpus.dataset.column_names
 
 
+def test_lines_that_spell_their_columns_in_different_ways(tmp_path):
+    lines = [{"Source": "paka", "TARGET": "cat"}, {"source": "maji", "target": "water"}, {"target": "dog"}]
+    path = write(tmp_path / "sw-en.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    corpus = load_corpus(path, max_bad_rate=1.0)
+    assert pairs_of(corpus) == [("paka", "cat"), ("maji", "water")]
+    assert dropped(corpus) == {"missing side": 1}
+
+
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
 def test_rows_without_an_optional_column_beside_rows_with_it(tmp_path, streaming):
     first = tsv(tmp_path / "sw-en.tsv")

@@ -1307,8 +1307,10 @@ def _rows_of(
             continue
         if isinstance(record.get("translation"), Mapping):
             record = {**record, **record["translation"]}
-        if layout is None:
-            layout = _layout(record, file)
+        if (
+            layout is None or not {layout.source, layout.target} <= record.keys()
+        ):  # lines may spell their names each in its way
+            layout = _layout(record, file) or layout
             if layout is None:
                 raise CorpusError(
                     f"{file.name}:{line}: no columns 'source' and 'target' (or two language codes, one of them "
