@@ -1027,25 +1027,18 @@ def _parquet_batch(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence
     Raises:
         CorpusError: The columns unpack to too much.
     """
-    fields = {leaf.path: leaf.field is not None for leaf in leaves}
-    packed = size = 0
-    longest = 1.0
-    few = 1
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for column in map(group.column, range(group.num_columns)):
-            if column.path_in_schema in fields:
-                packed += column.total_compressed_size
-                size += column.total_uncompressed_size
-                is_field = fields[column.path_in_schema]
-                longest = max(longest, column.total_uncompressed_size / (1 if is_field else max(1, group.num_rows)))
-                few = _PARQUET_FIELDS if is_field else few
+    are_fields = any(leaf.field is not None for leaf in leaves)
+    packed, size, longest = file.paths[0].stat().st_size, 0, 1.0
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):  # its columns, if damaged, abort the process
+        size += group.total_byte_size
+        longest = max(longest, group.total_byte_size / (1 if are_fields else max(1, group.num_rows)))
     if file.max_expansion is not None and size > max(EXPANSION_AFTER, file.max_expansion * packed):
         raise CorpusError(
             f"{file.name} unpacks to more than {file.max_expansion:g} times its size: {size >> 20:,} MiB would come of "
             f"{packed >> 10:,} KiB, and it was not read. Text does not shrink so far. If you trust the file, write it "
             "without compression, or pass max_expansion=None."
         )
-    return max(few, min(_PARQUET_ROWS, int(_PARQUET_BYTES / longest)))
+    return max(_PARQUET_FIELDS if are_fields else 1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / longest)))
 
 
 def _parquet_rows(columns: dict[str, pa.Array], limit: int) -> Iterator[dict[str, Any] | _Bad]:

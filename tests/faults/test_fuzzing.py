@@ -24,6 +24,7 @@ from metaphrase.corpus import OPTIONAL, WRITTEN, CorpusReport, load_corpus, read
 from metaphrase.exceptions import AlignmentFormatError, ConfigError, CorpusError, MetaphraseError
 from metaphrase.recipe import Recipe, list_recipes
 from metaphrase.words import format_links, parse_links
+from tests.faults.children import Child
 
 PAIRS = [
     ("Habari ya asubuhi", "Good morning"),
@@ -156,6 +157,26 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, survives, kind):
             assert kind == "moses" or pairs.count(pair) >= whole[line]
 
     survives("C9", f"a {kind} file with bits flipped, bytes put in and taken out, ends cut off", check, CHANGES)
+
+
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)], ids=["short", "long"])
+def test_a_damaged_parquet_footer_does_not_end_the_process(tmp_path, fault, step):
+    """Bits flipped, bytes taken out: some of Arrow's bindings let what they stumble over end the process."""
+    path = written(tmp_path, "parquet")
+    good = path.read_bytes()
+    footer = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
+    places = range(8 * footer, 8 * (len(good) - 8), step)
+
+    def work():
+        for place in places:
+            at, bit = divmod(place, 8)
+            for left_out in (0, 1):
+                path.write_bytes(good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 + left_out :])
+                read(path, max_bad_rate=1.0)
+
+    child = Child(work, tmp_path / "log")
+    assert child.wait(1200) == 0, child.said()
+    fault("C9", "a Parquet file whose footer is damaged", tried=2 * len(places), survived=2 * len(places))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
