@@ -125,8 +125,11 @@ def sentences(path: Path) -> Path:
 
 
 def made_card(output: Path) -> Path:
-    """The card of a release; a recipe with an embedding for each language makes a release of each, as much alike."""
-    return next(path for path in [output / "README.md", *sorted(output.glob("*/README.md"))] if path.exists())
+    """The card of a release; a recipe with an embedding for each language makes one of each, and English's is the last."""
+    releases = sorted(
+        (path.parent for path in output.glob("*/reference.json")), key=lambda folder: (folder.name == "en", folder)
+    )
+    return next(folder for folder in [output, *releases] if (folder / "reference.json").exists()) / "README.md"
 
 
 def read_facts(card: Path) -> dict[str, Any]:

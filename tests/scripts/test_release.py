@@ -121,6 +121,7 @@ def test_the_starter_is_measured_once_for_all_first_cards(tmp_path, monkeypatch,
         output.mkdir(parents=True, exist_ok=True)
         (output / "before.json").write_text("{}")
         (output / "README.md").write_text("a card")
+        (output / "reference.json").touch()
         return 0
 
     found = []
@@ -150,3 +151,14 @@ def test_data_sets_of_the_hub_are_read_at_the_commit_of_the_card():
     rows = [{"file": "hf:acme/corpus:sw-en", "revision": "ab" * 20}, {"file": "x.tsv", "sha256": "cd"}]
     command = ["metaphrase", "train", "--corpus", "hf:acme/corpus:sw-en", "x.tsv", "--seed", "3"]
     assert release.at_commits(command, rows) == [*command[:3], f"hf:acme/corpus:sw-en#{'ab' * 20}", *command[4:]]
+
+
+def test_the_card_of_a_release_of_each_language(tmp_path):
+    for folder in ("checkpoint-20", "en", "sw", "te"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "README.md").touch()
+        if not folder.startswith("checkpoint"):
+            (tmp_path / folder / "reference.json").touch()
+    assert release.made_card(tmp_path) == tmp_path / "sw" / "README.md"
+    (tmp_path / "reference.json").touch()
+    assert release.made_card(tmp_path) == tmp_path / "README.md"
