@@ -429,13 +429,21 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
     fault("A7", f"a file system without locks ({errno.errorcode[number]}): a warning", tried=1, survived=1)
 
 
-def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, monkeypatch):
-    def read(*args):
-        raise AssertionError("checkpoints were read for a message that nobody needs")
-
+def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, monkeypatch, tmp_path):
+    asked = []
     for place in ("saving", "trainer"):
-        monkeypatch.setattr(f"metaphrase.{place}.last_good", read)
-    make_trainer(max_steps=2, save_steps=1).train()
+        monkeypatch.setattr(
+            f"metaphrase.{place}.last_good", lambda output: asked.append(output) or "The last good one."
+        )
+    trainer = make_trainer(max_steps=2, save_steps=1)
+    trainer.train()
+    assert (tmp_path / "run" / "checkpoint-2" / MANIFEST).is_file()
+    assert asked == []
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"The last good one\."):
+        trainer.save_model()
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("below", ["", "below"])
