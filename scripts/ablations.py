@@ -41,7 +41,6 @@ from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser, set_seed
 from update_readme import fill
 
-from metaphrase.cli.demo import DATA
 from metaphrase.cli.train import (
     ModelOptions,
     TrainArguments,
@@ -56,12 +55,13 @@ from metaphrase.cli.train import (
     with_choices,
 )
 from metaphrase.corpus import find_files
-from metaphrase.encoders import STARTER, load_encoder
-from metaphrase.evaluation.identity import files_sha256, model_hash
+from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval
-from metaphrase.languages import fold_languages
-from metaphrase.recipe import Recipe
-from metaphrase.report import write_json
+from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.io.files import write_json
+from metaphrase.modeling.languages import fold_languages
+from metaphrase.training.recipe import Recipe
 
 ROOT = Path(__file__).parents[1]
 GRIDS = ROOT / "configs" / "ablations"

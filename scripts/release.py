@@ -23,11 +23,11 @@ from typing import Any
 from huggingface_hub import ModelCard
 
 from metaphrase.cli import main as metaphrase
-from metaphrase.cli.demo import DATA
 from metaphrase.cli.demo import defaults as demo_defaults
 from metaphrase.cli.train import parse_options
 from metaphrase.corpus import find_files, load_corpus
-from metaphrase.recipe import Recipe, list_recipes
+from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 #: How long recipes are trained for their first cards: minutes on two cores.

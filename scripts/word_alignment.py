@@ -33,10 +33,10 @@ from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
 from metaphrase.aligners.span import SpanAligner
 from metaphrase.aligners.statistical import HEURISTICS, StatisticalAligner
 from metaphrase.corpus import read_parallel
-from metaphrase.encoders import STARTER, load_encoder
+from metaphrase.corpus.words import Words
+from metaphrase.encoders.loading import STARTER, load_encoder
+from metaphrase.encoders.starter import starter_info
 from metaphrase.evaluation.word_alignment import GoldPair, alignment_error_interval, alignment_scores, load_wpt
-from metaphrase.starter import starter_info
-from metaphrase.words import Words
 
 RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 

@@ -31,7 +31,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
-from metaphrase.recipe import Recipe
+from metaphrase.training.recipe import Recipe
 
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from datasets import Dataset
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from metaphrase.encoders import load_encoder
-from metaphrase.loss import AlignmentLoss
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.mexma import UnmaskingHead
-from metaphrase.recipe import Recipe, list_recipes
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe, list_recipes
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.conftest import small, with_every_column
 
 ACCUMULATION = (1, 2)
@@ -47,7 +47,7 @@ def padded_unmasking(self, tokens_blh, mask_bl, sentence_bh):
 def padded_heads():
     """Inside this block the layers that objectives have of their own run padded, as the encoder does outside of `packed`."""
     with (
-        patch("metaphrase.frozen.can_pack", lambda encoder: False),
+        patch("metaphrase.modeling.frozen.can_pack", lambda encoder: False),
         patch("metaphrase.objectives.representation_translation.can_pack", lambda encoder: False),
         patch.object(UnmaskingHead, "forward", padded_unmasking),
     ):

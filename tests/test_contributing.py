@@ -19,10 +19,10 @@ SOURCE = Path(metaphrase.__file__).parent
 CHECK = """
 import sys, torch
 from datasets import Dataset
-from metaphrase.encoders import load_encoder
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 import metaphrase
 assert metaphrase.__file__.startswith(sys.argv[1]), metaphrase.__file__
 model = load_encoder(sys.argv[3], device="cpu")

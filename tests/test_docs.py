@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import metaphrase
-from metaphrase.recipe import list_recipes
+from metaphrase.training.recipe import list_recipes
 
 ROOT = Path(__file__).parents[1]
 SOURCE = Path(metaphrase.__file__).parent

@@ -31,17 +31,17 @@ from sentence_transformers import SentenceTransformer
 import metaphrase.cli.adapt as adapt
 import metaphrase.cli.demo as demo
 import metaphrase.cli.report as report
-import metaphrase.starter
+import metaphrase.encoders.starter
 from metaphrase.cli import COMMANDS, main
-from metaphrase.hub import release
-from metaphrase.loss import AlignmentLoss
 from metaphrase.objectives import OBJECTIVES, Objective
-from metaphrase.recipe import Recipe
+from metaphrase.publishing.hub import release
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
 from tests.hub_server import Hub, reach, serve_hub
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DATA = demo.DATA
+DATA = demo.PACKAGED_DATA
 
 # huggingface_hub hands httpx2 a stream as `data` where `content` is wanted by now.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
@@ -256,7 +256,7 @@ def hub() -> Iterator[Hub]:
 @pytest.fixture
 def starter(monkeypatch, tiny_encoder_dir):
     """The starter is the tiny encoder."""
-    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: tiny_encoder_dir)
+    monkeypatch.setattr(metaphrase.encoders.starter, "starter_path", lambda: tiny_encoder_dir)
 
 
 @pytest.fixture

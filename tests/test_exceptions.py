@@ -6,6 +6,7 @@ import pytest
 
 from metaphrase import exceptions
 from metaphrase.corpus import load_corpus
+from metaphrase.corpus.words import parse_links
 from metaphrase.exceptions import (
     AlignmentFormatError,
     ConfigError,
@@ -15,8 +16,7 @@ from metaphrase.exceptions import (
     RecipeError,
     UsageError,
 )
-from metaphrase.recipe import Recipe
-from metaphrase.words import parse_links
+from metaphrase.training.recipe import Recipe
 
 CLASSES = [cls for _, cls in inspect.getmembers(exceptions, inspect.isclass)]
 

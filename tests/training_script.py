@@ -9,11 +9,11 @@ import torch
 from datasets import load_dataset
 from transformers import TrainerCallback
 
-from metaphrase.checkpoints import newest
-from metaphrase.encoders import load_encoder
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.checkpoints.folders import newest
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 
 class Die(TrainerCallback):

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 
-from metaphrase.collator import ParallelCollator
-from metaphrase.encoders import load_encoder
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe, list_recipes
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe, list_recipes
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.conftest import small, with_every_column
 
 #: Terms that rank against the sentences of all processes; where the ranking is not symmetric, a rank's own positives stand

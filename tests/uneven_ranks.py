@@ -6,10 +6,10 @@ import sys
 import torch
 
 from metaphrase import load_corpus
-from metaphrase.encoders import load_encoder
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 
 def main(encoder, folder, output):

@@ -20,8 +20,8 @@ from metaphrase import (
     load_encoder,
     release,
 )
-from metaphrase.encoders import freeze_word_embeddings
-from metaphrase.monolingual import load_monolingual, with_monolingual
+from metaphrase.corpus.monolingual import load_monolingual, with_monolingual
+from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:

@@ -6,7 +6,7 @@
         --model out/dap --train hf:facebook/xnli:{language}@train --dev hf:facebook/xnli:{language}@validation \
         --test hf:facebook/xnli:{language}@test --output_dir out/xnli
 
-``metaphrase.finetuning.running`` tells of modes and of the choice of checkpoints, ``metaphrase.finetuning.data`` of data;
+``evaluation.transfer.running`` tells of modes and of the choice of checkpoints, ``evaluation.transfer.data`` of data;
 the papers' hyper-parameters are in ``configs/finetune``. Called again, an interrupted program goes on where it was, and a
 finished one prints its table.
 """
@@ -18,7 +18,7 @@ from rich.console import Console
 
 from metaphrase.cli import parse
 from metaphrase.cli.train import prepare_process
-from metaphrase.finetuning import (
+from metaphrase.evaluation.transfer import (
     ClassificationOptions,
     FineTuningArguments,
     finetune_classification,

@@ -5,8 +5,8 @@
     python trainers/finetune_qa.py --config configs/finetune/ppa-mlqa.yaml \
         --model out/ppa --train hf:rajpurkar/squad@train --dev MLQA_V1/dev --test MLQA_V1/test --output_dir out/mlqa
 
-Question and context are of the same language (XLT). ``metaphrase.finetuning.running`` tells of modes and of the choice of
-checkpoints, ``metaphrase.finetuning.data`` of data; the papers' hyper-parameters are in ``configs/finetune``. Called again,
+Question and context are of the same language (XLT). ``evaluation.transfer.running`` tells of modes and of the choice of
+checkpoints, ``evaluation.transfer.data`` of data; the papers' hyper-parameters are in ``configs/finetune``. Called again,
 an interrupted program goes on where it was, and a finished one prints its table.
 """
 
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from metaphrase.cli import parse
 from metaphrase.cli.train import prepare_process
-from metaphrase.finetuning import (
+from metaphrase.evaluation.transfer import (
     FineTuningArguments,
     QuestionAnsweringOptions,
     finetune_question_answering,

@@ -5,8 +5,8 @@
     python trainers/finetune_tagging.py --config configs/finetune/amber-pos.yaml \
         --model out/amber --train UD_English-EWT --dev UD_English-EWT --test ud-treebanks --output_dir out/pos
 
-F1 is that of seqeval on bare tags, as XTREME reports it; ``metaphrase.evaluation.tagging`` says what that means.
-``metaphrase.finetuning.running`` tells of the choice of checkpoints, ``metaphrase.finetuning.data`` of data; the papers'
+F1 is that of seqeval on bare tags, as XTREME reports it; ``evaluation.transfer.tag_scores`` says what that means.
+``evaluation.transfer.running`` tells of the choice of checkpoints, ``evaluation.transfer.data`` of data; the papers'
 hyper-parameters are in ``configs/finetune``. Called again, an interrupted program goes on where it was, and a finished one
 prints its table.
 """
@@ -18,7 +18,7 @@ from rich.console import Console
 
 from metaphrase.cli import parse
 from metaphrase.cli.train import prepare_process
-from metaphrase.finetuning import FineTuningArguments, TaggingOptions, finetune_tagging, results_table
+from metaphrase.evaluation.transfer import FineTuningArguments, TaggingOptions, finetune_tagging, results_table
 
 
 def main(argv: Sequence[str]) -> int:

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from metaphrase.cli import parse
 from metaphrase.cli.train import prepare_process
-from metaphrase.finetuning import FineTuningArguments
-from metaphrase.finetuning.translation import TranslationOptions, finetune_translation, translation_table
+from metaphrase.evaluation.transfer import FineTuningArguments
+from metaphrase.evaluation.transfer.translation import TranslationOptions, finetune_translation, translation_table
 
 
 def main(argv: Sequence[str]) -> int:

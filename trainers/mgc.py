@@ -21,9 +21,9 @@ from metaphrase import (
     load_encoder,
     release,
 )
-from metaphrase.aligners.corpus import add_alignment
-from metaphrase.aligners.phrases import PhraseTable
-from metaphrase.encoders import freeze_word_embeddings
+from metaphrase.aligners.linking import add_alignment
+from metaphrase.corpus.phrases import PhraseTable
+from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:

@@ -4,7 +4,7 @@
 
 aligns the starter encoder on a bitext (TSV with the header ``source target``) by momentum contrast and translation
 language modelling (Pan et al. 2021), and releases a SentenceTransformer. To fine-tune the result on translated training
-data, see ``metaphrase.code_switching``.
+data, see ``metaphrase.corpus.code_switching``.
 """
 
 import sys
@@ -21,7 +21,7 @@ from metaphrase import (
     release,
 )
 from metaphrase.corpus import Cleaning
-from metaphrase.encoders import freeze_word_embeddings
+from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:

@@ -20,8 +20,8 @@ from metaphrase import (
     load_encoder,
     release,
 )
-from metaphrase.aligners.corpus import add_alignment
-from metaphrase.encoders import freeze_word_embeddings
+from metaphrase.aligners.linking import add_alignment
+from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
@@ -56,7 +56,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
     # 5. The loss encodes four kinds of rows in one pass: either side as it is, for the two rankings, and with its linked
     #    words masked. For a vector of each text's language at the input, say `"language_embedding": True` in the recipe and
-    #    `languages=["sw", "en"]` here, and release with `metaphrase.hub.release_languages`.
+    #    `languages=["sw", "en"]` here, and release with `metaphrase.publishing.hub.release_languages`.
     loss = AlignmentLoss(encoder, recipe)
 
     # 6. The trainer is sentence-transformers' own, with heads that are saved, resumed, clipped and synchronised.

@@ -40,11 +40,11 @@ from transformers import TrainerCallback
 
 import metaphrase.objectives.vocabulary as vocabulary_module
 from metaphrase import AlignmentLoss, AlignmentTrainer, AlignmentTrainingArguments, Recipe, load_corpus, packed
-from metaphrase.bulk import encode
-from metaphrase.cli.demo import DATA
-from metaphrase.encoders import english_piece_ids
-from metaphrase.functional import accumulated_in_place, vocabulary_cross_entropy
-from metaphrase.views import UNSCORED
+from metaphrase.encoders.loading import english_piece_ids
+from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.mining.bulk import encode
+from metaphrase.modeling.functional import accumulated_in_place, vocabulary_cross_entropy
+from metaphrase.modeling.views import UNSCORED
 
 #: Rows of DAP's English subset vocabulary (its Table 6 fits 37,000).
 ENGLISH = 37_000

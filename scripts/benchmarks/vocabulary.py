@@ -15,7 +15,7 @@ import torch
 from measuring import peak_memory
 from torch.nn import functional as F
 
-from metaphrase.functional import accumulated_in_place, liger_kernel, vocabulary_cross_entropy
+from metaphrase.modeling.functional import accumulated_in_place, liger_kernel, vocabulary_cross_entropy
 
 
 def case(n: int, rows: int, hidden: int, device: str, scale: float = 1.0) -> tuple[Any, Any, Any]:

@@ -7,45 +7,45 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metaphrase.card import AlignmentModelCardData
-    from metaphrase.collator import ParallelCollator
     from metaphrase.corpus import Cleaning, load_corpus
-    from metaphrase.encoders import load_encoder
+    from metaphrase.encoders.loading import load_encoder
     from metaphrase.evaluation.retrieval import RetrievalEvaluator
     from metaphrase.exceptions import MetaphraseError
-    from metaphrase.heads import AlignmentHeads
-    from metaphrase.hub import push, release
-    from metaphrase.loss import AlignmentLoss
+    from metaphrase.modeling.collator import ParallelCollator
+    from metaphrase.modeling.packing import packed
+    from metaphrase.modeling.views import View
     from metaphrase.objectives import OBJECTIVES, Objective
-    from metaphrase.packing import packed
-    from metaphrase.recipe import Recipe, Term, list_recipes
-    from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
-    from metaphrase.views import View
+    from metaphrase.publishing.card import AlignmentModelCardData
+    from metaphrase.publishing.hub import push, release
+    from metaphrase.training.heads import AlignmentHeads
+    from metaphrase.training.loss import AlignmentLoss
+    from metaphrase.training.recipe import Recipe, Term, list_recipes
+    from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 __version__ = "0.1.0"
 
 #: Where each public name is defined. Names are imported when they are first used, so that the command line starts fast.
 _HOMES = {
-    "AlignmentHeads": "heads",
-    "AlignmentLoss": "loss",
-    "AlignmentModelCardData": "card",
-    "AlignmentTrainer": "trainer",
-    "AlignmentTrainingArguments": "trainer",
+    "AlignmentHeads": "training.heads",
+    "AlignmentLoss": "training.loss",
+    "AlignmentModelCardData": "publishing.card",
+    "AlignmentTrainer": "training.trainer",
+    "AlignmentTrainingArguments": "training.trainer",
     "Cleaning": "corpus",
     "MetaphraseError": "exceptions",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
-    "ParallelCollator": "collator",
-    "Recipe": "recipe",
+    "ParallelCollator": "modeling.collator",
+    "Recipe": "training.recipe",
     "RetrievalEvaluator": "evaluation.retrieval",
-    "Term": "recipe",
-    "View": "views",
-    "list_recipes": "recipe",
+    "Term": "training.recipe",
+    "View": "modeling.views",
+    "list_recipes": "training.recipe",
     "load_corpus": "corpus",
-    "load_encoder": "encoders",
-    "packed": "packing",
-    "push": "hub",
-    "release": "hub",
+    "load_encoder": "encoders.loading",
+    "packed": "modeling.packing",
+    "push": "publishing.hub",
+    "release": "publishing.hub",
 }
 
 __all__ = sorted(_HOMES)

@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForQuestionAnswering, PreTrainedTokeniz
 
 from metaphrase.aligners.base import Alignment
 from metaphrase.aligners.span import SpanAligner, bare_span, best_spans, span_links
-from metaphrase.words import Words
+from metaphrase.corpus.words import Words
 from tests.conftest import shape
 
 # ------------------------------------------------------------------------------------------------------ scores of a pair

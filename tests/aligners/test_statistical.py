@@ -7,7 +7,7 @@ import pytest
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.statistical import FILE, HEURISTICS, MODELS, StatisticalAligner, word_form
-from metaphrase.words import Words, join_words
+from metaphrase.corpus.words import Words, join_words
 
 
 def ciphered(n, seed=0, crossing=False):

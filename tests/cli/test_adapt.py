@@ -11,13 +11,13 @@ from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.cli.adapt as adapt
-from metaphrase.checkpoints import checkpoint_folders, verify
+from metaphrase.checkpoints.folders import checkpoint_folders, verify
 from metaphrase.cli import main
-from metaphrase.provenance import PACKAGED
-from metaphrase.trainer import AlignmentTrainer
+from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.faults.children import holder
 
-DATA = adapt.DATA
+DATA = adapt.PACKAGED_DATA
 DEMO = DATA / "demo"
 
 
@@ -43,7 +43,7 @@ def small_data(tmp_path, monkeypatch):
     shutil.copytree(DEMO, folder / "demo", ignore=shutil.ignore_patterns("*.dev.*", "*.test.*", "v*", "t*"))
     (folder / "udhr").mkdir()
     for language in ("sw", "fi", "de", "fr"):
-        shutil.copy(adapt.DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
+        shutil.copy(adapt.PACKAGED_DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
     monkeypatch.setattr(adapt, "DATA", folder)
     return folder
 

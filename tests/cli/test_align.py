@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import pytest
 
-from metaphrase.aligners.phrases import PhraseTable
 from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.cli import align, main
 from metaphrase.corpus import load_corpus
-from metaphrase.words import Words
+from metaphrase.corpus.phrases import PhraseTable
+from metaphrase.corpus.words import Words
 
 LINES = ["paka anakunywa\tcat drinks", "paka analala\tcat sleeps", "mbwa analala\tdog sleeps", "mbwa\tdog"] * 5
 OLD = ["source", "target", "source_lang", "target_lang"]
@@ -259,7 +259,7 @@ def test_dropped_lines_are_reported(tmp_path, capsys):
 
 SLOW = """
 import sys, time
-from metaphrase.aligners import corpus
+from metaphrase.aligners import linking as corpus
 from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.cli import align, main
 

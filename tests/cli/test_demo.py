@@ -5,10 +5,11 @@ import torch
 import yaml
 
 from metaphrase.cli import main
-from metaphrase.cli.demo import DATA, parse
+from metaphrase.cli.demo import parse
 from metaphrase.cli.train import with_choices
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe, list_recipes
+from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe, list_recipes
 
 UDHR = {path.name.removesuffix("-en.tsv.gz") for path in (DATA / "udhr").glob("*.tsv.gz")}
 

@@ -4,7 +4,7 @@ import json
 import pytest
 
 from metaphrase.cli import diagnose, main
-from metaphrase.cli.demo import DATA
+from metaphrase.io.files import PACKAGED_DATA as DATA
 
 pytest.importorskip("py3langid")
 

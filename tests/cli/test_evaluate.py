@@ -9,9 +9,9 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import evaluate, main
-from metaphrase.evaluation.identity import model_hash
 from metaphrase.evaluation.retrieval import evaluate_retrieval, load_parallel_folder
 from metaphrase.evaluation.suites import NoData
+from metaphrase.io.digests import model_hash
 
 
 class EchoModel:

@@ -9,7 +9,7 @@ import yaml
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
-import metaphrase.starter
+import metaphrase.encoders.starter
 from metaphrase.cli import main
 from tests.hub_server import reach, serve_hub
 
@@ -173,7 +173,7 @@ def test_a_trimmed_model_names_the_languages_that_are_left(command, source, data
 
 
 def test_the_starter_is_the_base_of_what_is_made_from_it(command, source, tmp_path, monkeypatch):
-    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: source)
+    monkeypatch.setattr(metaphrase.encoders.starter, "starter_path", lambda: source)
     command[1] = "starter"
     assert main([*command, "--keep_layers", "0", "--quiet"]) == 0
     metadata, _ = card_of(tmp_path / "out")
@@ -184,8 +184,8 @@ def test_the_starter_is_the_base_of_what_is_made_from_it(command, source, tmp_pa
 
 
 def test_eight_bits_are_a_quantized_form_of_the_base(command, source, tmp_path, monkeypatch):
-    from metaphrase import export
     from metaphrase.cli import export as program
+    from metaphrase.publishing import export
 
     def convert(folder, format, quantize, texts):
         model = SentenceTransformer(str(folder), device="cpu")
@@ -196,7 +196,7 @@ def test_eight_bits_are_a_quantized_form_of_the_base(command, source, tmp_path, 
     monkeypatch.setattr(export, "convert", convert)  # what it needs does not work with this transformers
     for module in (export, program):
         monkeypatch.setattr(module, "check_runtime", lambda format: None)
-    monkeypatch.setattr(metaphrase.starter, "starter_path", lambda: source)
+    monkeypatch.setattr(metaphrase.encoders.starter, "starter_path", lambda: source)
     command[1] = "starter"
     assert main([*command, "--format", "onnx", "--quantize", "int8", "--quiet"]) == 0
     metadata, _ = card_of(tmp_path / "out")

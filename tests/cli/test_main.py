@@ -17,7 +17,7 @@ from metaphrase import __version__, cli
 from metaphrase.cli import COMMANDS, emit, main, notes, parse, show_progress
 from metaphrase.cli.options import FLAGS, add_options
 from metaphrase.exceptions import MissingExtraError
-from metaphrase.recipe import Recipe
+from metaphrase.training.recipe import Recipe
 
 
 @dataclass

@@ -12,9 +12,9 @@ from datasets import load_dataset
 from metaphrase.cli import filter as filter_command
 from metaphrase.cli import main, mine
 from metaphrase.corpus import load_corpus
-from metaphrase.mining import Pairs, Rows
-from metaphrase.shards import Sentences, read_sentences
-from tests.test_mining import mine_loop
+from metaphrase.mining.search import Pairs, Rows
+from metaphrase.mining.shards import Sentences, read_sentences
+from tests.mining.test_search import mine_loop
 
 SETTINGS = ["--shard_size", "7", "--k", "2", "--batch_size", "4"]
 
@@ -183,7 +183,7 @@ def test_kept_work_serves_other_margins(encoder, texts, tmp_path, capsys):
 KILLED = """
 import os, signal, sys
 import numpy as np
-from metaphrase import shards
+from metaphrase.mining.search import shards
 from metaphrase.cli import main
 left, which, replace = int(sys.argv[1]), sys.argv[2], shards.Path.replace
 def counted(self, target):

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
-from metaphrase import hub
 from metaphrase.cli import main
 from metaphrase.cli.push import run
+from metaphrase.publishing import hub
 
 
 @pytest.fixture

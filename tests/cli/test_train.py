@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from metaphrase.cli import main
 from metaphrase.cli import train as command
-from metaphrase.provenance import PACKAGED
+from metaphrase.publishing.provenance import PACKAGED
 from tests.hub_server import reach, serve_hub
 
 ROOT = Path(__file__).parents[2]
@@ -231,7 +231,7 @@ def test_an_earlier_runs_checkpoints_are_not_mixed_in(run, capsys):
     assert status == 2
     assert "holds checkpoint-4 of an earlier run" in capsys.readouterr().err
     (output / "checkpoint-4" / "trainer_state.json").unlink()  # as if a crash had cut it off
-    from metaphrase.checkpoints import checkpoints
+    from metaphrase.checkpoints.folders import checkpoints
 
     assert [path.name for path in checkpoints(output)] == ["checkpoint-2"]
 

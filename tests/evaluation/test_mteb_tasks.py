@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import Progress
 
 from metaphrase.evaluation import mteb_tasks
-from metaphrase.evaluation.identity import files_sha256, model_hash
 from metaphrase.evaluation.mteb_tasks import (
     bitext_task,
     evaluate_mteb,
@@ -24,6 +23,7 @@ from metaphrase.evaluation.mteb_tasks import (
 )
 from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, prepare
 from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, evaluate_sts
+from metaphrase.io.digests import files_sha256, model_hash
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from metaphrase import diagnosis
-from metaphrase.evaluation import retrieval
+from metaphrase.evaluation import diagnosis, retrieval
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
     ParallelSet,

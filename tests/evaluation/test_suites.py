@@ -8,8 +8,8 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from metaphrase.evaluation import suites
-from metaphrase.evaluation.mining import PROTOCOLS
-from metaphrase.evaluation.mining import xsim_error as xsim
+from metaphrase.evaluation.bucc import PROTOCOLS
+from metaphrase.evaluation.bucc import xsim_error as xsim
 from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, retrieval_hits
 from metaphrase.evaluation.suites import (
     COMPARISONS,
@@ -28,7 +28,7 @@ from metaphrase.evaluation.suites import (
     run_part,
     speed,
 )
-from metaphrase.finetuning.data import UPOS
+from metaphrase.evaluation.transfer.data import UPOS
 
 SETTINGS = Settings(resamples=50)
 LABELS = ("xx→en", "en→xx", "both directions", "xsim xx→en", "xsim en→xx", "xsim, both directions")

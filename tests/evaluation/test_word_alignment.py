@@ -8,6 +8,7 @@ from datasets import Dataset
 from sentence_transformers.base.evaluation import SequentialEvaluator
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.words import Words, parse_links
 from metaphrase.evaluation.word_alignment import (
     GoldPair,
     WordAlignmentEvaluator,
@@ -18,10 +19,9 @@ from metaphrase.evaluation.word_alignment import (
     parse_gold,
 )
 from metaphrase.exceptions import DataError
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
-from metaphrase.words import Words, parse_links
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 
 def scores_loop(predicted, sure, possible):

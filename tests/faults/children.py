@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from metaphrase.checkpoints import exclusive
+from metaphrase.checkpoints.folders import exclusive
 
 
 class Child:

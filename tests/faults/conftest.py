@@ -12,10 +12,10 @@ import pytest
 import torch
 from datasets import Dataset
 
-from metaphrase.checkpoints import newest, tidy
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.checkpoints.folders import newest, tidy
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.conftest import small
 from tests.faults.children import Child, die_before
 

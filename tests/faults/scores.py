@@ -5,7 +5,7 @@ from functools import partial
 from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import EarlyStoppingCallback
 
-from metaphrase.trainer import AlignmentTrainer
+from metaphrase.training.trainer import AlignmentTrainer
 
 #: As `metaphrase adapt` has them: one checkpoint is kept beside the best.
 SETTINGS = {

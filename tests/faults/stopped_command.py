@@ -5,7 +5,7 @@ import signal
 import sys
 
 from metaphrase import cli
-from metaphrase.trainer import AlignmentTrainer
+from metaphrase.training.trainer import AlignmentTrainer
 
 step = AlignmentTrainer.training_step
 

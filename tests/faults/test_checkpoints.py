@@ -11,8 +11,8 @@ from datasets import Dataset
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from tokenizers import Tokenizer, normalizers
 
-from metaphrase import checkpoints
-from metaphrase.checkpoints import (
+from metaphrase.checkpoints import folders as checkpoints
+from metaphrase.checkpoints.folders import (
     MANIFEST,
     NewerCheckpointError,
     check_space,

@@ -19,11 +19,11 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaphrase.configuration import read_yaml
 from metaphrase.corpus import OPTIONAL, WRITTEN, CorpusReport, load_corpus, read_pairs, write_corpus
+from metaphrase.corpus.words import format_links, parse_links
 from metaphrase.exceptions import AlignmentFormatError, ConfigError, CorpusError, MetaphraseError
-from metaphrase.recipe import Recipe, list_recipes
-from metaphrase.words import format_links, parse_links
+from metaphrase.io.configuration import read_yaml
+from metaphrase.training.recipe import Recipe, list_recipes
 from tests.faults.children import Child
 
 PAIRS = [

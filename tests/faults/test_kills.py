@@ -4,7 +4,7 @@ import signal
 import pytest
 from transformers import TrainerCallback
 
-from metaphrase.checkpoints import MANIFEST, checkpoint_folders, verify
+from metaphrase.checkpoints.folders import MANIFEST, checkpoint_folders, verify
 from metaphrase.cli import main
 from metaphrase.exceptions import CheckpointError
 from tests.faults.children import die_before, limit_files

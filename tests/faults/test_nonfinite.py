@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from metaphrase.checkpoints import checkpoint_folders
+from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.exceptions import NonFiniteError
 
 
@@ -150,7 +150,7 @@ def scaled(trainer, overflowing):
 
 @pytest.mark.parametrize("optimiser", ["adamw_torch_fused", "adamw_torch"])
 def test_a_scaler_that_never_finds_its_scale_ends_the_run(make_trainer, monkeypatch, fault, optimiser):
-    monkeypatch.setattr("metaphrase.trainer.SCALE_SEARCH", 6)
+    monkeypatch.setattr("metaphrase.training.trainer.SCALE_SEARCH", 6)
     trainer = make_trainer(max_steps=20, save_steps=2, optim=optimiser)
     scaled(trainer, range(4, 21))
     with pytest.raises(NonFiniteError, match=r"gradients of step 9 are not finite in float16, as in the 5 .*bf16"):
@@ -178,7 +178,7 @@ def test_a_scaler_may_look_for_its_scale(make_trainer, caplog, fault):
 
 
 def test_overflows_in_a_row_are_counted_across_a_resume(make_trainer, monkeypatch):
-    monkeypatch.setattr("metaphrase.trainer.SCALE_SEARCH", 6)
+    monkeypatch.setattr("metaphrase.training.trainer.SCALE_SEARCH", 6)
     trainer = make_trainer(max_steps=4, save_steps=4)
     scaled(trainer, range(1, 5))
     trainer.train()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from metaphrase.cli.demo import DATA
-from metaphrase.hub import release, verify
+from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.publishing.hub import release, verify
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "tests.faults.without_network"

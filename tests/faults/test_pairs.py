@@ -11,9 +11,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe, list_recipes
-from metaphrase.views import links_view, source_view
+from metaphrase.modeling.views import links_view, source_view
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe, list_recipes
 from tests.conftest import small
 
 LINKED = ["metaphrase", "mgc-hard", "mgc-soft", "wacse"]

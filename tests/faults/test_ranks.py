@@ -10,9 +10,9 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from metaphrase.checkpoints import checkpoint_folders, newest, verify
-from metaphrase.collator import ParallelCollator
+from metaphrase.checkpoints.folders import checkpoint_folders, newest, verify
 from metaphrase.exceptions import CheckpointError
+from metaphrase.modeling.collator import ParallelCollator
 from tests.faults.children import Child
 from tests.faults.conftest import digest
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import TrainerCallback
 
-from metaphrase.checkpoints import checkpoint_folders, newest, verify
+from metaphrase.checkpoints.folders import checkpoint_folders, newest, verify
 from tests.faults.scores import SETTINGS, scored
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from datasets import Dataset, IterableDataset
 
-from metaphrase.checkpoints import newest, verify
+from metaphrase.checkpoints.folders import newest, verify
 from metaphrase.exceptions import WorkerError
-from metaphrase.trainer import _Collator
+from metaphrase.training.trainer import _Collator
 from tests.faults.conftest import digest
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from metaphrase.cli import main
 from metaphrase.exceptions import DataError, DataMismatchError
-from metaphrase.shards import open_work_folder
+from metaphrase.mining.shards import open_work_folder
 from tests.cli.test_mine import counting, embedder
 from tests.faults.children import Child, die_before
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from metaphrase.collator import ParallelCollator
-from metaphrase.encoding import encode_views
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.encoding import encode_views
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
 
 
 @pytest.fixture

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
+from metaphrase.modeling.views import UNSCORED
 from metaphrase.objectives.aligned_word_prediction import (
     AlignedWordPrediction,
     MaskedWords,
     aligned_word_prediction,
     surest_partners,
 )
-from metaphrase.views import UNSCORED
 from tests.oracles import aligned_word_prediction_loop
 
 SIDES = ("source", "target")

@@ -4,12 +4,12 @@ import pytest
 import torch
 from datasets import Dataset
 
-from metaphrase.encoders import freeze_word_embeddings
-from metaphrase.encoding import encode_views
-from metaphrase.loss import AlignmentLoss
+from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.anchor import anchor
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 
 def moved(loss):

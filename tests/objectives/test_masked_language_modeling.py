@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from metaphrase.modeling.views import UNSCORED, masked_sentence
 from metaphrase.objectives.masked_language_modeling import masked_language_modeling, monolingual_view
-from metaphrase.views import UNSCORED, masked_sentence
 from tests.oracles import cross_entropy_loop
 
 MONOLINGUAL = "concatenated-0.5-continuous-pair-segments-monolingual"

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.modeling.packing import packed
+from metaphrase.modeling.views import UNSCORED
 from metaphrase.objectives.mexma import Masked, cross_unmasking, koleo
-from metaphrase.packing import packed
-from metaphrase.views import UNSCORED
 from tests.oracles import koleo_loop, mexma_loop
 
 ROOT = Path(__file__).parents[2]

@@ -15,18 +15,18 @@ from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from metaphrase.collator import ParallelCollator
 from metaphrase.corpus import Cleaning
-from metaphrase.encoders import load_encoder
-from metaphrase.encoding import encode_views
-from metaphrase.functional import translation_ranking
-from metaphrase.heads import AlignmentHeads
-from metaphrase.loss import AlignmentLoss
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.encoding import encode_views
+from metaphrase.modeling.functional import translation_ranking
+from metaphrase.modeling.packing import packed
+from metaphrase.modeling.views import concatenated, source_view, target_view
 from metaphrase.objectives.momentum_contrast import MomentumHead, QueryAndKey, enqueue, momentum_contrast
-from metaphrase.packing import packed
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
-from metaphrase.views import concatenated, source_view, target_view
+from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 from tests.oracles import momentum_contrast_loop
 
 ROOT = Path(__file__).parents[2]

@@ -223,7 +223,7 @@ def test_the_head_copies_token_types_whatever_the_padding_id(make_loss, tiny_enc
 
 
 def test_the_transform_comes_from_the_checkpoint_where_it_has_one(make_loss, tiny_mlm_dir, tiny_encoder):
-    from metaphrase.encoders import load_encoder
+    from metaphrase.encoders.loading import load_encoder
 
     fresh = make_loss("rtl")
     assert fresh.transforms() == {"rtl": "fresh"}

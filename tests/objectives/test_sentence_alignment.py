@@ -3,7 +3,7 @@ import logging
 import pytest
 import torch
 
-from metaphrase.functional import gather_with_gradient, mean_pooled
+from metaphrase.modeling.functional import gather_with_gradient, mean_pooled
 from metaphrase.objectives import sentence_alignment as module
 from metaphrase.objectives.sentence_alignment import sentence_alignment
 from tests.oracles import sentence_alignment_loop

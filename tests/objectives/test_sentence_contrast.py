@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.encoding import encode_views
+from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.sentence_contrast import BackTranslations, SentenceContrast
 from tests.oracles import sentence_contrast_loop
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from metaphrase.languages import language_code
+from metaphrase.modeling.languages import language_code
 from metaphrase.objectives.sentence_to_tokens import piece_frequencies, sentence_to_tokens
 from tests.oracles import sentence_to_tokens_loop
 
@@ -113,7 +113,7 @@ def test_a_head_that_knows_nothing(make_loss, encodings_of, bitext, tokenizer):
 
 
 def test_a_sentence_is_projected_once(make_loss, encodings_of, bitext, monkeypatch):
-    from metaphrase import functional
+    from metaphrase.modeling import functional
 
     shapes = []
     original = functional._block_logits

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from metaphrase.aligners.phrases import PhraseTable
+from metaphrase.corpus.phrases import PhraseTable
+from metaphrase.corpus.words import parse_links, phrase_pairs
 from metaphrase.objectives.span_contrast import PhrasePairs, negatives, span_contrast
-from metaphrase.words import parse_links, phrase_pairs
 from tests.oracles import span_contrast_loop
 
 ROWS = (6, 15, 22, 19, 23)

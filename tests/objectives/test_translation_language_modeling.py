@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from metaphrase.modeling.views import UNSCORED, Concatenated, mask_pieces
 from metaphrase.objectives.masked_language_modeling import masked_language_modeling
-from metaphrase.views import UNSCORED, Concatenated, mask_pieces
 from tests.oracles import cross_entropy_loop
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from metaphrase.functional import translation_ranking
+from metaphrase.modeling.functional import translation_ranking
 
 
 @pytest.mark.parametrize("direction", ["source_to_target", "target_to_source", "symmetric"])

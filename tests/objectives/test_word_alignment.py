@@ -4,13 +4,13 @@ import pytest
 import torch
 from tokenizers import processors
 
-from metaphrase.collator import ParallelCollator
-from metaphrase.encoding import encode_views
-from metaphrase.loss import AlignmentLoss
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.encoding import encode_views
+from metaphrase.modeling.packing import first_position, packed
 from metaphrase.objectives import HeadSources
 from metaphrase.objectives.word_alignment import PrefixedPair, WordAlignment, sides, word_alignment
-from metaphrase.packing import first_position, packed
-from metaphrase.recipe import Recipe
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
 from tests.oracles import prefix_mask_loop, word_alignment_loop
 
 ENCODERS = ["tiny_encoder", "tiny_xlmr"]

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from metaphrase.corpus.words import parse_links
 from metaphrase.objectives.word_contrast import (
     WordContrast,
     WordStates,
@@ -12,7 +13,6 @@ from metaphrase.objectives.word_contrast import (
     soft_word_contrast,
     word_states,
 )
-from metaphrase.words import parse_links
 from tests.oracles import hard_word_contrast_loop, soft_word_contrast_loop
 
 ROWS = (6, 15, 22, 19)

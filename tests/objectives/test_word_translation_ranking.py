@@ -3,14 +3,14 @@ import math
 import pytest
 import torch
 
-from metaphrase.collator import ParallelCollator
-from metaphrase.loss import AlignmentLoss
+from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.objectives.word_translation_ranking import (
     WordTranslationRanking,
     word_similarity,
     word_translation_ranking,
 )
-from metaphrase.recipe import Recipe
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
 from tests.objectives.test_aligned_word_prediction import swap
 from tests.oracles import word_translation_ranking_loop
 

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from datasets import Dataset
 
-from metaphrase.collator import ParallelCollator
-from metaphrase.encoders import load_encoder
-from metaphrase.loss import AlignmentLoss
-from metaphrase.recipe import Recipe
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 PPA = {
     "name": "p",

@@ -10,7 +10,7 @@ import torch
 import yaml
 from transformers import BertConfig, BertModel
 
-from metaphrase.recipe import Recipe
+from metaphrase.training.recipe import Recipe
 from tests.conftest import shape
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
@@ -160,7 +160,7 @@ def test_a_checkpoint_within_a_cell_is_taken_up(script, settings, tmp_path):
 
 
 def test_links_are_found_once_for_all_cells(script, settings, tmp_path, monkeypatch):
-    import metaphrase.aligners.corpus as aligners
+    import metaphrase.aligners.linking as aligners
 
     aligned, real = [], aligners.add_alignment
     monkeypatch.setattr(aligners, "add_alignment", lambda *a, **k: aligned.append(k) or real(*a, **k))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from metaphrase.cli import main as metaphrase
-from metaphrase.recipe import Recipe, list_recipes
+from metaphrase.training.recipe import Recipe, list_recipes
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "release.py"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from metaphrase.words import Link, Words, format_links
+from metaphrase.corpus.words import Link, Words, format_links
 
 #: A sentence and its translation.
 WordPair = tuple[Words, Words]

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
-from metaphrase.encoders import load_encoder
+from metaphrase.corpus.words import Link, piece_spans
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError
-from metaphrase.packing import PACKABLE, packed
-from metaphrase.words import Link, piece_spans
+from metaphrase.modeling.packing import PACKABLE, packed
 
 Method = Literal["argmax", "itermax", "softmax"]
 Level = Literal["piece", "word"]

@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.corpus.words import Link, Span, Words
 from metaphrase.exceptions import ModelError
-from metaphrase.words import Link, Span, Words
 
 #: Stands on either side of the word that is asked for.
 MARKER = " ¶ "

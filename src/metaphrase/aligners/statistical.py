@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
-from metaphrase.words import Link, Words
 
 try:
     import thot.alignment as thot

@@ -15,9 +15,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
 from metaphrase.cli.output import emit, is_json, is_quiet, notes, session, show_progress
-from metaphrase.configuration import did_you_mean
 from metaphrase.exceptions import MetaphraseError, UsageError
-from metaphrase.redaction import redact, without_tokens
+from metaphrase.io.configuration import did_you_mean
+from metaphrase.io.redaction import redact, without_tokens
 
 __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
 

@@ -19,7 +19,21 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 from transformers import EarlyStoppingCallback
 
-from metaphrase.adaptation import (
+from metaphrase.checkpoints.folders import checkpoint_folders, differences, exclusive, tidy
+from metaphrase.cli import emit, notes, parse
+from metaphrase.cli.diagnose import findings_table, lines_without_pair
+from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.checks import check_corpus, errors, read_corpus
+from metaphrase.corpus.identification import language_name
+from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
+from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
+from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
+from metaphrase.io.files import PACKAGED_DATA, write_json
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.packing import packed
+from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.training.adaptation import (
     PATIENCE,
     Pair,
     Plan,
@@ -33,21 +47,7 @@ from metaphrase.adaptation import (
     verdict_in_words,
     write_pairs,
 )
-from metaphrase.checkpoints import checkpoint_folders, differences, exclusive, tidy
-from metaphrase.checks import check_corpus, errors, read_corpus
-from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.diagnose import findings_table, lines_without_pair
-from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
-from metaphrase.collator import ParallelCollator
-from metaphrase.corpus import load_corpus
-from metaphrase.encoders import freeze_word_embeddings, load_encoder
-from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
-from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
-from metaphrase.identification import language_name
-from metaphrase.packing import packed
-from metaphrase.provenance import PACKAGED
-from metaphrase.recipe import Recipe
-from metaphrase.report import write_json
+from metaphrase.training.recipe import Recipe
 
 SUMMARY = "Adapt an encoder to your language: check, train, measure, and an honest verdict"
 EXAMPLES = [
@@ -56,7 +56,6 @@ EXAMPLES = [
 ]
 
 #: Bitext of other languages that comes with the package, and the Declaration of Human Rights, for retention.
-DATA = Path(__file__).parents[1] / "data"
 
 #: In the output folder: what was asked for, and the plan that was made for it.
 PLAN = "plan.json"
@@ -183,7 +182,7 @@ def adapt(
     say(splits, folders["training"], plan)
     arguments = [
         *("--model", options.model, "--recipe", str(written), "--corpus", str(folders["training"])),
-        *("--dev", str(folders["dev"]), "--test", str(folders[HELD_OUT]), str(DATA / RETENTION)),
+        *("--dev", str(folders["dev"]), "--test", str(folders[HELD_OUT]), str(PACKAGED_DATA / RETENTION)),
         *("--output_dir", str(output), "--seed", str(options.seed), "--max_steps", str(plan.max_steps)),
         *("--per_device_train_batch_size", str(plan.batch_size), "--learning_rate", str(plan.learning_rate)),
         *("--head_learning_rate", "5e-4", "--warmup_steps", "0.1", "--batch_sampler", "no_duplicates"),
@@ -256,7 +255,7 @@ def others(sets: Mapping[str, ParallelSet], options: AdaptOptions) -> dict[str, 
     """The packaged bitext of all languages but the user's."""
     if options.replay == 0:
         return {}
-    packaged = load_parallel_folder(DATA / "demo", split="train")
+    packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train")
     return {language: pairs for language, pairs in packaged.items() if language not in sets}
 
 

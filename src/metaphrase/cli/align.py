@@ -23,7 +23,7 @@ from rich.table import Table
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner
-from metaphrase.aligners.corpus import (
+from metaphrase.aligners.linking import (
     SEGMENTERS,
     AlignmentReport,
     add_alignment,
@@ -32,11 +32,11 @@ from metaphrase.aligners.corpus import (
     load_aligners,
     segmenter_of,
 )
-from metaphrase.aligners.phrases import PhraseTable
 from metaphrase.cli import emit, is_json, notes, parse, show_progress
 from metaphrase.corpus import check_writable, load_corpus, write_corpus
+from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
-from metaphrase.shards import clear_work_folder, open_work_folder
+from metaphrase.mining.shards import clear_work_folder, open_work_folder
 
 logger = logging.getLogger(__name__)
 

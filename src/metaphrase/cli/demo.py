@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
 
-from metaphrase.checkpoints import checkpoint_folders
+from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.cli import emit
 from metaphrase.cli.train import parse_options, train_and_report
+from metaphrase.io.files import PACKAGED_DATA
 
 DESCRIPTION = (
     "Train DAP, or another recipe, on the bundled bitext of eight languages; measure it there, on the Declaration of Human "
@@ -24,16 +24,15 @@ EXAMPLES = (
 )
 
 #: Real translations from the interfaces of free software, in eight languages, and the Declaration of Human Rights.
-DATA = Path(__file__).parents[1] / "data"
 
 
 def defaults() -> dict[str, Any]:
     """The demo's settings, in place of those of ``metaphrase train``."""
-    settings = yaml.safe_load((DATA / "demo.yaml").read_text(encoding="utf-8"))
+    settings = yaml.safe_load((PACKAGED_DATA / "demo.yaml").read_text(encoding="utf-8"))
     return settings | {
-        "corpus": [str(DATA / "demo")],
-        "test": [str(DATA / "demo"), str(DATA / "udhr")],
-        "retention": [str(DATA / "udhr")],
+        "corpus": [str(PACKAGED_DATA / "demo")],
+        "test": [str(PACKAGED_DATA / "demo"), str(PACKAGED_DATA / "udhr")],
+        "retention": [str(PACKAGED_DATA / "udhr")],
         "output_dir": "runs/demo",
     }
 

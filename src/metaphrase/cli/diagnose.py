@@ -12,16 +12,17 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaphrase.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import progress
 from metaphrase.corpus import CorpusReport
-from metaphrase.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
-from metaphrase.encoders import load_encoder
-from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder, versions
+from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
+from metaphrase.corpus.identification import LINES
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
+from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import MissingFileError, UsageError
-from metaphrase.identification import LINES
-from metaphrase.report import write_json
+from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
 
 SUMMARY = "Find out what is wrong with a corpus, or with a model on it"
 EXAMPLES = [

@@ -21,15 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.encoders import load_encoder
-from metaphrase.evaluation.mining import Comparison, Duplicates
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.bucc import Comparison, Duplicates
 from metaphrase.evaluation.retrieval import (
     ParallelSet,
     compare_retrieval,
     evaluate_retrieval,
     load_parallel_folder,
     prepare,
-    versions,
 )
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.evaluation.suites import (
@@ -48,8 +47,10 @@ from metaphrase.evaluation.suites import (
     strip_quotes,
 )
 from metaphrase.exceptions import DataError, UsageError
-from metaphrase.mining import Margin, Retrieval
-from metaphrase.report import render_table, write_json
+from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
+from metaphrase.mining.search import Margin, Retrieval
+from metaphrase.publishing.report import render_table
 
 SUMMARY = "Measure an encoder, alone or against a baseline"
 

@@ -18,22 +18,24 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 from transformers.utils import cached_file
 
-from metaphrase import starter
-from metaphrase.card import AlignmentModelCardData, cell, table
-from metaphrase.checks import read_corpus
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.encoders import STARTER, load_encoder, split_revision
+from metaphrase.corpus.checks import read_corpus
+from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.encoders import starter
+from metaphrase.encoders.loading import STARTER, load_encoder, split_revision
 from metaphrase.evaluation.retrieval import (
     TARGET_LANGUAGE,
     ParallelSet,
     compare_retrieval,
     evaluate_retrieval,
     load_parallel_folder,
-    versions,
 )
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
-from metaphrase.export import (
+from metaphrase.io.environment import versions
+from metaphrase.io.files import PACKAGED_DATA
+from metaphrase.publishing.card import AlignmentModelCardData, cell, table
+from metaphrase.publishing.export import (
     ONNX_INT8,
     Draft,
     check_destination,
@@ -44,9 +46,8 @@ from metaphrase.export import (
     spread,
     trim_vocabulary,
 )
-from metaphrase.hub import CARD
-from metaphrase.monolingual import load_monolingual
-from metaphrase.report import render_table
+from metaphrase.publishing.hub import CARD
+from metaphrase.publishing.report import render_table
 
 SUMMARY = "Make an encoder smaller or faster, and say what that costs"
 
@@ -68,7 +69,6 @@ STALE = ("metrics", "model-index", "metaphrase")
 #: What the card of a Hub's model says that holds for what is made from it, too.
 INHERITED = ("language", "license", "license_name", "license_link")
 #: Bitext and test sets that come with the package.
-PACKAGED = Path(__file__).parents[1] / "data"
 
 
 @dataclass
@@ -144,7 +144,7 @@ def run(argv: Sequence[str]) -> int:
     source = _source(options.model)
     calibration = kept
     if options.format == "openvino" and not kept:
-        calibration = _sentences(load_parallel_folder(PACKAGED / "demo", split="train"))
+        calibration = _sentences(load_parallel_folder(PACKAGED_DATA / "demo", split="train"))
     with drafted(
         changed,
         options.output_dir,
@@ -215,7 +215,7 @@ def _texts(options: ExportOptions, languages: dict[str, None]) -> list[str]:
     texts = []
     packaged = {}
     for split in ("train", "dev"):  # not what is measured on
-        packaged[split] = load_parallel_folder(PACKAGED / "demo", split=split)
+        packaged[split] = load_parallel_folder(PACKAGED_DATA / "demo", split=split)
         texts += [text for pairs in packaged[split].values() for text in pairs.targets]
     if options.corpus:
         sets, _ = read_corpus(options.corpus, languages=list(languages) or None)
@@ -243,7 +243,10 @@ def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[s
     if options.data is not None:
         sets = load_parallel_folder(options.data, languages or None, options.split)
         return sets, dict.fromkeys(sets, Path(options.data).resolve().name)
-    demo, udhr = load_parallel_folder(PACKAGED / "demo", split="test"), load_parallel_folder(PACKAGED / "udhr")
+    demo, udhr = (
+        load_parallel_folder(PACKAGED_DATA / "demo", split="test"),
+        load_parallel_folder(PACKAGED_DATA / "udhr"),
+    )
     there = udhr | demo
     if missing := [language for language in languages if language not in there]:
         raise MissingFileError(

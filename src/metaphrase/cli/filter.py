@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.aligners.corpus import pair_label
+from metaphrase.aligners.linking import pair_label
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import (
     EncoderOptions,
@@ -30,11 +30,11 @@ from metaphrase.cli.mine import (
     text_histogram,
 )
 from metaphrase.corpus import check_writable, load_corpus, write_corpus
-from metaphrase.encoders import load_encoder
-from metaphrase.evaluation.retrieval import versions
-from metaphrase.mining import Margin, margin_score
-from metaphrase.report import write_json
-from metaphrase.shards import clear_work_folder, open_work_folder
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
+from metaphrase.mining.search import Margin, margin_score
+from metaphrase.mining.shards import clear_work_folder, open_work_folder
 
 SUMMARY = "Score the pairs of a bitext, and keep the good ones"
 DESCRIPTION = "metaphrase filter CORPUS… -o OUT"

@@ -24,10 +24,13 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import emit, notes, parse, show_progress
 from metaphrase.corpus import _BREAK, check_writable, write_corpus
-from metaphrase.encoders import load_encoder
-from metaphrase.evaluation.retrieval import resolve_prompt, versions
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.retrieval import resolve_prompt
 from metaphrase.exceptions import DataError, StorageError, UsageError
-from metaphrase.mining import (
+from metaphrase.io.digests import file_facts, weights_digest
+from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
+from metaphrase.mining.search import (
     Approximate,
     Index,
     Margin,
@@ -42,19 +45,16 @@ from metaphrase.mining import (
     select_pairs,
     suggest_threshold,
 )
-from metaphrase.packing import packed
-from metaphrase.report import write_json
-from metaphrase.shards import (
+from metaphrase.mining.shards import (
     SHARD,
     Sentences,
     clear_work_folder,
     encode_shards,
-    file_facts,
-    model_digest,
     neighbour_shards,
     open_work_folder,
     read_sentences,
 )
+from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +295,7 @@ def manifest(model: SentenceTransformer, encoder: EncoderOptions, inputs: Mappin
     """All that decides embeddings and neighbours."""
     nowhere = ("batch_size", "search_device")
     settings = {key: value for key, value in asdict(encoder).items() if key not in nowhere}
-    return {**inputs, **settings, "weights": model_digest(model)}
+    return {**inputs, **settings, "weights": weights_digest(model)}
 
 
 # ------------------------------------------------------------------------------------------------------------ resources

@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from metaphrase.cli.output import configure
-from metaphrase.configuration import did_you_mean, place, plain, read_yaml
 from metaphrase.exceptions import ConfigError, RecipeError, UsageError
+from metaphrase.io.configuration import did_you_mean, place, plain, read_yaml
 
 #: Flags that every command has, with what they do.
 FLAGS = {

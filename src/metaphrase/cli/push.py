@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"{what} is a corpus, which has no heads; leave out --with_heads.")
     if not corpus and options.license:
         raise UsageError("--license is for corpora; a release has its licence from its base model.")
-    from metaphrase import hub  # after the options: it takes seconds to import
+    from metaphrase.publishing import hub  # after the options: it takes seconds to import
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if corpus:

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from metaphrase.cli import emit, parse
 from metaphrase.objectives import OBJECTIVES
-from metaphrase.recipe import Recipe, list_recipes
+from metaphrase.training.recipe import Recipe, list_recipes
 
 EXAMPLES = ("metaphrase recipes", "metaphrase recipes dap > mine.yaml", "metaphrase recipes --json")
 

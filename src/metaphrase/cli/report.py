@@ -21,11 +21,9 @@ from rich.console import RenderableType
 from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
-from metaphrase import plots
-from metaphrase.bulk import encode
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import progress
-from metaphrase.encoders import load_encoder, pooling_of
+from metaphrase.encoders.loading import load_encoder, pooling_of
 from metaphrase.evaluation.retrieval import (
     TARGET_LANGUAGE,
     ParallelSet,
@@ -36,7 +34,10 @@ from metaphrase.evaluation.retrieval import (
 )
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
-from metaphrase.report import describe_model, render_table, usage_lines, write_report
+from metaphrase.io.files import PACKAGED_DATA
+from metaphrase.mining.bulk import encode
+from metaphrase.publishing import plots
+from metaphrase.publishing.report import describe_model, render_table, usage_lines, write_report
 
 SUMMARY = "Look at a run: before and after, retention, maps, margins, errors"
 EXAMPLES = [
@@ -45,7 +46,6 @@ EXAMPLES = [
 ]
 
 #: Test sets that come with the package: languages of the demo, and the Declaration of Human Rights in 88 languages.
-PACKAGED = Path(__file__).parents[1] / "data"
 
 #: Languages of a word map, English aside: more cannot be told apart.
 _MAPPED = 4
@@ -289,7 +289,7 @@ def default_folders(earlier: Mapping[str, Any]) -> list[str]:
     folders = [Path(pattern).parent for pattern in patterns]
     kept = [folder for folder in folders if folder.is_dir()]
     names = {folder.name for folder in kept}
-    kept += [folder for name in ("demo", "udhr") if name not in names and (folder := PACKAGED / name).is_dir()]
+    kept += [folder for name in ("demo", "udhr") if name not in names and (folder := PACKAGED_DATA / name).is_dir()]
     return list(dict.fromkeys(map(str, kept)))
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import platform
 import shlex
 import sys
 import time
@@ -30,13 +28,17 @@ from transformers.integrations.integration_utils import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.card import AlignmentModelCardData
-from metaphrase.checkpoints import checkpoint_folders, exclusive, newest, tidy, verify, versions
+from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
 from metaphrase.cli import emit, is_quiet, parse, show_progress
-from metaphrase.configuration import did_you_mean
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
-from metaphrase.encoders import STARTER, english_piece_ids, freeze_word_embeddings, load_encoder, split_revision
-from metaphrase.evaluation.identity import model_hash
+from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.encoders.loading import (
+    STARTER,
+    english_piece_ids,
+    freeze_word_embeddings,
+    load_encoder,
+    split_revision,
+)
 from metaphrase.evaluation.retrieval import (
     Encoders,
     ParallelSet,
@@ -53,17 +55,21 @@ from metaphrase.exceptions import (
     MissingExtraError,
     UsageError,
 )
-from metaphrase.hub import push, release, release_languages
-from metaphrase.languages import LanguageEmbedding, fold_languages
-from metaphrase.loss import AlignmentLoss
-from metaphrase.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.io.configuration import did_you_mean
+from metaphrase.io.digests import model_hash
+from metaphrase.io.environment import hardware, versions
+from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.redaction import hide, without_tokens
+from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
-from metaphrase.plots import retention
-from metaphrase.provenance import Origins, hub_licenses, provenance, stated_licenses
-from metaphrase.recipe import Recipe
-from metaphrase.redaction import hide, without_tokens
-from metaphrase.report import describe_model, render_table, usage_lines, write_json, write_report
-from metaphrase.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.hub import push, release, release_languages
+from metaphrase.publishing.plots import retention
+from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
+from metaphrase.publishing.report import describe_model, render_table, usage_lines, write_report
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +87,6 @@ EXAMPLES = (
 )
 
 #: The Universal Declaration of Human Rights in 94 languages, which comes with the package.
-UDHR = Path(__file__).parents[1] / "data" / "udhr"
 
 #: Test sets by name, each by language.
 Sets = dict[str, dict[str, ParallelSet]]
@@ -738,7 +743,7 @@ def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
 def measure_retention(
     model: Encoders, others: Sets, before: Mapping[str, Any], facts: Mapping[str, Any], *, name: str
 ) -> dict[str, Any]:
-    """What :func:`metaphrase.plots.retention` finds on each set in the languages that were not trained on after all."""
+    """Retention on each set, in the languages that were not trained on after all."""
     trained = {language for file in facts["files"] for language in file["languages"]}
     untrained = {
         test: {language: one for language, one in sets.items() if language not in trained}
@@ -843,7 +848,7 @@ def with_links(dataset: Any, recipe: Recipe, arguments: Any) -> Any:
             "This recipe needs word links and the corpus has none; a stream cannot be aligned while it is read. Align the "
             "corpus first: metaphrase align CORPUS -o ALIGNED.parquet."
         )
-    from metaphrase.aligners.corpus import add_alignment
+    from metaphrase.aligners.linking import add_alignment
 
     heuristic = "grow-diag-final-and" if "span-contrast" in recipe.objectives() else "intersection"
     digest = xxhash.xxh64(heuristic.encode())
@@ -935,14 +940,6 @@ def checkpoint_to_resume(arguments: Any) -> str | None:
     if checkpoint is not None:
         logger.info("Resuming from %s.", checkpoint)
     return None if checkpoint is None else str(checkpoint)
-
-
-def hardware() -> dict[str, Any]:
-    """What the figures of a run were measured on."""
-    facts: dict[str, Any] = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-    return facts
 
 
 def prepare_process() -> None:

@@ -38,10 +38,11 @@ from rich.console import Console
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.evaluation.identity import model_hash
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, ParallelSet, _protocol, resolve_prompt, versions
+from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, ParallelSet, _protocol, resolve_prompt
 from metaphrase.evaluation.sts import STSSet
-from metaphrase.packing import packed
+from metaphrase.io.digests import model_hash
+from metaphrase.io.environment import versions
+from metaphrase.modeling.packing import packed
 
 #: Codes that tasks of MTEB also use for a language, beside the one that ISO 639-3 pairs with its two letters.
 _INDIVIDUAL = {

@@ -11,13 +11,11 @@ import copy
 import csv
 import hashlib
 import logging
-import platform
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,9 +38,10 @@ from metaphrase.evaluation.significance import (
     verdict,
 )
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, ModelError
-from metaphrase.languages import LanguageEmbedding, fold_languages
-from metaphrase.mining import nearest_neighbours, neighbour_scores
-from metaphrase.packing import packed
+from metaphrase.io.environment import versions
+from metaphrase.mining.search import nearest_neighbours, neighbour_scores
+from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
+from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -388,7 +387,7 @@ def evaluate_retrieval(
 
     Args:
         model: A SentenceTransformer, or anything with its ``encode``; or one for each language, English included (see
-            :func:`metaphrase.languages.fold_languages`).
+            :func:`metaphrase.modeling.languages.fold_languages`).
         sets: Parallel sentences per language, from `load_parallel_folder`.
         name: The model's name in the result.
         prompt: Text before each sentence on both sides: None for nothing, ``"auto"`` for the query prompt that the
@@ -480,12 +479,6 @@ def _pattern(parallel: ParallelSet) -> str:
     """Path of a set for any language: ``data/xx-en.test.tsv.gz``."""
     path = parallel.path or Path()
     return str(path.with_name(f"xx{path.name.removeprefix(parallel.language)}"))
-
-
-def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that a result depends on."""
-    libraries = ("metaphrase", "sentence-transformers", "transformers", "torch", "numpy")
-    return {"python": platform.python_version()} | {library: version(library) for library in libraries}
 
 
 def _protocol(model: SentenceTransformer) -> dict[str, Any]:

@@ -25,12 +25,13 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus import open_text
-from metaphrase.evaluation.comparison import compare_resamples, percentile_interval
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt, versions
+from metaphrase.evaluation.compare import compare_resamples, percentile_interval
+from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.significance import CONFIDENCE
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
-from metaphrase.mining import unit_rows
-from metaphrase.packing import packed
+from metaphrase.io.environment import versions
+from metaphrase.mining.search import unit_rows
+from metaphrase.modeling.packing import packed
 
 #: Resamples of a correlation: each one ranks all the pairs anew.
 STS_RESAMPLES = 2_000
@@ -343,7 +344,7 @@ def compare_sts(
         seed: Seed of the bootstrap.
 
     Returns:
-        See :func:`metaphrase.evaluation.comparison.compare_resamples`.
+        See :func:`metaphrase.evaluation.compare.compare_resamples`.
 
     Raises:
         ValueError: A set was not measured with the baseline, or is not the same.

@@ -49,9 +49,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 from metaphrase.aligners.embedding import EmbeddingAligner
-from metaphrase.evaluation.comparison import compare_resamples
-from metaphrase.evaluation.identity import files_sha256, model_hash
-from metaphrase.evaluation.mining import (
+from metaphrase.evaluation.bucc import (
     PROTOCOLS,
     Comparison,
     Duplicates,
@@ -63,6 +61,7 @@ from metaphrase.evaluation.mining import (
     evaluate_mining,
     load_bucc_folder,
 )
+from metaphrase.evaluation.compare import compare_resamples
 from metaphrase.evaluation.retrieval import (
     DIRECTIONS,
     ParallelSet,
@@ -71,7 +70,6 @@ from metaphrase.evaluation.retrieval import (
     evaluate_retrieval,
     load_parallel_folder,
     resolve_prompt,
-    versions,
 )
 from metaphrase.evaluation.significance import (
     ALPHA,
@@ -90,16 +88,18 @@ from metaphrase.evaluation.sts import (
     evaluate_sts,
     load_sts_folder,
 )
+from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
+from metaphrase.evaluation.transfer.data import pairs_format
+from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
+from metaphrase.evaluation.transfer.running import FineTuningArguments, load_benchmark
+from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
 from metaphrase.evaluation.word_alignment import alignment_error_interval, alignment_scores, load_wpt
 from metaphrase.exceptions import DataMismatchError, MissingFileError
-from metaphrase.finetuning.classification import TASKS, ClassificationOptions, finetune_classification
-from metaphrase.finetuning.data import pairs_format
-from metaphrase.finetuning.question_answering import QuestionAnsweringOptions, finetune_question_answering
-from metaphrase.finetuning.running import FineTuningArguments, hardware, load_benchmark
-from metaphrase.finetuning.tagging import TaggingOptions, finetune_tagging
-from metaphrase.mining import Margin, Retrieval
-from metaphrase.packing import packed
-from metaphrase.report import write_json
+from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.environment import hardware, versions
+from metaphrase.io.files import write_json
+from metaphrase.mining.search import Margin, Retrieval
+from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -123,9 +123,9 @@ class Settings:
         text_equality: In retrieval, finding another copy of the translation's text is a hit.
         strip_quotes: Take each ``"`` out of the texts of parallel test sets, as DAP did.
         protocols: BUCC's protocols to mine under; None takes all whose splits are there.
-        margin: In mining, the score of a pair; see `metaphrase.mining.margin_score`.
+        margin: In mining, the score of a pair; see `metaphrase.mining.search.margin_score`.
         k: In mining, neighbours in the margin.
-        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.select_pairs`.
+        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.search.select_pairs`.
         duplicates: In mining, what becomes of repeated lines; None takes each protocol's own.
         comparison: In mining, how a score stands to the threshold; None takes each protocol's own.
         tasks: Tasks for the suite ``mteb``: folders of the data, and names of MTEB's own; None takes the folders.
@@ -594,7 +594,9 @@ def _error_rates(counts_r4: NDArray[np.integer]) -> NDArray[np.float64]:
 
 #: Hyper-parameters of the fine-tuned suites: minutes on two CPU cores, for comparing encoders with each other.
 SMALL_SCALE: dict[str, dict[str, Any]] = {
-    name: yaml.safe_load(resources("metaphrase").joinpath("finetuning", "small", f"{name}.yaml").read_text("utf-8"))
+    name: yaml.safe_load(
+        resources("metaphrase").joinpath("evaluation", "transfer", "small", f"{name}.yaml").read_text("utf-8")
+    )
     for name in ("xnli", "pawsx", "xquad", "ud")
 }
 

@@ -10,11 +10,9 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.encoding import Encoding
-from metaphrase.objectives.base import Granularity
-from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
-from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
-from metaphrase.views import (
+from metaphrase.corpus.words import Link
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.views import (
     UNSCORED,
     Example,
     Side,
@@ -24,7 +22,9 @@ from metaphrase.views import (
     pad_rows,
     tokenize_words,
 )
-from metaphrase.words import Link
+from metaphrase.objectives.base import Granularity
+from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
+from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from metaphrase.encoding import Encoding
-from metaphrase.frozen import frozen, token_states
-from metaphrase.functional import mean_pooled
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.frozen import frozen, token_states
+from metaphrase.modeling.functional import mean_pooled
+from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.views import View, source_view, target_view
 
 Sides = Literal["target", "both"]
 

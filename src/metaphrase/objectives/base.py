@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.encoding import Encoding
-from metaphrase.packing import first_position
-from metaphrase.views import View
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.packing import first_position
+from metaphrase.modeling.views import View
 
 Granularity = Literal["sentence", "word", "span", "token"]
 
@@ -100,7 +100,7 @@ class HeadSources:
 
         Keys: ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias`` (of the vocabulary).
         """
-        from metaphrase.encoders import pretrained_mlm_head
+        from metaphrase.encoders.loading import pretrained_mlm_head
 
         return pretrained_mlm_head(self.name) if self.name else None
 

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase.encoding import Encoding
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.views import UNSCORED, View, concatenated, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
-from metaphrase.views import UNSCORED, View, concatenated, masked_sentence
 
 
 def masked_language_modeling(

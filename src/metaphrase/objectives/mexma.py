@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedConfig
 from transformers.models.bert.modeling_bert import BertEncoder
 
-from metaphrase.encoding import Encoding
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.packing import ATTENTION, Packing
+from metaphrase.modeling.views import UNSCORED, View, masked_sentence, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
-from metaphrase.packing import ATTENTION, Packing
-from metaphrase.views import UNSCORED, View, masked_sentence, source_view, target_view
 
 UnmaskingGradient = Literal["both", "tokens", "sentence"]
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.encoding import Encoding
-from metaphrase.frozen import frozen, token_states
-from metaphrase.functional import gather_with_gradient, mean_pooled
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.frozen import frozen, token_states
+from metaphrase.modeling.functional import gather_with_gradient, mean_pooled
+from metaphrase.modeling.views import Example, View, pad_rows, swapped
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.views import Example, View, pad_rows, swapped
 
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
@@ -91,7 +91,7 @@ class QueryAndKey(View):
 
     Attributes:
         max_length: Pieces kept of a sentence, special tokens included.
-        shuffle: Swap source and target in half of the pairs (see :func:`metaphrase.views.swapped`); otherwise the
+        shuffle: Swap source and target in half of the pairs (see :func:`metaphrase.modeling.views.swapped`); otherwise the
             sources are the queries.
     """
 

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.encoding import Encoding
-from metaphrase.languages import LanguageEmbedding
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.languages import LanguageEmbedding
+from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
+from metaphrase.modeling.views import UNSCORED, Example, View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
-from metaphrase.packing import ATTENTION, Packing, can_pack, first_position
-from metaphrase.views import UNSCORED, Example, View, source_view, target_view
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaphrase.encoding import Encoding
-from metaphrase.functional import gather_with_gradient, mean_pooled, translation_ranking
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
+from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.views import View, source_view, target_view
 
 logger = logging.getLogger(__name__)
 

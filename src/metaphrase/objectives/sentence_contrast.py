@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.encoding import Encoding
-from metaphrase.functional import gather_with_gradient, mean_pooled, translation_ranking
-from metaphrase.languages import language_code
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
+from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.views import Example, View, pad_rows, source_view, target_view
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
-from metaphrase.views import Example, View, pad_rows, source_view, target_view
 
 BackTranslation = Literal["auto", "sample", "all", "none"]
 

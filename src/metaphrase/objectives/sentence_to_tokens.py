@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase.encoding import Encoding
-from metaphrase.languages import LanguageEmbedding
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.languages import LanguageEmbedding
+from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
-from metaphrase.views import View, source_view, target_view
 
 #: Width of the embedding of the language to predict (the released code's).
 LANGUAGE_WIDTH = 128

@@ -12,20 +12,20 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.aligners.phrases import PhraseTable
-from metaphrase.encoding import Encoding
-from metaphrase.functional import cosines, masked_ranking, pooled_spans
+from metaphrase.corpus.phrases import PhraseTable
+from metaphrase.corpus.words import Span, Words, phrase_pairs
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import cosines, masked_ranking, pooled_spans
+from metaphrase.modeling.views import Example, View, kept_links, pad_arrays, source_view, target_view, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
-from metaphrase.views import Example, View, kept_links, pad_arrays, source_view, target_view, tokenize_words
-from metaphrase.words import Span, Words, phrase_pairs
 
 
 @dataclass(frozen=True)
 class PhrasePairs(View):
     """The phrase pairs of each sentence pair, in terms of the views ``source`` and ``target``.
 
-    A phrase pair is consistent with the alignment (see :func:`metaphrase.words.phrase_pairs`), has several words on at
+    A phrase pair is consistent with the alignment (see :func:`metaphrase.corpus.words.phrase_pairs`), has several words on at
     least one side, and no word that truncation cut. Where a sentence has too many, some are drawn. Gives
     ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``: first piece of each phrase and the one behind its
     last, ``(0, 0)`` for padding.
@@ -35,7 +35,7 @@ class PhrasePairs(View):
         max_words: Words of a phrase at most, on either side.
         min_words: Words that the longer side has at least; 1 takes in pairs of words.
         max_spans: Phrase pairs of a sentence pair at most.
-        phrase_table: File of a :class:`metaphrase.aligners.phrases.PhraseTable` that a pair must be in; None takes all.
+        phrase_table: File of a :class:`metaphrase.corpus.phrases.PhraseTable` that a pair must be in; None takes all.
         cut: Least ``p(target | source) · p(source | target)`` that it must have there.
     """
 
@@ -175,7 +175,7 @@ class SpanContrast(Objective):
         min_words: Words that the longer side of a phrase pair has at least; with 1, pairs of words take part, which
             :class:`WordContrast` contrasts already.
         max_spans: Phrase pairs of a sentence pair at most; of more, so many are drawn.
-        phrase_table: File of a phrase table (see :class:`metaphrase.aligners.phrases.PhraseTable`); only its phrase pairs
+        phrase_table: File of a phrase table (see :class:`metaphrase.corpus.phrases.PhraseTable`); only its phrase pairs
             take part. None takes every phrase pair that is consistent with the alignment.
         cut: Least ``p(target | source) · p(source | target)`` in the phrase table.
         reduction: ``"token_mean"`` or the paper's ``"sum"`` (see :func:`span_contrast`).

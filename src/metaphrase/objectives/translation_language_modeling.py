@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from metaphrase.modeling.views import View, concatenated
 from metaphrase.objectives.base import HeadSources, pair_length
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction
 from metaphrase.objectives.vocabulary import Transform, Vocabulary
-from metaphrase.views import View, concatenated
 
 
 class TranslationLanguageModeling(MaskedPrediction):

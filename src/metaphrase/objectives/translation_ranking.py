@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase import functional
-from metaphrase.encoding import Encoding
-from metaphrase.functional import Direction, Similarity, gather_with_gradient
+from metaphrase.modeling import functional
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import Direction, Similarity, gather_with_gradient
+from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, Objective
-from metaphrase.views import View, source_view, target_view
 
 
 class TranslationRanking(Objective):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from metaphrase.functional import vocabulary_cross_entropy
+from metaphrase.modeling.functional import vocabulary_cross_entropy
 from metaphrase.objectives.base import HeadSources
 
 Vocabulary = Literal["tied", "untied", "english"]

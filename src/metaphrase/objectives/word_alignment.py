@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.attention import can_observe
-from metaphrase.encoding import Encoding
+from metaphrase.modeling.attention import can_observe
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.views import Example, Side, View, pad_rows, paired
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
-from metaphrase.views import Example, Side, View, pad_rows, paired
 
 
 def word_alignment(

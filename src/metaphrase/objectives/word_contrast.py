@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from metaphrase.encoding import Encoding
-from metaphrase.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.views import Example, View, links_view, pad_arrays, source_view, target_view, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
-from metaphrase.views import Example, View, links_view, pad_arrays, source_view, target_view, tokenize_words
 
 Kind = Literal["hard", "soft"]
 Units = Literal["mean", "first"]

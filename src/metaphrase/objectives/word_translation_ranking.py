@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metaphrase.encoding import Encoding
-from metaphrase.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.views import View, links_view, source_view, target_view
 from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
 from metaphrase.objectives.base import Granularity, Objective
-from metaphrase.views import View, links_view, source_view, target_view
 
 # Beside the letters of `functional`: `x` words of the source, `y` of the target, `c` candidates, `k` links of a pair.
 

@@ -5,8 +5,8 @@ from typing import Any
 import datasets
 import evaluate
 
+from metaphrase.corpus.words import parse_links
 from metaphrase.evaluation.word_alignment import alignment_scores, parse_gold
-from metaphrase.words import parse_links
 
 _CITATION = """\
 @article{och-ney-2003-systematic,

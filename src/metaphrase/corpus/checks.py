@@ -1,0 +1,497 @@
+"""Is this bitext what it says it is? Checks that need no model, made before a night of training.
+
+`check_corpus` gives a list of `Finding`: an ``error`` is a reason not to train, a ``warning`` one to look, an ``info`` a
+fact. Every one says what was found, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metaphrase.corpus import EXAMPLES, CorpusReport, find_files, normalised, read_pairs
+from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
+from metaphrase.evaluation.retrieval import ParallelSet
+from metaphrase.exceptions import CorpusError, MissingExtraError
+
+Severity = Literal["error", "warning", "info"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
+
+#: A side is in another language if that one's mean probability is above the first and the expected one's below the second.
+SURE, ABSENT = 0.4, 0.2
+#: With fewer lines a wrong language is a warning, not an error.
+MIN_LINES = 20
+#: Lines that are surely in another language: above this share a warning.
+OTHER_LINES = 0.1
+#: Share of pairs with identical sides that is an error, or a warning.
+IDENTICAL_ERROR, IDENTICAL_WARNING = 0.5, 0.1
+#: Share of duplicate pairs that is a warning.
+DUPLICATES = 0.1
+#: Share of test pairs with a side in the training text that is an error; any is a warning.
+LEAKAGE = 0.05
+#: A pair is uneven if its ratio of lengths is this many times the corpus's usual one, and the longer side has so many
+#: characters; the share of such pairs that is a warning.
+RATIO, RATIO_CHARS, UNEVEN = 4.0, 40, 0.05
+#: Pairs of a block that is looked at for a shift of the sides, how far, and by how much the correlation of lengths at
+#: another place must exceed that of the pairs themselves.
+BLOCK, SHIFTS, SHIFT_GAIN = 200, (-3, -2, -1, 1, 2, 3), 0.4
+#: Characters of a sentence in an example.
+_SHOWN = 160
+
+_SIDES = ("source", "target")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a check found.
+
+    Attributes:
+        severity: ``error``, ``warning`` or ``info``.
+        code: Short name of the check, such as ``wrong-language``.
+        message: What was found, what was expected, what to do.
+        language: Language of the corpus that it concerns, where it is one.
+        count: Lines, pairs or words that it concerns …
+        of: … of so many that were looked at.
+        examples: Some of them, each a list of texts.
+    """
+
+    severity: Severity
+    code: str
+    message: str
+    language: str | None = None
+    count: int = 0
+    of: int = 0
+    examples: list[list[str]] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as plain data."""
+        return asdict(self)
+
+
+def errors(findings: Iterable[Finding]) -> list[Finding]:
+    """The findings that are a reason not to train."""
+    return [finding for finding in findings if finding.severity == "error"]
+
+
+def by_language(rows: Any) -> dict[str, ParallelSet]:
+    """The pairs of each source language.
+
+    Args:
+        rows: A data set with the columns ``source``, ``target`` and ``source_lang``, or an iterable of such mappings.
+    """
+    sides: dict[str, tuple[list[str], list[str]]] = {}
+    for row in rows:
+        sources, targets = sides.setdefault(row["source_lang"], ([], []))
+        sources.append(row["source"])
+        targets.append(row["target"])
+    return {code: ParallelSet(code, tuple(sources), tuple(targets)) for code, (sources, targets) in sides.items()}
+
+
+def read_corpus(
+    corpus: str | Sequence[str],
+    *,
+    languages: Sequence[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    split: str = "train",
+) -> tuple[dict[str, ParallelSet], CorpusReport]:
+    """Every readable pair of a corpus as it stands there, duplicates and copies too.
+
+    Arguments as for `metaphrase.corpus.load_corpus`, which refuses or cleans away some of what is to be found here.
+
+    Returns:
+        The pairs of each source language in the order of the files, and what could not be read.
+
+    Raises:
+        CorpusError: A file does not tell its language, or holds no pair for one that is asked for.
+    """
+    report = CorpusReport()
+    wanted = {code.split("-")[0].split("_")[0].lower() for code in languages or ()}
+    rows: list[dict[str, str]] = []
+    for file in find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split):
+        for _, source, target, known in read_pairs(file, report=report):
+            if "source_lang" not in known:
+                raise CorpusError(
+                    f"{file.name} does not tell its language. Name it like 'sw-{file.into}.tsv', or pass "
+                    "--languages sw."
+                )
+            if not wanted or known["source_lang"] in wanted:
+                rows.append({"source": source, "target": target, "source_lang": known["source_lang"]})
+    sets = by_language(rows)
+    if missing := sorted(wanted - sets.keys()) or (not sets and ["any language"]):
+        there = ", ".join(sorted(report.languages or {code for _, code in report.counts})) or "nothing"
+        raise CorpusError(f"The corpus has no pair for {', '.join(missing)}; it has {there}.")
+    return sets, report
+
+
+def check_corpus(
+    sets: Mapping[str, ParallelSet],
+    tests: Mapping[str, ParallelSet] | None = None,
+    *,
+    target_lang: str = "en",
+    lines: int = LINES,
+    seed: int = 0,
+    strict: bool = False,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[Finding]:
+    """Check a corpus before it is trained on.
+
+    Args:
+        sets: The pairs of each source language, from `read_corpus` or `by_language`.
+        tests: Test sets that the trained model will be measured on.
+        target_lang: Language of the targets.
+        lines: Lines of each side whose language is identified.
+        seed: Of the choice of these lines.
+        strict: A single test pair that is in the training text is an error.
+        advance: Told how many more languages are done.
+
+    Returns:
+        Findings, errors first. Nothing found is an empty list.
+    """
+    findings: list[Finding] = []
+    for pairs in sets.values():
+        findings += check_languages(pairs, target_lang, lines=lines, seed=seed)
+        findings += check_pairs(pairs)
+        advance(1)
+    if tests:
+        findings += check_leakage(sets, tests, strict=strict)
+    return by_severity(_once(findings))
+
+
+def by_severity(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings, errors first, else in their order."""
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def _once(findings: Iterable[Finding]) -> list[Finding]:
+    """Findings without repetitions: what concerns no single language is said once."""
+    return list({(finding.code, finding.language, finding.message): finding for finding in findings}.values())
+
+
+# ----------------------------------------------------------------------------------------------------------- languages
+
+
+def check_languages(
+    pairs: ParallelSet, target_lang: str = "en", *, lines: int = LINES, seed: int = 0
+) -> list[Finding]:
+    """Whether each side is in its language: swapped sides, another language, lines of another language.
+
+    A language that the classifier does not know gives a warning, but where one side is in the other's language.
+
+    Args:
+        pairs: The pairs of one language.
+        target_lang: Language of the targets.
+        lines: Lines of each side that are looked at.
+        seed: Of the choice of lines.
+    """
+    language = pairs.language
+    try:
+        unknown = [code for code in (language, target_lang) if not knows(code)]
+    except MissingExtraError as error:
+        message = f"The languages of the sides were not checked. {error}"
+        return [Finding("warning", "not-identified", message)]
+    texts = pairs.sources, pairs.targets
+    found = tuple(identify(side, lines=lines, seed=seed) for side in texts)
+    findings = []
+    if swapped := _swapped(pairs, target_lang, found, unknown):
+        return [swapped]
+    for side, expected, identified in zip(_SIDES, (language, target_lang), found, strict=True):
+        if not identified.lines:
+            message = f"No line of the {side} side tells its language, which should be {language_name(expected)}."
+            findings.append(Finding("warning", "no-language", message, language))
+        elif expected in unknown:
+            findings.append(_unknown(side, expected, language, identified))
+        elif wrong := _wrong_language(side, expected, language, identified):
+            findings.append(wrong)
+        elif nearby := _related_language(side, expected, language, identified):
+            findings.append(nearby)
+        elif others := _other_lines(side, expected, language, identified):
+            findings.append(others)
+    return findings
+
+
+def _swapped(
+    pairs: ParallelSet, target_lang: str, found: Sequence[Identification], unknown: Sequence[str]
+) -> Finding | None:
+    source, target = found
+    known = pairs.language not in unknown
+    if target_lang in unknown or target_lang == pairs.language:
+        return None
+    if source.share(target_lang) < SURE or target.share(target_lang) > ABSENT:
+        return None
+    if known and (target.share(pairs.language) < SURE or source.share(pairs.language) > ABSENT):
+        return None
+    enough = min(len(source.lines), len(target.lines)) >= MIN_LINES
+    count = sum(line.language == source.best for line in source.lines)
+    return Finding(
+        "error" if enough else "warning",
+        "swapped-sides",
+        f"The sides are swapped: the source side looks like {language_name(target_lang)}, the target side like "
+        f"{language_name(pairs.language if known else target.best or '?')}. The source side should be "
+        f"{language_name(pairs.language)}, the target side {language_name(target_lang)}. Exchange the columns (or the "
+        "order of the two files).",
+        pairs.language,
+        count,
+        len(source.lines),
+        _examples(zip(pairs.sources, pairs.targets, strict=True)),
+    )
+
+
+def _wrong_language(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+    best = str(found.best)
+    if found.shares[best] < SURE or found.share(expected) > ABSENT:
+        return None
+    count = sum(line.language == best for line in found.lines)
+    remedy = f", or pass --languages {best}" if side == "source" else ""
+    return Finding(
+        "error" if len(found.lines) >= MIN_LINES else "warning",
+        "wrong-language",
+        f"The {side} side looks like {language_name(best)}, not {language_name(expected)}, in {count} of "
+        f"{len(found.lines)} lines. Give the right file{remedy}.",
+        language,
+        count,
+        len(found.lines),
+        _examples((line.text,) for line in found.lines if line.language == best),
+    )
+
+
+def _related_language(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+    best = str(found.best)
+    if found.shares[best] < SURE or found.shares.get(canonical(expected), 0.0) > ABSENT:
+        return None
+    return Finding(
+        "warning",
+        "related-language",
+        f"The {side} side looks rather like {language_name(best)} than like {language_name(expected)}. Short lines hardly "
+        "tell these languages apart: read the examples.",
+        language,
+        sum(line.language == best for line in found.lines),
+        len(found.lines),
+        _examples((line.text,) for line in found.lines if line.language == best),
+    )
+
+
+def _unknown(side: str, expected: str, language: str, found: Identification) -> Finding:
+    best = str(found.best)
+    return Finding(
+        "warning",
+        "unknown-language",
+        f"The language identifier does not know {language_name(expected)}, so the {side} side was not checked; it finds "
+        f"it nearest to {language_name(best)}. Read the examples.",
+        language,
+        of=len(found.lines),
+        examples=_examples((line.text,) for line in found.lines),
+    )
+
+
+def _other_lines(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+    others = found.others(expected)
+    if len(others) <= OTHER_LINES * len(found.lines):
+        return None
+    counts = Counter(line.language for line in others).most_common(3)
+    named = ", ".join(f"{language_name(code)} {n}" for code, n in counts)
+    return Finding(
+        "warning",
+        "other-language-lines",
+        f"{len(others)} of {len(found.lines)} lines of the {side} side are surely not {language_name(expected)}: {named}. "
+        "Take them out, or train on fewer but clean pairs.",
+        language,
+        len(others),
+        len(found.lines),
+        _examples((line.text,) for line in others),
+    )
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def check_pairs(pairs: ParallelSet) -> list[Finding]:
+    """Copies, duplicates, uneven lengths and shifted sides in the pairs of one language."""
+    checks = (_identical, _duplicates, _uneven, _shifted)
+    return [finding for check in checks if (finding := check(pairs)) is not None]
+
+
+def _identical(pairs: ParallelSet) -> Finding | None:
+    n = len(pairs.sources)
+    same = [(s, t) for s, t in zip(pairs.sources, pairs.targets, strict=True) if normalised(s) == normalised(t)]
+    if not same:
+        return None
+    severity: Severity = "info"
+    advice = "Such pairs teach nothing; cleaning with `identical` drops them."
+    if len(same) > IDENTICAL_ERROR * n:
+        severity, advice = "error", "Was one side given twice?"
+    elif len(same) > IDENTICAL_WARNING * n:
+        severity = "warning"
+    message = f"Both sides are the same text in {len(same):,} of {n:,} pairs ({len(same) / n:.1%}). {advice}"
+    return Finding(severity, "identical-sides", message, pairs.language, len(same), n, _examples(same))
+
+
+def _duplicates(pairs: ParallelSet) -> Finding | None:
+    n = len(pairs.sources)
+    counts = Counter(zip(pairs.sources, pairs.targets, strict=True))
+    again = n - len(counts)
+    if not again:
+        return None
+    return Finding(
+        "warning" if again > DUPLICATES * n else "info",
+        "duplicates",
+        f"{again:,} of {n:,} pairs ({again / n:.1%}) occurred before. Training drops them; of what remains, "
+        f"{len(counts):,} pairs, judge whether it is enough.",
+        pairs.language,
+        again,
+        n,
+        _examples(pair for pair, count in counts.most_common(EXAMPLES) if count > 1),
+    )
+
+
+def _uneven(pairs: ParallelSet) -> Finding | None:
+    length_n2 = _lengths(pairs)
+    ratio_n = np.log(length_n2[:, 0] / length_n2[:, 1])
+    off_n = (np.abs(ratio_n - np.median(ratio_n)) > np.log(RATIO)) & (length_n2.max(axis=1) >= RATIO_CHARS)
+    places = np.flatnonzero(off_n)
+    if not len(places):
+        return None
+    n = len(ratio_n)
+    return Finding(
+        "warning" if len(places) > UNEVEN * n else "info",
+        "uneven-lengths",
+        f"{len(places):,} of {n:,} pairs ({len(places) / n:.1%}) have one side more than {RATIO:g} times as long as the "
+        "other, measured by what is usual in this corpus. Such pairs are seldom translations: read the examples.",
+        pairs.language,
+        len(places),
+        n,
+        _examples((pairs.sources[at], pairs.targets[at]) for at in places),
+    )
+
+
+def _lengths(pairs: ParallelSet) -> NDArray[np.float64]:
+    """Characters of both sides, at least 1, shape ``(pairs, 2)``."""
+    sides = ([max(len(text), 1) for text in side] for side in (pairs.sources, pairs.targets))
+    return np.array(list(zip(*sides, strict=True)), dtype=float)
+
+
+class Shift(NamedTuple):
+    """Where the sides of a corpus are out of step, and how far the targets lag behind."""
+
+    blocks: int
+    of: int
+    first: int
+    by: int
+
+
+def _shifted(pairs: ParallelSet) -> Finding | None:
+    """Sides out of step: the lengths of a sentence's neighbours fit better than its own translation's."""
+    log_n2 = np.log(_lengths(pairs))
+    starts = range(0, len(log_n2) - BLOCK + 1, BLOCK)
+    shifted = []
+    for start in starts:
+        source_n, target_n = log_n2[start : start + BLOCK].T
+        own = _correlation(source_n, target_n)
+        best, by = max((_correlation(*apart(source_n, target_n, by)), by) for by in SHIFTS)
+        if best > own + SHIFT_GAIN:
+            shifted.append((start, by))
+    if not shifted:
+        return None
+    by = Counter(by for _, by in shifted).most_common(1)[0][0]
+    return shift_finding(pairs, Shift(len(shifted), len(starts), shifted[0][0], by), "the lengths of the sentences")
+
+
+def apart(source_n: NDArray[Any], target_n: NDArray[Any], by: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Both sides with the sources opposite the targets ``by`` rows further down.
+
+    >>> apart(np.array([1, 2, 3]), np.array([9, 1, 2]), 1)
+    (array([1, 2]), array([1, 2]))
+    """
+    return (source_n[:-by], target_n[by:]) if by > 0 else (source_n[-by:], target_n[:by])
+
+
+def _correlation(first_n: NDArray[np.float64], second_n: NDArray[np.float64]) -> float:
+    first_n, second_n = first_n - first_n.mean(), second_n - second_n.mean()
+    scale = float(np.sqrt((first_n @ first_n) * (second_n @ second_n)))
+    return float(first_n @ second_n) / scale if scale else 0.0
+
+
+def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
+    """Say that the sides are out of step."""
+    lines = "line" if abs(shift.by) == 1 else "lines"
+    return Finding(
+        "error",
+        "shifted-sides",
+        f"The sides are shifted: judged by {evidence}, sources at least from pair {shift.first + 1:,} on belong to the "
+        f"targets {abs(shift.by)} {lines} {'below' if shift.by > 0 else 'above'} ({shift.blocks} of {shift.of} blocks of "
+        "pairs). A line is missing or too many on one side: compare the files around there and align them again.",
+        pairs.language,
+        shift.blocks,
+        shift.of,
+        _examples(zip(pairs.sources[shift.first :], pairs.targets[shift.first :], strict=True)),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- leakage
+
+
+def check_leakage(
+    train: Mapping[str, ParallelSet], test: Mapping[str, ParallelSet], *, strict: bool = False
+) -> list[Finding]:
+    """Test sentences that are in the training corpus too.
+
+    Sentences are compared after NFKC normalisation, case folding and joining of whitespace. Sources are looked for in the
+    same language's training text, targets in the targets of all.
+
+    Args:
+        train: The training pairs of each language.
+        test: The test pairs of each language.
+        strict: One such sentence is an error; else a share of more than `LEAKAGE` is, and fewer are a warning.
+    """
+    known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
+    findings = []
+    for language, tested in test.items():
+        trained = train.get(language)
+        sources = list(map(normalised, trained.sources)) if trained else []
+        targets = list(map(normalised, trained.targets)) if trained else []
+        known_sources, known_pairs = set(sources), set(zip(sources, targets, strict=True))
+        leaked: list[tuple[str, str]] = []
+        counts: Counter[str] = Counter()
+        for pair in zip(tested.sources, tested.targets, strict=True):
+            source, target = map(normalised, pair)
+            sides = source in known_sources, target in known_targets
+            counts["source"] += sides[0]
+            counts["target"] += sides[1]
+            counts["pair"] += (source, target) in known_pairs
+            if any(sides):
+                leaked.append(pair)
+        if leaked:
+            n = len(tested.sources)
+            bad = strict or len(leaked) > LEAKAGE * n
+            findings.append(
+                Finding(
+                    "error" if bad else "warning",
+                    "leakage",
+                    f"{len(leaked):,} of {n:,} test pairs ({len(leaked) / n:.1%}) have a side in the training corpus: "
+                    f"{counts['source']:,} sources, {counts['target']:,} targets, {counts['pair']:,} whole pairs. Scores "
+                    "on them do not tell what the model can do: take them out of the training corpus.",
+                    language,
+                    len(leaked),
+                    n,
+                    _examples(leaked),
+                )
+            )
+    return findings
+
+
+def _examples(texts: Iterable[Sequence[str]]) -> list[list[str]]:
+    return [[_shorten(text) for text in row] for row in _first(texts)]
+
+
+def _first(items: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
+    for _, item in zip(range(EXAMPLES), items, strict=False):
+        yield item
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

@@ -1,0 +1,173 @@
+"""Phrase tables: the phrase pairs of an aligned bitext and how often they translate each other."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from metaphrase.corpus import text_writer
+from metaphrase.corpus.words import Link, Words, parse_links, phrase_pairs
+from metaphrase.exceptions import DataError
+
+#: Columns of a phrase table's file.
+HEADER = ("source", "target", "count", "p_target", "p_source")
+
+
+class Phrase(NamedTuple):
+    """A phrase and its translation.
+
+    Attributes:
+        source: Source words in lower case, a space between them.
+        target: Target words.
+        n: How often they were extracted together.
+        p_target: Probability of the target given the source.
+        p_source: Probability of the source given the target.
+    """
+
+    source: str
+    target: str
+    n: int
+    p_target: float
+    p_source: float
+
+
+class PhraseTable:
+    """The phrase pairs of an aligned bitext, with their relative frequencies in both directions.
+
+    Phrase pairs are those of :func:`metaphrase.corpus.words.phrase_pairs`. Thot's extraction is not used: of the phrases that
+    differ only in unaligned words at their border it keeps few, it drops whole phrases with them (``{1-0}`` over two source
+    words and one gives only the longest), and it works through files in which a word cannot hold ``|||``.
+
+    Probabilities are relative within a pair of languages; of a phrase pair that occurs in several, the surest counts.
+    Phrases are compared in lower case.
+
+    Args:
+        phrases: What is in the table.
+
+    Reference: Koehn et al. 2003, "Statistical Phrase-Based Translation", section 2; Koehn 2010, section 5.2.
+    """
+
+    def __init__(self, phrases: Iterable[Phrase] = ()) -> None:
+        rows = list(phrases)
+        self._row = {f"{phrase.source}\t{phrase.target}": at for at, phrase in enumerate(rows)}
+        self.counts = np.array([phrase.n for phrase in rows], dtype=np.int64)
+        self.p_target = np.array([phrase.p_target for phrase in rows], dtype=np.float64)
+        self.p_source = np.array([phrase.p_source for phrase in rows], dtype=np.float64)
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[Words, Words, Iterable[Link]]], *, max_length: int = 7) -> PhraseTable:
+        """Count the phrase pairs of a bitext.
+
+        Args:
+            pairs: The words of each source and target and the links between them.
+            max_length: Words of a phrase at most, on either side.
+        """
+        counts: dict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
+        for source, target, links in pairs:
+            forms = [word.lower() for word in source], [word.lower() for word in target]
+            counts[source.language, target.language].update(
+                f"{' '.join(forms[0][slice(*one)])}\t{' '.join(forms[1][slice(*other)])}"
+                for one, other in phrase_pairs(links, len(source), len(target), max_length=max_length)
+            )
+        best: dict[str, Phrase] = {}
+        for of_languages in counts.values():
+            sources, targets = Counter[str](), Counter[str]()
+            for key, count in of_languages.items():
+                source_phrase, _, target_phrase = key.partition("\t")
+                sources[source_phrase] += count
+                targets[target_phrase] += count
+            for key, count in of_languages.items():
+                one, _, other = key.partition("\t")
+                phrase = Phrase(one, other, count, count / sources[one], count / targets[other])
+                if key not in best or _product(best[key]) < _product(phrase):
+                    best[key] = phrase
+        return cls(best[key] for key in sorted(best))
+
+    @classmethod
+    def of_corpus(cls, rows: Iterable[Mapping[str, Any]], *, max_length: int = 7) -> PhraseTable:
+        """Count the phrase pairs of a corpus that has the column ``alignment``; a row without links counts for nothing."""
+        return cls.of(map(_linked, rows), max_length=max_length)
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def __iter__(self) -> Iterator[Phrase]:
+        for key, at in self._row.items():
+            source, _, target = key.partition("\t")
+            yield Phrase(source, target, int(self.counts[at]), float(self.p_target[at]), float(self.p_source[at]))
+
+    def score(self, source_words: Sequence[str], target_words: Sequence[str]) -> float:
+        """``p(target | source) * p(source | target)`` of two phrases, 0 if they are no pair of the table."""
+        at = self._row.get(_key(source_words, target_words))
+        return 0.0 if at is None else float(self.p_target[at] * self.p_source[at])
+
+    def __contains__(self, phrases: tuple[Sequence[str], Sequence[str]]) -> bool:
+        """Whether two phrases, each as its words, are a pair of the table."""
+        return _key(*phrases) in self._row
+
+    def filter(self, cut: float, *, min_count: int = 1) -> PhraseTable:
+        """The phrase pairs with ``p(target | source) * p(source | target) >= cut``, seen ``min_count`` times or more.
+
+        Both probabilities of a pair whose sides were seen once, and together, are 1: raise ``min_count`` to be rid of it.
+        """
+        return PhraseTable(phrase for phrase in self if _product(phrase) >= cut and phrase.n >= min_count)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the table as TSV (``.gz``: packed), the whole file or nothing."""
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        with text_writer(part, packed=path.suffix == ".gz") as stream:
+            stream.write("\t".join(HEADER) + "\n")
+            for source, target, count, p_target, p_source in self:
+                stream.write(f"{source}\t{target}\t{count}\t{p_target:.6g}\t{p_source:.6g}\n")
+        return part.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> PhraseTable:
+        """Read a table that was saved.
+
+        Raises:
+            ValueError: The file is none; the message names the line.
+        """
+        path = Path(path)
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as lines:
+                return cls(_read(lines, path))
+        with path.open(encoding="utf-8", newline="\n") as lines:
+            return cls(_read(lines, path))
+
+
+def _read(lines: Iterable[str], path: Path) -> Iterator[Phrase]:
+    try:
+        for number, line in enumerate(lines, 1):
+            fields = line.rstrip("\n").split("\t")
+            if number == 1:
+                if tuple(fields) != HEADER:
+                    raise ValueError(f"the columns are not {', '.join(HEADER)}")
+                continue
+            source, target, count, p_target, p_source = fields
+            yield Phrase(source, target, int(count), float(p_target), float(p_source))
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is no phrase table, or a damaged one: {error}.") from error
+
+
+def _product(phrase: Phrase) -> float:
+    return phrase.p_target * phrase.p_source
+
+
+def _key(source_words: Sequence[str], target_words: Sequence[str]) -> str:
+    return f"{' '.join(source_words).lower()}\t{' '.join(target_words).lower()}"
+
+
+def _linked(row: Mapping[str, Any]) -> tuple[Words, Words, list[Link]]:
+    segmenter = row.get("segmenter") or "whitespace"
+    source = Words.of(row["source"], row.get("source_lang"), segmenter)
+    target = Words.of(row["target"], row.get("target_lang"), segmenter)
+    return source, target, parse_links(row["alignment"] or "")

@@ -1,0 +1,471 @@
+"""What is wrong with this encoder, or with this corpus by its judgement?
+
+`diagnose` embeds a sample of a corpus and looks for embeddings that have collapsed, that are not finite or that training
+left as they were; for sides that are no translations of each other, or out of step; for another pooling that would do
+better; and for frequent words whose states do not find their translation. The sample is made of blocks of neighbouring
+pairs, in the order of the file, because a shift shows only among neighbours.
+"""
+
+from __future__ import annotations
+
+import string
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.checks import SHIFTS, Finding, Shift, by_severity, shift_finding
+from metaphrase.corpus.identification import language_name
+from metaphrase.corpus.words import UNSPACED, Words
+from metaphrase.encoders.loading import pooling_of
+from metaphrase.evaluation.retrieval import (
+    COLLAPSED_COSINE,
+    ParallelSet,
+    load_parallel_folder,
+    prepare,
+    resolve_prompt,
+    retrieval_hits,
+)
+from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
+from metaphrase.io.files import UDHR
+from metaphrase.mining.bulk import encode, is_sortable
+
+SAMPLE = 2000
+#: Neighbouring pairs of the sample's blocks.
+BLOCK = 100
+#: Effective rank at which embeddings have collapsed, as they have at `COLLAPSED_COSINE`; and from which on to look.
+COLLAPSED_RANK = 2.0
+CROWDED_COSINE, CROWDED_SHARE = 0.95, 0.5
+#: Distance (1 − cosine) to the baseline's embedding of the same text below which a model is the same, or hardly another.
+UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4
+#: A pair is closer than a random one in half of all cases by chance; below the first the sides are no translations, and
+#: the model is fit to say so if it reaches the second on sentences that surely are.
+UNPAIRED, FIT = 0.6, 0.8
+#: How many standard errors closer another row must be in a block than its own, and in which share of blocks.
+SHIFT_ERRORS, SHIFT_BLOCKS = 5.0, 0.05
+#: Another pooling is worth a hint if it is surely better and by so many points.
+POOLING_GAIN, POOLING_PAIRS = 5.0, 400
+#: Pairs whose words are aligned, how often a word must occur among them, how many words a table has, and what share of
+#: its occurrences must have a link.
+WORD_PAIRS, WORD_COUNT, WORDS_SHOWN, LINKED = 400, 5, 15, 0.5
+
+
+Advance = Callable[[int], None]
+Embeddings = tuple[NDArray[np.float32], NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found, and the measurements behind it.
+
+    Attributes:
+        findings: Errors first.
+        languages: For each language ``pairs``, ``accuracy`` (percent, mean of both directions) with ``interval``, mean
+            cosine of ``pairs_cosine`` and of ``random_cosine``, and ``closer``: how often a pair is closer than a random
+            one.
+        geometry: ``mean_cosine`` of random sentences, ``first_component`` and ``first_ten`` (shares of variance),
+            ``effective_rank`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
+        pooling: Accuracy in percent of each pooling that was tried, the model's own first.
+        words: For each language the frequent words that find their translation least: ``word``, ``count``, ``linked``
+            (share), ``score`` (mean of the links' scores) and ``translation`` (what it is linked with most).
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    languages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    geometry: dict[str, float] = field(default_factory=dict)
+    pooling: dict[str, float] = field(default_factory=dict)
+    words: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+
+def diagnose(
+    model: SentenceTransformer,
+    sets: Mapping[str, ParallelSet],
+    *,
+    baseline: SentenceTransformer | None = None,
+    target_lang: str = "en",
+    sample: int = SAMPLE,
+    batch_size: int = 64,
+    seed: int = 0,
+    advance: Advance = lambda n: None,
+) -> Diagnosis:
+    """Diagnose a model on a corpus.
+
+    Args:
+        model: The model; a query prompt that it stores stands before each sentence.
+        sets: The pairs of each source language, in the order of the files.
+        baseline: The model before training.
+        target_lang: Language of the targets.
+        sample: Most pairs of a language.
+        batch_size: Pairs whose words are aligned at a time.
+        seed: Of the sample.
+        advance: Told how many more sentences were embedded, of `sentences_to_embed`.
+    """
+    chosen = {language: sample_blocks(pairs, sample, seed) for language, pairs in sets.items()}
+    embedded = {language: _embed(model, pairs, advance) for language, (pairs, _) in chosen.items()}
+    bad = {language: _not_finite(sides) for language, sides in embedded.items()}
+    if any(bad.values()):
+        n = sum(len(side) for sides in embedded.values() for side in sides)
+        message = (
+            f"{sum(bad.values()):,} of {n:,} embeddings are not finite. Training diverged: go back to a checkpoint."
+        )
+        return Diagnosis([Finding("error", "not-finite", message, count=sum(bad.values()), of=n)])
+    result = Diagnosis(geometry=geometry(np.concatenate([side for sides in embedded.values() for side in sides])))
+    findings = collapse(result.geometry)
+    collapsed = any(finding.severity == "error" for finding in findings)
+    if baseline is not None:
+        before = {language: _embed(baseline, pairs, advance) for language, (pairs, _) in chosen.items()}
+        findings += _compare(result.geometry, embedded, before)
+    if collapsed:
+        findings.append(Finding("info", "not-measured", "The corpus was not judged by such a model."))
+    for language, (_, starts) in chosen.items():
+        result.languages[language] = measure(embedded[language], seed)
+        if not collapsed:
+            findings += _paired(model, sets[language], result.languages[language], embedded[language], starts)
+    if not collapsed and is_sortable(model):
+        findings += _pooling(model, {language: pairs for language, (pairs, _) in chosen.items()}, result.pooling)
+        for language, (pairs, _) in chosen.items():
+            result.words[language], finding = under_aligned(model, pairs, target_lang, batch_size=batch_size)
+            findings += [finding] if finding else []
+    result.findings.extend(by_severity(findings))
+    return result
+
+
+def sentences_to_embed(sets: Mapping[str, ParallelSet], *, sample: int = SAMPLE, models: int = 1) -> int:
+    """How many sentences `diagnose` tells its ``advance`` of."""
+    return sum(2 * models * min(sample, len(pairs.sources)) for pairs in sets.values())
+
+
+def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[ParallelSet, list[int]]:
+    """A sample of pairs in blocks of neighbours, in the order of the file.
+
+    Args:
+        pairs: The pairs of a language.
+        sample: Most pairs.
+        seed: Of the choice of blocks.
+
+    Returns:
+        The sample, and the place in the file at which each of its blocks of `BLOCK` pairs starts.
+    """
+    n = len(pairs.sources)
+    if n <= sample:
+        return pairs, list(range(0, n, BLOCK))
+    size = min(BLOCK, sample)
+    blocks = np.random.default_rng(seed).choice(n // size, sample // size, replace=False)
+    starts = (np.sort(blocks) * size).tolist()
+    rows = [row for start in starts for row in range(start, start + size)]
+    sources, targets = (tuple(side[row] for row in rows) for side in (pairs.sources, pairs.targets))
+    return ParallelSet(pairs.language, sources, targets, pairs.path), starts
+
+
+def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance) -> Embeddings:
+    """Embeddings of both sides, of length 1."""
+    prompt = resolve_prompt(model, "auto")
+    source_nh, target_nh = (
+        np.asarray(encode(model, side, prompt=prompt, normalize_embeddings=True, advance=advance), dtype=np.float32)
+        for side in (pairs.sources, pairs.targets)
+    )
+    return source_nh, target_nh
+
+
+def _not_finite(sides: Embeddings) -> int:
+    return sum(int(np.count_nonzero(~np.isfinite(side_nh).all(axis=1))) for side_nh in sides)
+
+
+# ------------------------------------------------------------------------------------------------------------ geometry
+
+
+def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
+    """How embeddings fill their space.
+
+    Args:
+        embedding_nh: Embeddings of length 1, shape ``(n, hidden)``.
+
+    Returns:
+        ``mean_cosine`` of two random rows; ``first_component`` and ``first_ten``, shares of the variance;
+        ``effective_rank``, the exponential of the entropy of these shares, from 1 to ``dimensions``.
+
+    Reference: Roy and Vetterli 2007, "The effective rank: A measure of effective dimensionality", definition 1, here of
+    the covariance's spectrum.
+
+    >>> geometry(np.eye(4, dtype=np.float32))["mean_cosine"]
+    0.0
+    """
+    embedding_nh = embedding_nh.astype(np.float64)
+    n, dimensions = embedding_nh.shape
+    total_h = embedding_nh.sum(axis=0)
+    mean_cosine = (total_h @ total_h - (embedding_nh**2).sum()) / (n * (n - 1)) if n > 1 else 1.0
+    centred_nh = embedding_nh - total_h / n
+    variance_h = np.linalg.eigvalsh(centred_nh.T @ centred_nh / n)[::-1].clip(min=0)
+    if variance_h.sum() < 1e-12:
+        variance_h = np.eye(1, dimensions)[0]
+    share_h = variance_h / variance_h.sum()
+    positive = share_h[share_h > 0]
+    return {
+        "mean_cosine": float(mean_cosine),
+        "first_component": float(share_h[0]),
+        "first_ten": float(share_h[:10].sum()),
+        "effective_rank": float(np.exp(-(positive * np.log(positive)).sum())),
+        "dimensions": float(dimensions),
+    }
+
+
+def collapse(facts: Mapping[str, float]) -> list[Finding]:
+    """Whether the embeddings that `geometry` measured have collapsed."""
+    where = (
+        f"two random sentences have a cosine of {facts['mean_cosine']:.3f}, the first component holds "
+        f"{facts['first_component']:.0%} of the variance, and the effective rank is {facts['effective_rank']:.1f} of "
+        f"{facts['dimensions']:.0f}"
+    )
+    if facts["mean_cosine"] > COLLAPSED_COSINE or facts["effective_rank"] < COLLAPSED_RANK:
+        message = (
+            f"The embeddings have collapsed: {where}. Train again from the original encoder with a lower learning rate "
+            "or larger batches."
+        )
+        return [Finding("error", "collapse", message)]
+    if facts["mean_cosine"] > CROWDED_COSINE or facts["first_component"] > CROWDED_SHARE:
+        message = f"The embeddings crowd together: {where}. If the encoder did not begin so, lower the learning rate."
+        return [Finding("warning", "crowded", message)]
+    return []
+
+
+def _compare(
+    facts: dict[str, float], after: Mapping[str, Embeddings], before: Mapping[str, Embeddings]
+) -> list[Finding]:
+    """Whether training changed the embeddings; adds the mean ``distance`` to the facts."""
+    new_nh, old_nh = (np.concatenate([s for sides in each.values() for s in sides]) for each in (after, before))
+    if new_nh.shape != old_nh.shape:
+        message = (
+            f"The baseline has {old_nh.shape[1]} dimensions, the model {new_nh.shape[1]}: they were not compared."
+        )
+        return [Finding("info", "not-comparable", message)]
+    facts["distance"] = float((1 - np.einsum("nh,nh->n", new_nh, old_nh, dtype=np.float64)).clip(min=0).mean())
+    if facts["distance"] < UNCHANGED:
+        message = (
+            "The embeddings are those of the baseline: training changed nothing. Is this the trained model's folder? Was "
+            "the learning rate 0, or everything frozen?"
+        )
+        return [Finding("error", "unchanged", message)]
+    if facts["distance"] < HARDLY_CHANGED:
+        message = (
+            f"The embeddings are hardly other than the baseline's (mean 1 − cosine {facts['distance']:.1e}). Train longer, "
+            "or with a higher learning rate."
+        )
+        return [Finding("warning", "hardly-changed", message)]
+    return []
+
+
+# --------------------------------------------------------------------------------------------------------------- pairs
+
+
+def measure(sides: Embeddings, seed: int = 0) -> dict[str, Any]:
+    """Retrieval and cosines of pairs against those of random ones; see `Diagnosis.languages`.
+
+    Args:
+        sides: Embeddings of length 1 of sources and targets, shape ``(n, hidden)`` each.
+        seed: Of the interval.
+    """
+    source_nh, target_nh = sides
+    hits_n = np.mean(retrieval_hits(source_nh, target_nh), axis=0)
+    own_n = np.einsum("nh,nh->n", source_nh, target_nh)
+    half = max(1, len(own_n) // 2)
+    control_n = np.einsum("nh,nh->n", source_nh, np.roll(target_nh, half, axis=0))
+    return {
+        "pairs": len(own_n),
+        "accuracy": 100 * float(hits_n.mean()),
+        "interval": list(bootstrap_interval(hits_n, seed=seed)),
+        "pairs_cosine": float(own_n.mean()),
+        "random_cosine": float(control_n.mean()),
+        "closer": closer(own_n, control_n),
+    }
+
+
+def closer(own_n: NDArray[Any], control_n: NDArray[Any]) -> float:
+    """How often a similarity of the first kind exceeds one of the second; equal ones count half.
+
+    >>> closer(np.array([0.9, 0.5]), np.array([0.1, 0.5]))
+    0.875
+    """
+    ordered_n = np.sort(control_n)
+    below_n = np.searchsorted(ordered_n, own_n, "left")
+    upto_n = np.searchsorted(ordered_n, own_n, "right")
+    return float((below_n + upto_n).mean() / 2 / len(ordered_n))
+
+
+def _paired(
+    model: SentenceTransformer, pairs: ParallelSet, facts: Mapping[str, Any], sides: Embeddings, starts: Sequence[int]
+) -> list[Finding]:
+    """Whether the sides translate each other, row by row."""
+    if (shift := find_shift(*sides, starts)) is not None:
+        return [shift_finding(pairs, shift, "the model")]
+    if facts["closer"] >= UNPAIRED or facts["pairs"] < BLOCK // 2:
+        return []
+    fit = _fit(model, pairs.language)
+    measured = (
+        f"In {language_name(pairs.language)} a pair is closer than a random one in {facts['closer']:.0%} of cases, where "
+        "chance is 50 %"
+    )
+    if fit is not None and fit >= FIT:
+        message = (
+            f"The sides are not translations of each other. {measured}, but in the Declaration of Human Rights the model "
+            f"reaches {fit:.0%}. Was one side sorted or shuffled, or is it of another text?"
+        )
+        return [Finding("error", "not-translations", message, pairs.language, of=facts["pairs"])]
+    reason = "it is no better on sure translations" if fit is not None else "there is nothing to compare with"
+    message = (
+        f"{measured}. Either the sides are not translations of each other, or the model does not know the language "
+        f"({reason}). Read some pairs."
+    )
+    return [Finding("warning", "not-translations", message, pairs.language, of=facts["pairs"])]
+
+
+def _fit(model: SentenceTransformer, language: str) -> float | None:
+    """How often a pair of the Declaration of Human Rights is closer than a random one, None without that language."""
+    with suppress(FileNotFoundError):
+        return float(
+            measure(_embed(model, load_parallel_folder(UDHR, [language])[language], lambda n: None))["closer"]
+        )
+    return None
+
+
+def find_shift(source_nh: NDArray[Any], target_nh: NDArray[Any], starts: Sequence[int]) -> Shift | None:
+    """Where sources are closer to targets some rows above or below than to their own.
+
+    Args:
+        source_nh: Embeddings of length 1 of blocks of neighbouring pairs, shape ``(n, hidden)``.
+        target_nh: The same of the targets.
+        starts: Place in the file at which each block of `BLOCK` rows starts.
+    """
+    found = []
+    for at, start in enumerate(starts):
+        block = slice(at * BLOCK, (at + 1) * BLOCK)
+        similarity_nn = source_nh[block] @ target_nh[block].T
+        own_n = similarity_nn.diagonal()
+        strengths = []
+        for by in SHIFTS:
+            if len(own_n) > BLOCK // 4:
+                gain_n = similarity_nn.diagonal(by) - (own_n[:-by] if by > 0 else own_n[-by:])
+                strengths.append((gain_n.mean() / max(float(gain_n.std()) / np.sqrt(len(gain_n)), 1e-9), by))
+        if strengths and max(strengths)[0] > SHIFT_ERRORS:
+            found.append((start, max(strengths)[1]))
+    if not found or len(found) <= SHIFT_BLOCKS * len(starts):
+        return None
+    return Shift(len(found), len(starts), found[0][0], Counter(by for _, by in found).most_common(1)[0][0])
+
+
+# ------------------------------------------------------------------------------------------------------------- pooling
+
+
+def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts: dict[str, float]) -> list[Finding]:
+    """Whether another pooling than the stored one finds more translations; fills in each one's accuracy."""
+    stored = pooling_of(model)
+    share = max(1, POOLING_PAIRS // max(len(sets), 1))
+    hits: dict[str, NDArray[np.float64]] = {}
+    for mode in dict.fromkeys((stored, "mean", "cls")):
+        try:
+            other = model if mode == stored else prepare(model, pooling=mode)
+        except ValueError:  # no pooling to replace
+            return []
+        hits_n = []
+        for pairs in sets.values():
+            part = ParallelSet(pairs.language, pairs.sources[:share], pairs.targets[:share])
+            sides = _embed(other, part, lambda n: None)
+            if not _not_finite(sides):
+                hits_n.append(np.mean(retrieval_hits(*sides), axis=0))
+        hits[mode] = np.concatenate(hits_n) if hits_n else np.zeros(0)
+    n = len(hits[stored])
+    facts.update({mode: 100 * float(hits_n.mean()) for mode, hits_n in hits.items() if len(hits_n) == n and n})
+    best = max(facts, key=lambda mode: facts[mode], default=stored)
+    if best == stored:
+        return []
+    difference = paired_bootstrap(hits[stored], hits[best])
+    if difference.difference < POOLING_GAIN or verdict(difference.difference, difference.p_value) != "better":
+        return []
+    low, high = difference.interval
+    message = (
+        f"The model stores {stored} pooling, but {best} pooling finds {facts[best]:.1f} % of {n} translations where "
+        f"{stored} finds {facts[stored]:.1f} % ({difference.difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
+        f"stored pooling may be the wrong one: load it with pooling='{best}', and see which one it was trained with."
+    )
+    return [Finding("warning", "pooling", message, of=n)]
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def under_aligned(
+    model: SentenceTransformer, pairs: ParallelSet, target_lang: str = "en", *, batch_size: int = 64
+) -> tuple[list[dict[str, Any]], Finding | None]:
+    """Frequent source words whose states seldom find their translation.
+
+    A word is linked where it and a word of the other side are each other's nearest, by the states of the aligner's
+    layer.
+
+    Args:
+        model: The model.
+        pairs: Pairs of one language; the first `WORD_PAIRS` are aligned.
+        target_lang: Language of the targets.
+        batch_size: Pairs that are aligned at a time.
+
+    Returns:
+        Rows as in `Diagnosis.words`, the least linked first, and a finding where one of them is linked in less than half
+        of its occurrences.
+    """
+    language = pairs.language
+    if language in UNSPACED:
+        segmenter = "icu"
+        try:
+            Words.of(pairs.sources[0], language, segmenter)
+        except ImportError as error:
+            message = f"The words of {language_name(language)} were not looked at. {error}"
+            return [], Finding("info", "words-not-aligned", message, language)
+    else:
+        segmenter = "whitespace"
+    words = [
+        (Words.of(source, language, segmenter), Words.of(target, target_lang, segmenter))
+        for source, target in zip(pairs.sources[:WORD_PAIRS], pairs.targets[:WORD_PAIRS], strict=True)
+    ]
+    counts: Counter[str] = Counter()
+    scores: dict[str, list[float]] = defaultdict(list)
+    linked: Counter[str] = Counter()
+    partners: dict[str, Counter[str]] = defaultdict(Counter)
+    alignments = EmbeddingAligner(model, method="argmax", level="word", batch_size=batch_size).align(words)
+    for (source, target), alignment in zip(words, alignments, strict=True):
+        source_words, target_words = list(map(_bare, source)), list(map(_bare, target))
+        counts.update(filter(None, source_words))
+        for (i, j), score in zip(alignment.links, alignment.scores, strict=True):
+            scores[source_words[i]].append(score)
+            partners[source_words[i]][target_words[j]] += 1
+        linked.update(source_words[i] for i in {i for i, _ in alignment.links})
+    rows: list[dict[str, Any]] = [
+        {
+            "word": word,
+            "count": count,
+            "linked": linked[word] / count,
+            "score": float(np.mean(scores[word])) if scores[word] else None,
+            "translation": partners[word].most_common(1)[0][0] if partners[word] else None,
+        }
+        for word, count in counts.items()
+        if count >= WORD_COUNT
+    ]
+    rows.sort(key=lambda row: (row["linked"], -row["count"]))
+    weak = [row for row in rows if row["linked"] < LINKED]
+    if not weak:
+        return rows[:WORDS_SHOWN], None
+    message = (
+        f"{len(weak)} of {len(rows)} frequent words of {language_name(language)} find their translation in less than half "
+        f"of their occurrences: {', '.join(row['word'] for row in weak[:5])}. Function words often do; for words of "
+        "content, train with a word objective."
+    )
+    return rows[:WORDS_SHOWN], Finding("info", "under-aligned-words", message, language, len(weak), len(rows))
+
+
+def _bare(word: str) -> str:
+    """A word without case and punctuation; empty if it has no letter."""
+    word = word.casefold().strip(string.punctuation + "“”„‘’«»…–—।。、，")
+    return word if any(map(str.isalpha, word)) else ""

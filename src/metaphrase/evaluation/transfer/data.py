@@ -1,0 +1,438 @@
+"""Reading the benchmarks of the fine-tuned tasks, from folders in their own formats or from the Hub.
+
+A source is ``PATH[@split]`` or ``hf:org/name[:config][@split]``. A path is a file or a folder of files that are named as
+their benchmark names them; a config may hold ``{language}``::
+
+    data/xnli@dev                       dev-en.tsv.gz, dev-sw.tsv.gz, …
+    data/train-v1.1.json                SQuAD: English, as no language is named
+    data/ud@test                        en_ewt-ud-test.conllu, sw_…: the treebanks of a language are joined
+    hf:facebook/xnli:{language}@test
+
+Every reader gives a data set for each language; its column ``item`` names an item, the same in all languages of a parallel
+benchmark, by which translations find each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, concatenate_datasets, get_dataset_config_names, load_dataset
+
+from metaphrase.corpus import open_text
+from metaphrase.corpus.code_switching import PairedTexts
+from metaphrase.exceptions import DataError, MissingFileError
+
+logger = logging.getLogger(__name__)
+
+ENGLISH = "en"
+
+#: Universal part-of-speech tags.
+_TAGS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
+UPOS = tuple(_TAGS.split())
+
+#: What the word that stands for several (Spanish "del") is tagged as, where none of them heads the others: the first of
+#: these. XTREME's conversion of the treebanks.
+_FUSED_TAGS = {
+    "": [
+        "VERB",
+        "NOUN",
+        "PROPN",
+        "PRON",
+        "ADJ",
+        "NUM",
+        "ADV",
+        "INTJ",
+        "AUX",
+        "ADP",
+        "DET",
+        "PART",
+        "CCONJ",
+        "SCONJ",
+        "X",
+        "PUNCT",
+    ],
+    "es": ["VERB", "AUX", "PRON", "ADP", "DET"],
+    "fr": ["VERB", "AUX", "PRON", "NOUN", "ADJ", "ADV", "ADP", "DET", "PART", "SCONJ", "CONJ"],
+    "it": ["VERB", "AUX", "ADV", "PRON", "ADP", "DET", "INTJ"],
+}
+
+_HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?")
+_UNTRANSLATED = ("", "NS")
+
+Row = dict[str, Any]
+Languages = dict[str, Dataset]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is trained on, what chooses the checkpoint, what is measured: a data set for each language."""
+
+    train: Languages
+    dev: Languages
+    test: Languages
+
+
+@dataclass(frozen=True)
+class Format:
+    """How the files of a task are named, and what their rows are.
+
+    Attributes:
+        names: File names with a group ``language``, and ``split`` where the name tells it.
+        read: The rows of a file, and its language.
+        adapt: Number and row of a Hub data set to a row, or None for one to drop.
+        group: Column whose equal values must not be torn apart when items are split.
+    """
+
+    names: tuple[re.Pattern[str], ...]
+    read: Callable[[Path, str], Iterator[Row]]
+    adapt: Callable[[int, Row], Row | None]
+    group: str
+
+
+def read_languages(
+    source: str, form: Format, *, split: str, languages: Sequence[str] | None = None, limit: int | None = None
+) -> Languages:
+    """Read a source.
+
+    Args:
+        source: See the module.
+        form: The task's files.
+        split: Split of a source that names none.
+        languages: Languages to read; None reads all. A file that names no language is English.
+        limit: Rows of each language, the first so many.
+
+    Returns:
+        English first, the others by their codes.
+
+    Raises:
+        FileNotFoundError: There is no such folder, split or language.
+        ValueError: A file is malformed or empty.
+    """
+    place, _, asked = source.partition("@")
+    split = asked or split
+    rows = _hub_rows if place.startswith("hf:") else _file_rows
+    sets: Languages = {}
+    for language, found in rows(place, form, split, languages):
+        part = list(found if limit is None else _first(found, limit))
+        if not part:
+            raise DataError(f"{source} holds nothing for {language!r}.")
+        data = Dataset.from_list(part)
+        sets[language] = concatenate_datasets([sets[language], data]) if language in sets else data
+    if missing := sorted(set(languages or ()) - set(sets)):
+        raise MissingFileError(
+            f"{source} has no {split} data for {', '.join(missing)}. It has: {', '.join(sets) or 'none'}."
+        )
+    if not sets:
+        known = ", ".join(pattern.pattern.replace("\\", "") for pattern in form.names)
+        raise MissingFileError(f"{source} has no {split} files. Their names should match {known}.")
+    return {language: sets[language] for language in sorted(sets, key=lambda code: (code != ENGLISH, code))}
+
+
+def _first(rows: Iterable[Row], count: int) -> Iterator[Row]:
+    for _, row in zip(range(count), rows, strict=False):
+        yield row
+
+
+def _file_rows(
+    place: str, form: Format, split: str, languages: Sequence[str] | None
+) -> Iterator[tuple[str, Iterator[Row]]]:
+    path = Path(place)
+    if not path.exists():
+        raise MissingFileError(f"There is no {path}.")
+    for file in [path] if path.is_file() else sorted(path.iterdir()):
+        name = file.name.removesuffix(".gz")
+        match = next((match for pattern in form.names if (match := pattern.fullmatch(name))), None)
+        groups = match.groupdict() if match else {}
+        if path.is_dir() and (match is None or groups.get("split") not in (None, split)):
+            continue
+        language = groups.get("language") or ENGLISH
+        if languages is None or language in languages:
+            yield language, form.read(file, language)
+
+
+def _hub_rows(
+    place: str, form: Format, split: str, languages: Sequence[str] | None
+) -> Iterator[tuple[str, Iterator[Row]]]:
+    match = _HUB.fullmatch(place)
+    if match is None:
+        raise DataError(f"{place!r} is no Hub data set; write hf:org/name[:config][@split].")
+    name, config = match["name"], match["config"]
+    configs: dict[str, str | None] = {ENGLISH: config}
+    if config is not None and "{language}" in config:
+        template = re.compile(re.escape(config).replace(r"\{language\}", "(?P<language>[a-z]{2,3})", 1))
+        if languages is None:
+            found = [match for entry in get_dataset_config_names(name) if (match := template.fullmatch(entry))]
+            languages = [match["language"] for match in found]
+        configs = {language: config.replace("{language}", language) for language in languages}
+    for language, entry in configs.items():
+        if languages is None or language in languages:
+            data = load_dataset(name, entry, split=split)
+            rows = (form.adapt(number, row) for number, row in enumerate(_named(data)))
+            yield language, (row for row in rows if row is not None)
+
+
+def _named(data: Dataset) -> Iterator[Row]:
+    """Rows of a Hub data set with the names of its classes in place of their numbers."""
+    kinds = {name: getattr(kind, "feature", kind) for name, kind in data.features.items()}
+    names = {name: kind.names for name, kind in kinds.items() if hasattr(kind, "names")}
+    for row in data:
+        named = {}
+        for name, classes in names.items():
+            value = row[name]
+            named[name] = [classes[v] for v in value] if isinstance(value, list) else classes[value]
+        yield {**row, **named}
+
+
+# Pairs of sentences
+
+
+def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
+    """Labelled pairs of sentences: XNLI and PAWS-X.
+
+    Lines are ``first<TAB>second<TAB>label``, an identifier may stand in front, a header is passed over, and there is no
+    quoting. Untranslated rows ("NS" in PAWS-X, or nothing) are dropped.
+
+    Args:
+        columns: Names of the two columns.
+        labels: The classes; a row's label is its place among them.
+    """
+    classes = {label: number for number, label in enumerate(labels)}
+    if "contradiction" in classes:
+        classes["contradictory"] = classes["contradiction"]  # so the machine-translated training sets call it
+
+    def row_of(item: int, first: str, second: str, label: str) -> Row | None:
+        if first.strip() in _UNTRANSLATED or second.strip() in _UNTRANSLATED:
+            return None
+        return {"item": str(item), columns.first: first, columns.second: second, "label": classes[label]}
+
+    def read(path: Path, language: str) -> Iterator[Row]:
+        dropped = 0
+        with open_text(path) as lines:
+            for number, line in enumerate(lines):
+                fields = line.rstrip("\r\n").split("\t")
+                if number == 0 and fields[-1] in ("label", "gold_label"):
+                    continue
+                if len(fields) not in (3, 4) or fields[-1].strip() not in classes:
+                    raise DataError(
+                        f"{path}:{number + 1}: a line should hold two sentences and one of {', '.join(labels)}, separated by "
+                        f"tabs, but is {line.rstrip()[:80]!r}."
+                    )
+                row = row_of(number, fields[-3], fields[-2], fields[-1].strip())
+                dropped += row is None
+                if row is not None:
+                    yield row
+        if dropped:
+            logger.info("%s: %d untranslated rows dropped.", path, dropped)
+
+    return Format(
+        names=(
+            re.compile(r"(?P<split>train|dev|test)-(?P<language>[a-z]{2,3})\.tsv"),
+            re.compile(r"multinli\.(?P<split>train)\.(?P<language>[a-z]{2,3})\.tsv"),
+        ),
+        read=read,
+        adapt=lambda number, row: row_of(number, row[columns.first], row[columns.second], str(row["label"])),
+        group=columns.first,
+    )
+
+
+# Questions
+
+
+def _question(item: str, row: Row, context: str) -> Row:
+    answers = [(answer["text"], answer["answer_start"]) for answer in row["answers"]]
+    texts, starts = zip(*answers, strict=True) if answers else ((), ())
+    gold = {"text": list(texts), "answer_start": list(starts)}
+    return {"item": item, "question": row["question"], "context": context, "answers": gold}
+
+
+def _read_questions(path: Path, language: str) -> Iterator[Row]:
+    with open_text(path) as file:
+        try:
+            content = json.load(file)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise DataError(f"{path} is not in SQuAD's JSON format: {error}.") from error
+    if not isinstance(content, dict) or "data" not in content:
+        raise DataError(f"{path} is not in SQuAD's JSON format: there is no 'data'.")
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                yield _question(question["id"], question, paragraph["context"])
+
+
+#: SQuAD's JSON: SQuAD itself, XQuAD, MLQA (context and question of one language: XLT) and XTREME's translations of SQuAD.
+QUESTIONS = Format(
+    names=(
+        re.compile(r"(?P<split>train|dev|test)-(?P<language>[a-z]{2,3})\.json"),
+        re.compile(r"(?P<split>dev|test)-context-(?P<language>[a-z]{2,3})-question-(?P=language)\.json"),
+        re.compile(r"squad\.translate\.(?P<split>train)\.en-(?P<language>[a-z]{2,3})\.json"),
+        re.compile(r"(?P<split>train|dev)-v1\.1\.json"),
+        re.compile(r"xquad\.(?P<language>[a-z]{2,3})\.json"),
+    ),
+    read=_read_questions,
+    adapt=lambda number, row: (
+        {column: row[column] for column in ("question", "context", "answers")} | {"item": str(row.get("id", number))}
+    ),
+    group="context",
+)
+
+
+# Treebanks
+
+
+def treebank_format(*, fused: bool = False) -> Format:
+    """Words and their universal part-of-speech tags, from CoNLL-U.
+
+    Args:
+        fused: Where one written word stands for several syntactic ones ("del", "don't"), take the written word, with the
+            tag of the one that is highest in the tree. XTREME does; without it syntactic words are tagged, as Universal
+            Dependencies are.
+    """
+
+    def read(path: Path, language: str) -> Iterator[Row]:
+        with open_text(path) as lines:
+            for number, sentence in enumerate(_sentences(lines)):
+                words, tags = _fused(sentence, language) if fused else _syntactic(sentence)
+                if sum(word == "_" for word in words) >= max(1, len(words) - 1):
+                    continue  # a treebank whose text is not free
+                if unknown := sorted(set(tags) - set(UPOS)):
+                    raise DataError(
+                        f"{path}: sentence {number + 1} has the tags {', '.join(unknown)}; known are {', '.join(UPOS)}. "
+                        "XTREME's test files come without tags: take those of Universal Dependencies."
+                    )
+                yield {"item": f"{path.name}#{number}", "words": words, "tags": tags}
+
+    def adapt(number: int, row: Row) -> Row:
+        return {"item": str(number), "words": row["tokens"], "tags": row["upos"]}
+
+    name = re.compile(r"(?P<language>[a-z]{2,3})_[a-z]+-ud-(?P<split>train|dev|test)\.conllu")
+    return Format((name,), read, adapt, group="item")
+
+
+def _sentences(lines: Iterable[str]) -> Iterator[list[list[str]]]:
+    sentence: list[list[str]] = []
+    for line in lines:
+        line = line.rstrip("\r\n")
+        if line and not line.startswith("#"):
+            sentence.append(line.split("\t"))
+        elif not line and sentence:
+            yield sentence
+            sentence = []
+    if sentence:
+        yield sentence
+
+
+def _syntactic(sentence: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
+    kept = [(fields[1], fields[3]) for fields in sentence if fields[0].isdigit()]
+    return [word for word, _ in kept], [tag for _, tag in kept]
+
+
+def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str], list[str]]:
+    heads = {fields[0]: fields[6] for fields in sentence if fields[0].isdigit()}
+    tags = {fields[0]: fields[3] for fields in sentence if fields[0].isdigit()}
+    ranks = _FUSED_TAGS.get(language, _FUSED_TAGS[""])
+
+    def depth(word: str) -> int:
+        above: set[str] = set()
+        while (word := heads.get(word, "0")) != "0" and word not in above:
+            above.add(word)
+        return len(above)
+
+    def rank(word: str) -> int:
+        return ranks.index(tags[word]) if tags[word] in ranks else len(ranks)
+
+    words, kept, upto = [], [], 0
+    for fields in sentence:
+        number, _, last = fields[0].partition("-")
+        if last:
+            span = [str(at) for at in range(int(number), int(last) + 1)]
+            words.append(fields[1])
+            kept.append(tags[min(span, key=lambda word: (depth(word), rank(word)))])
+            upto = int(last)
+        elif number.isdigit() and int(number) > upto:
+            words.append(fields[1])
+            kept.append(fields[3])
+    return words, kept
+
+
+# Splitting
+
+
+def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, seed: int) -> dict[str, str]:
+    """Deal the English items out to parts.
+
+    Items with the same premise or paragraph go to the same part. Parts are filled one after the other with groups drawn at
+    random; the last one takes what is left.
+
+    Args:
+        english: The English data set.
+        group: Its column whose equal values stay together.
+        shares: Share of the items for each part.
+        seed: Of the drawing.
+
+    Returns:
+        The part of each item.
+    """
+    members: dict[str, list[str]] = {}
+    for item, key in zip(english["item"], english[group], strict=True):
+        members.setdefault(key, []).append(item)
+    keys = sorted(members)
+    random.Random(seed).shuffle(keys)
+    parts, dealt = iter(shares.items()), 0
+    part_of: dict[str, str] = {}
+    part, bound = next(parts)
+    for key in keys:
+        while dealt >= round(bound * len(english)) and (following := next(parts, None)) is not None:
+            part, share = following
+            bound += share
+        part_of.update((item, part) for item in members[key])
+        dealt += len(members[key])
+    return part_of
+
+
+def take(sets: Languages, part_of: Mapping[str, str], part: str) -> Languages:
+    """Of each language the items of a part; items that are in no part are in none."""
+    return {
+        language: data.select([at for at, item in enumerate(data["item"]) if part_of.get(item) == part])
+        for language, data in sets.items()
+    }
+
+
+def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) -> Dataset:
+    """Put the English originals beside translated items, for code-switching.
+
+    Args:
+        translated: Items of another language.
+        english: The items that they were translated from.
+        columns: Which columns have an original.
+
+    Returns:
+        The items that have an original.
+    """
+    place = {item: at for at, item in enumerate(english["item"])}
+    rows = []
+    for row in translated:
+        if row["item"] in place:
+            original = english[place[row["item"]]]
+            rows.append(row | {column + columns.suffix: original[column] for column in columns.switched})
+    if not rows:
+        raise DataError("No translated item has an English original: their identifiers differ.")
+    if len(rows) < len(translated):
+        logger.info("%d of %d items have no English original.", len(translated) - len(rows), len(translated))
+    return Dataset.from_list(rows)
+
+
+def digest(data: Dataset) -> str:
+    """SHA-256 of the rows."""
+    content = hashlib.sha256()
+    for row in data:
+        content.update(json.dumps(row, ensure_ascii=False, sort_keys=True).encode())
+        content.update(b"\n")
+    return content.hexdigest()

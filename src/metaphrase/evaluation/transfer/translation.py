@@ -1,0 +1,442 @@
+"""Translation: an encoder below a decoder of its own kind that starts at random.
+
+Encoder and decoder are trained together; the weights of the last checkpoints are averaged, translations are searched with a
+beam and scored with sacreBLEU, whose signature names the tokenisation.
+
+Reference: Li et al. 2021 (MGC), section 3.2.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from rich import box
+from rich.table import Table
+from sacrebleu.metrics import BLEU, CHRF
+from safetensors.torch import load_file, load_model, save_file
+from torch import Tensor, nn
+from transformers import (
+    AutoModel,
+    AutoModelForCausalLM,
+    EncoderDecoderModel,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    set_seed,
+)
+
+from metaphrase.checkpoints.saving import WholeCheckpoints
+from metaphrase.corpus import load_corpus
+from metaphrase.encoders.loading import english_piece_ids
+from metaphrase.evaluation.transfer.data import ENGLISH, digest
+from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
+from metaphrase.evaluation.transfer.running import (
+    PACKAGES,
+    RESULTS,
+    FineTuningArguments,
+    check_settings,
+    last_checkpoint,
+    predict,
+    split_languages,
+)
+from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.environment import hardware
+from metaphrase.io.files import write_json
+
+logger = logging.getLogger(__name__)
+
+IGNORED = -100
+
+#: sacreBLEU's tokenisation of the languages that need one of their own; mteval's 13a for the others.
+TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
+
+
+@dataclass
+class TranslationOptions:
+    """Which encoder, on which bitext, how measured."""
+
+    model: str = field(default="starter", metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
+    train: str | None = field(default=None, metadata={"help": "Bitext to train on: a file, a folder or hf:org/name."})
+    train_split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, …"})
+    test: str | None = field(default=None, metadata={"help": "Bitext that is measured."})
+    test_split: str = field(default="test", metadata={"help": "Its split."})
+    language: str | None = field(default=None, metadata={"help": "The language beside English."})
+    direction: Literal["to-english", "from-english"] = field(
+        default="to-english", metadata={"help": "Into English or out of it."}
+    )
+    decoder_layers: int = field(default=6, metadata={"help": "Layers of the decoder."})
+    decoder_vocabulary: Literal["full", "corpus"] = field(
+        default="full",
+        metadata={
+            "help": "full: the tokenizer's; corpus: the pieces of the training targets, as a decoder that starts at random "
+            "learns no others."
+        },
+    )
+    max_length: int = field(default=128, metadata={"help": "Pieces of a sentence, special ones included."})
+    dropout: float | None = field(default=None, metadata={"help": "Dropout in place of the encoder's own."})
+    freeze_word_embeddings: bool = field(default=False, metadata={"help": "Keep the encoder's word embeddings."})
+    freeze_encoder: bool = field(default=False, metadata={"help": "Keep all of the encoder: train the decoder alone."})
+    average_checkpoints: int = field(default=10, metadata={"help": "Checkpoints, the last so many, to average."})
+    num_beams: int = field(default=5, metadata={"help": "Width of the beam."})
+    length_penalty: float = field(default=1.0, metadata={"help": "Exponent of the length that a score is divided by."})
+    tokenisation: str | None = field(
+        default=None, metadata={"help": "sacreBLEU's tokenisation: 13a, zh, intl, …; default: by the target language."}
+    )
+    limit_train: int | None = field(default=None, metadata={"help": "Train on the first so many pairs."})
+    limit_test: int | None = field(default=None, metadata={"help": "Measure the first so many pairs."})
+
+
+class TargetPieces:
+    """The decoder's vocabulary: some of the tokenizer's pieces, in its order.
+
+    Args:
+        ids: Their ids, sorted, special ones among them.
+        size: Number of pieces of the tokenizer.
+        unknown: Id of what stands for all others.
+    """
+
+    def __init__(self, ids: Tensor, size: int, unknown: int) -> None:
+        self.ids = ids
+        self._place = torch.full((size,), int(torch.searchsorted(ids, unknown)))
+        self._place[ids] = torch.arange(len(ids))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def encode(self, ids: Tensor) -> Tensor:
+        """Ids of the tokenizer as places in the vocabulary, any shape."""
+        return self._place[ids]
+
+    def decode(self, places: Tensor) -> Tensor:
+        """Places in the vocabulary as ids of the tokenizer, any shape."""
+        return self.ids[places]
+
+
+@dataclass(frozen=True)
+class TranslationCollator:
+    """Turns rows of ``source`` and ``target`` into a batch.
+
+    Attributes:
+        tokenizer: The encoder's.
+        pieces: The decoder's vocabulary.
+        max_length: Pieces of a side, special ones included.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    pieces: TargetPieces
+    max_length: int
+
+    def __call__(self, rows: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:
+        """The encoder's inputs, ``decoder_input_ids``, which start at the first special piece, and ``labels``, one ahead."""
+        source, target = (
+            self.tokenizer(
+                [row[side] for row in rows],
+                truncation=True,
+                max_length=self.max_length,
+                padding=True,
+                return_tensors="pt",
+            )
+            for side in ("source", "target")
+        )
+        ids_bt = self.pieces.encode(target["input_ids"])
+        labels_bt = ids_bt.masked_fill(target["attention_mask"] == 0, IGNORED)
+        decoder = {"decoder_input_ids": ids_bt[:, :-1], "decoder_attention_mask": target["attention_mask"][:, :-1]}
+        return {**source, **decoder, "labels": labels_bt[:, 1:]}
+
+
+def make_translator(
+    source: EncoderSource,
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: TargetPieces,
+    *,
+    layers: int = 6,
+    dropout: float | None = None,
+    freeze_word_embeddings: bool = False,
+    freeze_encoder: bool = False,
+) -> EncoderDecoderModel:
+    """An encoder with a decoder of its own shape, all of whose weights are random.
+
+    The decoder's layers have the encoder's width, heads, inner size and activation, and attend to the encoder's states; its
+    output table is its input table. Its weights start as those of a Transformer do (Glorot), about three times BERT's: with
+    BERT's, what it reads of the source is so faint beside what it has written that it learns the targets by heart and
+    never looks at the source.
+
+    Args:
+        source: The encoder.
+        tokenizer: Its tokenizer.
+        pieces: The decoder's vocabulary.
+        layers: The decoder's.
+        dropout: Of both, in place of the encoder's own.
+        freeze_word_embeddings: Keep the encoder's word embeddings as they are.
+        freeze_encoder: Keep all of the encoder as it is.
+    """
+    encoder = load_with_head(source, AutoModel, dropout=dropout, freeze_word_embeddings=freeze_word_embeddings)
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    if freeze_encoder:
+        encoder.requires_grad_(False)
+    first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
+    start, end, pad = pieces.encode(torch.tensor([first, last, tokenizer.pad_token_id])).tolist()
+    config = copy.deepcopy(encoder.config)
+    config.update({"is_decoder": True, "add_cross_attention": True, "num_hidden_layers": layers, "use_cache": True})
+    config.update({"vocab_size": len(pieces), "bos_token_id": start, "eos_token_id": end, "pad_token_id": pad})
+    decoder = AutoModelForCausalLM.from_config(config)
+    initialise_decoder(decoder)
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    model.config.decoder_start_token_id, model.config.eos_token_id, model.config.pad_token_id = start, end, pad
+    model.generation_config = GenerationConfig(
+        decoder_start_token_id=start, bos_token_id=start, eos_token_id=end, pad_token_id=pad
+    )
+    return model
+
+
+def initialise_decoder(decoder: PreTrainedModel) -> None:
+    """Start a decoder as Transformers for translation start, in place: Glorot's uniform maps, N(0, 1/hidden) embeddings.
+
+    Reference: Glorot and Bengio 2010; so initialise tensor2tensor and fairseq, which train the models of Vaswani et al. 2017.
+    """
+    output = decoder.get_output_embeddings()
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear) and module is not output:
+            nn.init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+class TranslationTrainer(WholeCheckpoints):
+    """Trains on the cross-entropy of the target's pieces, with label smoothing if the arguments say so."""
+
+    loss_is_scaled_for_ga = False
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        """Mean over the pieces of a batch."""
+        labels_bt = inputs.pop("labels")
+        outputs = model(**inputs)
+        loss = nn.functional.cross_entropy(
+            outputs.logits.flatten(0, 1).float(),
+            labels_bt.flatten(),
+            ignore_index=IGNORED,
+            label_smoothing=self.args.label_smoothing_factor,
+        )
+        return (loss, outputs) if return_outputs else loss
+
+
+def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the weights of some checkpoints, each a folder with ``model.safetensors``.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if not checkpoints:
+        raise ValueError("There is no checkpoint to average.")
+    mean: dict[str, Tensor] = {}
+    for checkpoint in checkpoints:
+        for name, tensor in load_file(checkpoint / "model.safetensors").items():
+            mean[name] = mean.get(name, 0.0) + tensor.double() / len(checkpoints)
+    return {name: tensor.float() for name, tensor in mean.items()}
+
+
+def translate(
+    model: PreTrainedModel,
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    pieces: TargetPieces,
+    *,
+    max_length: int = 128,
+    num_beams: int = 5,
+    length_penalty: float = 1.0,
+    batch_size: int = 32,
+) -> list[str]:
+    """Translate with a beam.
+
+    Args:
+        model: From :func:`make_translator`.
+        texts: Sentences.
+        tokenizer: The encoder's.
+        pieces: The decoder's vocabulary.
+        max_length: Pieces of a sentence or a translation.
+        num_beams: Width of the beam.
+        length_penalty: A hypothesis scores its log probability divided by its length to this power.
+        batch_size: Sentences at a time.
+    """
+    return predict(
+        model,
+        texts,
+        collate=lambda rows: tokenizer(
+            rows, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
+        ),
+        forward=partial(
+            model.generate, max_length=max_length, num_beams=num_beams, length_penalty=length_penalty, do_sample=False
+        ),
+        read=lambda ids, rows: tokenizer.batch_decode(pieces.decode(ids.cpu()), skip_special_tokens=True),
+        length=len,
+        batch_size=batch_size,
+    )
+
+
+def read_bitext(source: str, language: str, *, split: str, direction: str, limit: int | None) -> Dataset:
+    """Pairs as they stand there, ``source`` being what is translated.
+
+    Raises:
+        FileNotFoundError: There is no such bitext.
+        ValueError: It is empty.
+    """
+    corpus = load_corpus(source, languages=[language], split=split, cleaning=None, limit=limit)
+    data = corpus.dataset.select_columns(["source", "target"])
+    if not len(data):
+        raise DataError(f"{source} holds no pairs of {language}.")
+    if direction == "from-english":
+        data = data.rename_columns({"source": "target", "target": "source"})
+    return data
+
+
+def finetune_translation(options: TranslationOptions, arguments: FineTuningArguments) -> dict[str, Any]:
+    """Fine-tune an encoder on translation and measure BLEU and chrF.
+
+    A run that was interrupted goes on at its last checkpoint; one that was finished is not run again.
+
+    Returns:
+        The content of ``results.json``: ``metrics``, ``signatures``, settings, data with their digests, the curve of the
+        loss, some translations, seconds.
+
+    Raises:
+        ValueError: Options are missing, or the folder belongs to other ones.
+    """
+    if not (arguments.output_dir and options.train and options.test and options.language):
+        raise UsageError("Give --train, --test, --language and --output_dir.")
+    (language,) = split_languages([options.language]) or [""]
+    source = encoder_source(options.model)
+    folder = Path(arguments.output_dir)
+    settings = check_settings(folder, "translation", source, options, arguments)
+    if (folder / RESULTS).is_file():
+        logger.info("%s is there already.", folder / RESULTS)
+        return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+    started = time.time()
+    train, test = (
+        read_bitext(place, language, split=split, direction=options.direction, limit=limit)
+        for place, split, limit in (
+            (options.train, options.train_split, options.limit_train),
+            (options.test, options.test_split, options.limit_test),
+        )
+    )
+    tokenizer = load_tokenizer(source)
+    pieces = _target_pieces(train["target"], tokenizer, options.decoder_vocabulary)
+    set_seed(arguments.seed)
+    model = make_translator(
+        source,
+        tokenizer,
+        pieces,
+        layers=options.decoder_layers,
+        dropout=options.dropout,
+        freeze_word_embeddings=options.freeze_word_embeddings,
+        freeze_encoder=options.freeze_encoder,
+    )
+    arguments = _for_averaging(arguments, options.average_checkpoints)
+    resumed = last_checkpoint(folder)
+    trainer = TranslationTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=train,
+        data_collator=TranslationCollator(tokenizer, pieces, options.max_length),
+    )
+    trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
+    if arguments.process_index != 0:
+        return {}
+    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
+    averaged = checkpoints[-options.average_checkpoints :]
+    save_file(average_checkpoints(averaged), folder / "model.safetensors", metadata={"format": "pt"})
+    load_model(trainer.model, folder / "model.safetensors", device=str(arguments.device))
+    trained = time.time()
+    translations = translate(
+        trainer.model,
+        test["source"],
+        tokenizer,
+        pieces,
+        max_length=options.max_length,
+        num_beams=options.num_beams,
+        length_penalty=options.length_penalty,
+        batch_size=arguments.per_device_eval_batch_size,
+    )
+    into = ENGLISH if options.direction == "to-english" else language
+    metrics, signatures = translation_scores(translations, test["target"], into, options.tokenisation)
+    results = settings | {
+        "data": {name: {"n": len(data), "sha256": digest(data)} for name, data in (("train", train), ("test", test))},
+        "decoder_vocabulary": len(pieces),
+        "metrics": metrics,
+        "signatures": signatures,
+        "averaged": [path.name for path in averaged],
+        "steps": trainer.state.global_step,
+        "loss": [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry],
+        "examples": [
+            {"source": row["source"], "target": row["target"], "translation": translation}
+            for row, translation in zip(test.select(range(min(20, len(test)))), translations, strict=False)
+        ],
+        "training_seconds": round(trained - started, 1),
+        "seconds": round(time.time() - started, 1),
+        "hardware": hardware(),
+        "versions": {name: version(name) for name in (*PACKAGES, "sacrebleu")} | {"python": platform.python_version()},
+    }
+    write_json(folder / RESULTS, results)
+    return results
+
+
+def _for_averaging(arguments: Any, checkpoints: int) -> Any:
+    """Training without dev data, which keeps as many checkpoints as are averaged."""
+    arguments = copy.deepcopy(arguments)
+    arguments.eval_strategy = "no"
+    arguments.save_total_limit = checkpoints
+    return arguments
+
+
+def _target_pieces(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, kind: str) -> TargetPieces:
+    ids = torch.arange(len(tokenizer)) if kind == "full" else english_piece_ids(texts, tokenizer)
+    return TargetPieces(ids, len(tokenizer), tokenizer.unk_token_id)
+
+
+def translation_scores(
+    translations: Sequence[str], references: Sequence[str], language: str, tokenisation: str | None = None
+) -> tuple[dict[str, float], dict[str, str]]:
+    """BLEU and chrF, with sacreBLEU's signatures.
+
+    Args:
+        translations: What was translated, detokenised.
+        references: What it should have been.
+        language: Language of both, which chooses the tokenisation.
+        tokenisation: One of sacreBLEU's, in place of it.
+
+    >>> translation_scores(["It rains in the town."], ["It rains in the town."], "en")[0]["bleu"]
+    100.0
+    """
+    metrics = {"bleu": BLEU(tokenize=tokenisation or TOKENISATIONS.get(language, "13a")), "chrf": CHRF()}
+    scores = {
+        name: round(metric.corpus_score(list(translations), [list(references)]).score, 6)
+        for name, metric in metrics.items()
+    }
+    return scores, {name: str(metric.get_signature()) for name, metric in metrics.items()}
+
+
+def translation_table(results: Mapping[str, Any]) -> Table:
+    """The scores for the console."""
+    settings = results["settings"]
+    title = f"{results['model']}: translation of {settings['language']}, {settings['direction']}"
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("", "score", "signature"):
+        table.add_column(heading)
+    for name, score in results["metrics"].items():
+        table.add_row(name, f"{score:.1f}", results["signatures"][name])
+    table.caption = f"{results['data']['test']['n']} pairs; mean of {len(results['averaged'])} checkpoints."
+    return table

@@ -1,0 +1,36 @@
+"""Files: the package's own data, and writing that never leaves half a file."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+#: Data that comes with the package: the demo's bitext and the Universal Declaration of Human Rights.
+PACKAGED_DATA = Path(__file__).parents[1] / "data"
+DEMO = PACKAGED_DATA / "demo"
+UDHR = PACKAGED_DATA / "udhr"
+
+
+def write_json(path: str | Path, content: Any) -> Path:
+    """Write JSON atomically: a reader never sees a partial file.
+
+    Returns:
+        The path.
+    """
+    return replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
+
+
+def replace_text(path: str | Path, text: str) -> Path:
+    """Write text atomically, in a folder that is made if need be.
+
+    Returns:
+        The path.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+    return path

@@ -1,0 +1,74 @@
+"""From examples to the views that a recipe asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from metaphrase.modeling.views import Example, View, fingerprint
+
+#: How a corpus gets the columns that some views need.
+REMEDIES = {
+    "alignment": "Add word links with `metaphrase align`, or `metaphrase.aligners.linking.add_alignment`.",
+    "monolingual": "Mix text in with `--monolingual`, or `metaphrase.corpus.monolingual.with_monolingual`.",
+    "source_bt": "Fill it with scripts/back_translate.py.",
+    "target_bt": "Fill it with scripts/back_translate.py.",
+}
+
+
+@dataclass
+class ParallelCollator:
+    """Builds every view of a batch, each once.
+
+    Attributes:
+        tokenizer: The encoder's tokenizer.
+        views: The views that the objectives ask for.
+        seed: Seed of all that is random in a view.
+        valid_label_columns: Always empty: no column of a bitext is a label.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    views: tuple[View, ...]
+    seed: int = 42
+    valid_label_columns: list[str] = field(default_factory=list)
+    _epoch: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), repr=False)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make what is random in a view differ between epochs, in worker processes too."""
+        self._epoch.fill_(epoch)
+
+    def __call__(self, examples: Sequence[Example]) -> dict[str, dict[str, Tensor]]:
+        """Build a batch.
+
+        Args:
+            examples: Rows with the columns ``source`` and ``target``.
+
+        Returns:
+            ``{view: {feature: tensor}}``.
+
+        Raises:
+            ValueError: A row lacks a column.
+        """
+        if missing := {"source", "target"} - examples[0].keys():
+            raise ValueError(
+                f"A bitext needs the columns 'source' and 'target', but {sorted(missing)} is missing "
+                f"(found {sorted(examples[0])}). Rename the columns, or read the corpus with `load_corpus`."
+            )
+        for view in self.views:
+            if missing := set(view.columns) - examples[0].keys():
+                column = min(missing)
+                raise ValueError(
+                    f"View {view.name!r} reads the column {column!r}, which is missing (found {sorted(examples[0])}). "
+                    f"{REMEDIES.get(column, 'Add it to the corpus.')}"
+                )
+        epoch = int(self._epoch)
+        seeds = [(self.seed, epoch, fingerprint(example["source"], example["target"])) for example in examples]
+        return {
+            view.name: view.build(examples, self.tokenizer, [np.random.default_rng(seed) for seed in seeds])
+            for view in self.views
+        }

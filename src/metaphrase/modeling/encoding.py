@@ -1,0 +1,184 @@
+"""Encodings: what the encoder makes of the views of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from metaphrase.modeling.attention import observed
+from metaphrase.modeling.languages import LanguageEmbedding
+from metaphrase.modeling.packing import first_position
+
+#: What of a view the encoder reads; the rest is for the objectives.
+ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "visible")
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """An encoded view.
+
+    Attributes:
+        features: What the view built, e.g. ``labels`` or ``text``.
+        table_vh: The encoder's input embeddings, shape ``(vocabulary, hidden)``, on which tied heads project.
+        sentence_bh: Sentence embeddings as the model pools them, shape ``(batch, hidden)``; None for views that are not
+            encoded, as are the next two.
+        tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
+        mask_bl: True at real pieces, specials included, shape ``(batch, length)``.
+        attention_bell: Attention probabilities of the top layer's heads (``e``), for views that say what is ``visible``,
+            shape ``(batch, heads, length, length)``.
+    """
+
+    features: Mapping[str, Tensor]
+    table_vh: Tensor
+    sentence_bh: Any = None
+    tokens_blh: Any = None
+    mask_bl: Any = None
+    attention_bell: Any = None
+
+    @property
+    def ids_bl(self) -> Tensor:
+        """Piece ids, shape ``(batch, length)``."""
+        return self.features["input_ids"]
+
+
+def unwrap(model: nn.Module) -> SentenceTransformer:
+    """The SentenceTransformer inside the wrappers of distributed training and compilation."""
+    for attribute in ("module", "_orig_mod"):
+        model = getattr(model, attribute, model)
+    return model
+
+
+def encode_views(
+    model: Callable[[dict[str, Any]], dict[str, Any]],
+    views: Mapping[str, Mapping[str, Tensor]],
+    language_embedding: LanguageEmbedding | None = None,
+    *,
+    micro_batch_size: int | None = None,
+) -> dict[str, Encoding]:
+    """Encode every view once; views with the same kinds of inputs (source and target) share one call.
+
+    Args:
+        model: A SentenceTransformer, wrapped for distributed training or not.
+        views: ``{view: {feature: tensor}}``, as the collator builds them. Views without ``input_ids`` are not encoded.
+        language_embedding: Vectors that are added to the encoder's input by each text's language.
+        micro_batch_size: Rows that are encoded at a time. The encoder's activations are not kept but made again, with the
+            same dropout, one micro-batch after the other, when the gradient flows back: the same gradient for the memory
+            of one micro-batch and one more forward pass (GradCache). None encodes all rows at once.
+
+    Returns:
+        ``{view: Encoding}``.
+
+    Raises:
+        ValueError: There is a language embedding, and a view that does not tell its texts' language.
+
+    Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
+    """
+    transformer: Any = unwrap(model)[0]
+    encoder = transformer.auto_model
+    embeddings: Any = encoder.get_input_embeddings()
+    table_vh = embeddings.weight
+    inputs = {name: _inputs(features, encoder) for name, features in views.items()}
+    encodings = {name: Encoding(features, table_vh) for name, features in views.items()}
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name, given in inputs.items():
+        if given:
+            groups.setdefault(tuple(given), []).append(name)
+    for keys, names in groups.items():
+        joined = {key: _stack([inputs[name][key] for name in names]) for key in keys}
+        rows = len(joined["input_ids"])
+        size = rows if micro_batch_size is None or not torch.is_grad_enabled() else micro_batch_size
+        if language_embedding is not None or size < rows:  # one gradient of the table, not one for each micro-batch
+            joined["inputs_embeds"] = embeddings(joined.pop("input_ids"))
+        if language_embedding is not None:
+            language_b = torch.cat([_languages(name, views[name]) for name in names])
+            joined["inputs_embeds"] = joined["inputs_embeds"] + language_embedding(language_b)[:, None]
+        sentence_bh, tokens_blh, attention_bell = _encode(model, encoder, joined, size)
+        start = 0
+        for name in names:
+            batch, length = views[name]["input_ids"].shape
+            own = slice(start, start + batch)
+            encodings[name] = Encoding(
+                views[name],
+                table_vh,
+                sentence_bh[own],
+                tokens_blh[own, :length],
+                views[name]["attention_mask"].bool(),
+                None if attention_bell is None else attention_bell[own, :, :length, :length],
+            )
+            start += batch
+    return encodings
+
+
+def _inputs(features: Mapping[str, Tensor], encoder: PreTrainedModel) -> dict[str, Tensor]:
+    """What of a view goes into the encoder, as the encoder counts positions and token types."""
+    inputs = {key: features[key] for key in ENCODER_INPUTS if key in features} if "input_ids" in features else {}
+    if "position_ids" in inputs:
+        inputs["position_ids"] = inputs["position_ids"] + first_position(encoder)
+    if getattr(encoder.config, "type_vocab_size", 0) < 2:
+        inputs.pop("token_type_ids", None)
+    return inputs
+
+
+Output = tuple[Tensor, Tensor, Tensor | None]
+
+
+def _encode(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor], size: int) -> Output:
+    """Sentence embeddings, token states and, where ``visible`` is among the inputs, what the top layer attended to."""
+    rows = len(inputs["attention_mask"])
+    if size >= rows:
+        return _call(model, encoder, inputs)
+    outputs = []
+    for start in range(0, rows, size):
+        part = {key: value[start : start + size] for key, value in inputs.items()}
+        again = _Again(model, encoder)
+        outputs.append(checkpoint(again, part, use_reentrant=False, early_stop=False))
+    sentences, tokens, attentions = zip(*outputs, strict=True)
+    return torch.cat(sentences), torch.cat(tokens), None if attentions[0] is None else torch.cat(attentions)
+
+
+class _Again:
+    """A micro-batch's call; the second, in the backward pass, goes past the wrapper of distributed training."""
+
+    def __init__(self, model: Any, encoder: PreTrainedModel) -> None:
+        self.model, self.encoder = model, encoder
+
+    def __call__(self, inputs: dict[str, Tensor]) -> Output:
+        output = _call(self.model, self.encoder, inputs)
+        self.model = unwrap(self.model)
+        return output
+
+
+def _call(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor]) -> Output:
+    if "visible" not in inputs:
+        output = model(dict(inputs))
+        return output["sentence_embedding"], output["token_embeddings"], None
+    visible_bll = inputs["visible"].bool()
+    itself_ll = torch.eye(visible_bll.shape[1], dtype=torch.bool, device=visible_bll.device)
+    blind_bl1 = ~visible_bll.any(dim=-1, keepdim=True)
+    visible_bll = visible_bll | (itself_ll & blind_bl1)  # padding must see something
+    with observed(encoder) as observer:
+        output = model({**inputs, "visible": visible_bll, "observer": observer})
+        return output["sentence_embedding"], output["token_embeddings"], observer.probabilities()
+
+
+def _languages(name: str, features: Mapping[str, Tensor]) -> Tensor:
+    if "language" not in features:
+        raise ValueError(
+            f"An input language embedding needs the language of every text, but view {name!r} does not tell it. Leave "
+            "out its objective, or the language embedding."
+        )
+    return features["language"]
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    """Concatenate along the batch, padded with zeros to the longest: ``(batch, length)`` or ``(batch, length, length)``."""
+    longest = max(tensor.shape[1] for tensor in tensors)
+    return torch.cat([F.pad(tensor, (0, longest - tensor.shape[1]) * (tensor.dim() - 1)) for tensor in tensors])

@@ -1,0 +1,39 @@
+"""Encoders that are read and not trained: one that follows by momentum, or one that is held on to."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
+
+
+def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
+    """The encoder itself, without pooler and gradient; it runs without padding where it can."""
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    if can_pack(encoder):
+        encoder.set_attn_implementation(ATTENTION)
+    return encoder.requires_grad_(False)
+
+
+@torch.no_grad()
+def token_states(encoder: PreTrainedModel, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
+    """States of a frozen encoder's last layer.
+
+    Args:
+        encoder: What `frozen` gave.
+        ids_bl: Piece ids, shape ``(batch, length)``.
+        mask_bl: True at real pieces.
+
+    Returns:
+        Shape ``(batch, length, hidden)``.
+    """
+    if not can_pack(encoder):
+        states_blh: Tensor = encoder(input_ids=ids_bl, attention_mask=mask_bl.long()).last_hidden_state
+        return states_blh
+    packing = Packing.of(mask_bl)
+    flat = {"input_ids": packing.flatten(ids_bl), "position_ids": packing.position_n + first_position(encoder)}
+    states_1nh = encoder(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state
+    return packing.pad(states_1nh[0])

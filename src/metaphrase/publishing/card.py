@@ -1,0 +1,520 @@
+"""The model card: what was trained from what, with which recipe on which data, and what it measures per language.
+
+Data reach the card in two ways only: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or
+`table` into its text. The template itself names nothing but prepared Markdown, so that no sentence, language or file
+name can break out of its place.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from huggingface_hub import EvalResultEntry
+from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model_card import YAML_FIELDS
+from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
+
+from metaphrase import __version__
+from metaphrase.io.redaction import redact
+from metaphrase.publishing.provenance import hub_data_set
+
+#: Stands in the usage examples until the model is pushed; the name that sentence-transformers uses.
+MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
+
+TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
+LIMITATIONS = (
+    "Results hold for the test sets that they name; other domains, dialects and scripts may differ.",
+    "The model inherits the biases of its base model and of its training pairs.",
+    "A high similarity says that two sentences mean about the same, not that either of them is true.",
+)
+SAMPLE_LENGTH = 120
+LOG_ROWS = 50
+#: Not printable by Unicode's rules, yet part of the spelling of Persian, Malayalam, Sinhala and others.
+JOINERS = "\u200c\u200d"
+
+
+@dataclass
+class AlignmentModelCardData(SentenceTransformerModelCardData):
+    """What the card of an aligned encoder says; sentence-transformers' callback adds the course of the training.
+
+    Attributes:
+        recipe: The recipe as data; its `name` becomes a tag.
+        results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
+            percent), and where they were compared `difference`, `interval` (its bounds) and `verdict`. A row of a
+            benchmark that the Hub knows also has its `dataset_id` and `task_id`, and may have a `dataset_revision`.
+        retention: One row per test set in languages that were not trained on: `data`, how many `languages` and pairs (`n`),
+            `before`, `after`, `difference` and its `interval` on average over the languages, the `limit` of what they may
+            lose, the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences.
+        leakage: One row per test set: `data`, `pairs`, and `shared`, how many of these have a sentence that stands in the
+            training data too. None where nobody looked.
+        corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (of a data set of the Hub `revision`, its
+            commit), and where they are known `origin` and `license`.
+        command: The command that trains this model again.
+        seed: Its random seed.
+        mlm_head: What stood between the encoder and the vocabulary while training, in words.
+        hardware: What it was trained on.
+        weights: SHA-256 of each weights file of the release.
+        limitations: Sentences on what not to expect.
+    """
+
+    model_name: str | None = None
+    recipe: dict[str, Any] | None = None
+    results: list[dict[str, Any]] = field(default_factory=list)
+    retention: list[dict[str, Any]] = field(default_factory=list)
+    leakage: list[dict[str, Any]] | None = None
+    corpus: list[dict[str, Any]] = field(default_factory=list)
+    command: str | None = None
+    seed: int | None = None
+    mlm_head: str | None = None
+    hardware: str | None = None
+    weights: dict[str, str] = field(default_factory=dict)
+    limitations: list[str] = field(default_factory=lambda: list(LIMITATIONS))
+    tags: list[str] = field(default_factory=lambda: list(TAGS))
+    local_files_only: bool = True
+    generate_widget_examples: bool = False
+    template_path: Path = field(default=Path(__file__).with_name("model_card_template.md"), init=False, repr=False)
+
+    @classmethod
+    def adopt(cls, model: SentenceTransformer, **known: Any) -> AlignmentModelCardData:
+        """Give `model` a card of this class that goes on from what its present card knows.
+
+        Args:
+            model: Its `model_card_data` is replaced, or filled where it is of this class already.
+            **known: Fields to set, such as `language`, `license`, `base_model`, `recipe`.
+
+        Returns:
+            The model's new card.
+
+        Raises:
+            TypeError: There is no such field.
+        """
+        card = model.model_card_data
+        if not isinstance(card, cls):
+            own = {"tags", "local_files_only", "generate_widget_examples", "template_path", "model"}
+            old, card = card, cls()
+            for name in {f.name for f in fields(old)} - own:
+                setattr(card, name, getattr(old, name))
+            card.add_tags(old.tags)
+        unknown = known.keys() - {f.name for f in fields(cls)}
+        if unknown:
+            raise TypeError(f"A model card has no field {', '.join(sorted(unknown))}.")
+        for name, value in known.items():
+            setattr(card, name, value)
+        card.register_model(model)
+        model.model_card_data = card
+        return card
+
+    def add_comparison(self, data: str, comparison: Mapping[str, Any]) -> None:
+        """Add what `evaluation.retrieval.compare_retrieval` found on the test set `data`, with its pooled row last."""
+        keys = ("n", "before", "after", "difference", "interval", "verdict")
+        rows = [*comparison["languages"].items(), ("all", comparison["pooled"])]
+        for language, result in rows:
+            self.results.append(
+                {"data": data, "language": language} | {key: result[key] for key in keys if key in result}
+            )
+
+    def add_retention(self, data: str, retention: Mapping[str, Any]) -> None:
+        """Add what `plots.retention` found on the test set `data` in languages that were not trained on."""
+        pooled, rows = retention["pooled"], retention["languages"]
+        keys = ("n", "before", "after", "difference", "interval")
+        self.retention.append(
+            {"data": data, "languages": len(rows)}
+            | {key: pooled[key] for key in keys if key in pooled}
+            | {"limit": retention["limit"], "verdict": retention["verdict"]}
+            | {"worst": {row["language"]: row["difference"] for row in rows if row["language"] in retention["worst"]}}
+        )
+
+    def eval_result_entries(self) -> list[EvalResultEntry]:
+        """The results on benchmarks that the Hub knows, for its `.eval_results` folder."""
+        return [
+            EvalResultEntry(
+                dataset_id=str(row["dataset_id"]),
+                task_id=str(row["task_id"]),
+                value=round(float(row["after"]), 2),
+                dataset_revision=row.get("dataset_revision"),
+                notes=redact(f"{row['data']}, {row['language']}: accuracy in percent, mean of both directions"),
+            )
+            for row in self.results
+            if row.get("dataset_id") and row.get("task_id")
+        ]
+
+    # What sentence-transformers asks its cards for
+
+    def set_widget_examples(self, dataset: Any) -> None:
+        """No widget: training sentences stay out of the metadata."""
+
+    def compute_dataset_metrics(
+        self, dataset: Any, dataset_info: dict[str, Any], loss: Any, router_mapping: Any = None
+    ) -> dict[str, Any]:
+        """Size and first rows of a data set; a stream tells neither."""
+        if isinstance(dataset, Dataset):
+            dataset_info |= {"size": len(dataset), "samples": list(dataset.select(range(min(3, len(dataset)))))}
+        return dataset_info
+
+    def get_default_model_name(self) -> str:
+        """Base model, recipe and languages."""
+        recipe = f" aligned with {self.recipe['name']}" if self.recipe and self.recipe.get("name") else ""
+        return f"{_last_part(self.base_model or _name_or_path(self.model)) or 'Sentence encoder'}{recipe}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything the template and the metadata take; `show` holds the prepared Markdown."""
+        if self.recipe and self.recipe.get("name"):
+            self.add_tags(str(self.recipe["name"]))
+        named = self.model_name
+        values = super().to_dict()
+        self.model_name = named  # the default name follows what is learned later
+        if self.results:
+            values |= {"metrics": ["accuracy"], "model-index": self._model_index(values["model_name"])}
+        values["base_model"] = self.base_model if _is_hub_id(self.base_model) else None
+        values["datasets"] = [name for row in self.corpus if (name := hub_data_set(row.get("file")))]
+        values["metaphrase"] = self._facts()
+        values["show"] = self._show(values)
+        self._cached_dict = values  # spares `to_yaml` a second call
+        return values
+
+    def to_yaml(self, line_break: str | None = None) -> str:
+        """The card's metadata as YAML of plain types."""
+        values = self._cached_dict or self.to_dict()
+        self._cached_dict = None
+        metadata = {key: values[key] for key in (*YAML_FIELDS, "metaphrase") if values.get(key) not in (None, [], {})}
+        return _yaml(metadata, line_break=line_break).strip()
+
+    # The card's own text
+
+    def _model_index(self, name: str) -> list[dict[str, Any]]:
+        results = [
+            EvalResult(
+                task_type="retrieval",
+                task_name="Cross-lingual sentence retrieval",
+                dataset_type=re.sub(r"[^a-z0-9]+", "-", str(row["data"]).lower()).strip("-") or "bitext",
+                dataset_name=str(row["data"]),
+                dataset_config=str(row["language"]),
+                metric_type="accuracy",
+                metric_name="Accuracy, mean of both directions",
+                metric_value=round(float(row["after"]), 2),
+            )
+            for row in self.results
+        ]
+        return eval_results_to_model_index(name, results)
+
+    def _facts(self) -> dict[str, Any]:
+        """What it takes to make the same model again, and to tell whether it is the same."""
+        facts = {
+            "recipe": (self.recipe or {}).get("name"),
+            "command": self.command,
+            "seed": self.seed,
+            "base_model_revision": self.base_model_revision,
+            "data": [row | {"file": _file_name(row)} for row in self.corpus if "file" in row],
+            "hardware": self.hardware,
+            "versions": {"metaphrase": __version__} | self.version if self.command else None,
+            "weights": self.weights,
+        }
+        return {key: value for key, value in facts.items() if value not in (None, [], {})}
+
+    def _trained_on(self, data: str) -> bool:
+        """Whether the model was trained on a language of this test set, as far as is known."""
+        trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
+        tested = {row["language"] for row in self.results if row["data"] == data} - {"all"}
+        return not trained or not tested or bool(tested & trained)
+
+    def _retention(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """The results in languages that were trained, with the pooled ones, and those in other languages."""
+        trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
+        kept = [
+            row
+            for row in self.results
+            if trained
+            and row["language"] not in trained
+            and not (row["language"] == "all" and self._trained_on(row["data"]))
+        ]
+        return [row for row in self.results if row not in kept], kept
+
+    def _show(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The template's whole vocabulary: Markdown that is safe in its place, empty where there is nothing to say."""
+        recipe = self.recipe or {}
+        languages = [self.language] if isinstance(self.language, str) else self.language or []
+        corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
+        results, retention = self._retention()
+        samples = [row for info in self.train_datasets for row in info.get("samples", [])]
+        versions = {"metaphrase": __version__} | self.version
+        bibtex = "\n\n".join(citation.strip() for citation in self.citations.values())
+        return {
+            "title": cell(values["model_name"]),
+            "base_revision": cell(self.base_model_revision),
+            "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
+            "languages": ", ".join(cell(language) for language in languages),
+            "license": cell(self.license),
+            "dimensions": cell(values.get("output_dimensionality")),
+            "max_length": cell(values.get("model_max_length")),
+            "similarity": cell(values.get("similarity_fn_name")),
+            "mlm_head": cell(self.mlm_head),
+            "architecture": fence(values.get("model_string")),
+            "usage": fence(self._usage(), "python"),
+            "usage_transformers": fence(self._usage_transformers(), "python"),
+            "results": table([_result_row(row) for row in results]),
+            "retention": table([_result_row(row) for row in retention]),
+            "retained": table([_retained_row(row) for row in self.retention]),
+            "red_lines": cell(", ".join(dict.fromkeys(f"{-row['limit']:g}" for row in self.retention))),
+            "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
+            "metrics": table(_metric_rows(self.eval_results_dict or {})),
+            "prompted": any((self.model.prompts or {}).values()) if self.model is not None else False,
+            "recipe_name": cell(recipe.get("name")),
+            "paper": cell(recipe.get("paper")),
+            "recipe": fence(_yaml(recipe), "yaml") if recipe else "",
+            "corpus": table([_corpus_row(row) for row in corpus]),
+            "unlicensed": any(not row.get("license") for row in corpus),
+            "samples": table([_sample_row(row) for row in samples]),
+            "seed": cell(None if self.seed is None else str(self.seed)),
+            "command": fence(self.command, "bash"),
+            "hardware": cell(self.hardware),
+            "time": cell(values.get("training_time")),
+            "settings": _settings(self.non_default_hyperparameters),
+            "all_settings": _settings(self.all_hyperparameters),
+            "log": table(_thinned(self.training_logs)),
+            "versions": "\n".join(f"- {cell(name)}: {cell(version)}" for name, version in versions.items()),
+            "limitations": "\n".join(f"- {cell(sentence)}" for sentence in self.limitations),
+            "bibtex": fence(bibtex, "bibtex"),
+        }
+
+    def _usage(self) -> str:
+        name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
+        return USAGE.format(name=name)
+
+    def _usage_transformers(self) -> str:
+        """The same through transformers alone, for the common shapes: encoder, CLS or mean pooling, normalisation."""
+        kinds = [type(module) for module in self.model or ()]
+        if kinds not in ([Transformer, Pooling], [Transformer, Pooling, Normalize]):
+            return ""
+        pooling = POOLINGS.get(self.model[1].pooling_mode)
+        if pooling is None:
+            return ""
+        name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
+        normalise = "embeddings = torch.nn.functional.normalize(embeddings)\n" if Normalize in kinds else ""
+        return USAGE_TRANSFORMERS.format(
+            name=name, pooling=pooling, normalise=normalise, length=self.model.max_seq_length
+        )
+
+
+USAGE = """\
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("{name}")
+embeddings = model.encode([
+    "All human beings are born free and equal in dignity and rights.",
+    "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
+])
+print(model.similarity(embeddings, embeddings))"""
+
+USAGE_TRANSFORMERS = """\
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModel.from_pretrained("{name}")
+sentences = ["All human beings are born free.", "Tous les êtres humains naissent libres."]
+batch = tokenizer(sentences, padding=True, truncation=True, max_length={length}, return_tensors="pt")
+with torch.no_grad():
+    hidden = model(**batch).last_hidden_state
+{pooling}
+{normalise}print(embeddings @ embeddings.T)"""
+
+POOLINGS = {
+    "cls": "embeddings = hidden[:, 0]",
+    "mean": (
+        'mask = batch["attention_mask"].unsqueeze(-1)\n'
+        "embeddings = (hidden * mask).sum(1) / mask.sum(1)  # mean over the pieces of each sentence"
+    ),
+}
+
+
+def corpus_card(
+    repo_id: str, *, pairs: int, columns: Sequence[str], languages: Sequence[str], license: str | None = None
+) -> str:
+    """The card of a bitext that is pushed as a data set.
+
+    Args:
+        repo_id: `organisation/name`.
+        pairs: How many it has.
+        columns: Names of its columns.
+        languages: Languages of both sides.
+        license: Licence of the text, as the Hub spells it.
+    """
+    metadata = {
+        "language": list(languages),
+        "license": license,
+        "task_categories": ["translation"],
+        "tags": ["metaphrase", "bitext", *(["word-alignment"] if "alignment" in columns else [])],
+        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train.parquet"}]}],
+    }
+    head = _yaml({key: value for key, value in metadata.items() if value})
+    rows = [{"Column": name, "Content": COLUMN_CONTENT.get(name, "")} for name in columns]
+    return (
+        f"---\n{head}---\n\n# {cell(repo_id)}\n\n"
+        f"{pairs:,} sentence pairs{' in ' if languages else ''}{', '.join(map(cell, languages))}.\n\n"
+        f"{table(rows)}\n\n{fence(CORPUS_USAGE.format(name=repo_id), 'python')}\n\n"
+        f"Licence: {cell(license) or 'not stated; ask whoever owns the text'}.\n"
+    )
+
+
+COLUMN_CONTENT = {
+    "source": "A sentence",
+    "target": "Its translation",
+    "source_lang": "Language of the sentence",
+    "target_lang": "Language of the translation",
+    "alignment": "Word links in Pharaoh's form: 0-0 1-2",
+    "alignment_scores": "A number for each link",
+    "segmenter": "Which words the links count: whitespace or icu",
+    "source_bt": "Translations of the translation back",
+    "target_bt": "Translations of the sentence back",
+}
+
+CORPUS_USAGE = """\
+from metaphrase.corpus import load_corpus
+
+corpus = load_corpus("hf:{name}")
+print(corpus.report)"""
+
+
+def cell(value: Any) -> str:
+    r"""`value` as text in a table cell, list or heading: on one line, with nothing that Markdown or HTML would act on.
+
+    >>> cell("a|b\n<script> `x`")
+    'a\\|b &lt;script&gt; \\`x\\`'
+    >>> cell(None), cell(1234), cell(0.25)
+    ('', '1,234', '0.25')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = " ".join("".join(c if c.isprintable() or c in JOINERS else " " for c in redact(str(value))).split())
+    # An underscore between letters or digits never begins emphasis: `learning_rate` stays readable.
+    escaped = re.sub(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
+    return html.escape(escaped, quote=False)
+
+
+def fence(text: str | None, language: str = "") -> str:
+    """`text` as a code block whose fence is longer than any row of backticks in it; nothing for no text."""
+    if not text:
+        return ""
+    text = redact(re.sub(r"\r\n?", "\n", text)).encode("utf-8", "replace").decode()
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table of `rows`, its columns in the order in which they first occur; numbers stand to the right."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    numeric = {column for column in columns if all(isinstance(row.get(column, 0), int | float) for row in rows)}
+    lines = [[cell(column) for column in columns], ["--:" if column in numeric else ":--" for column in columns]]
+    lines += [[cell(row.get(column)) for column in columns] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
+
+
+def _result_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    shown = {"Test set": str(row["data"]), "Language": str(row["language"]), "Pairs": row.get("n")}
+    shown |= {name: f"{row[name.lower()]:.1f}" for name in ("Before", "After") if row.get(name.lower()) is not None}
+    if row.get("difference") is not None:
+        low, high = row.get("interval") or (None, None)
+        interval = "" if low is None else f" ({low:+.1f} … {high:+.1f})"
+        shown["Difference (95 %)"] = f"{row['difference']:+.1f}{interval}"
+    if row.get("verdict"):
+        shown["Verdict"] = str(row["verdict"])
+    return shown
+
+
+def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    low, high = row["interval"]
+    return {
+        "Test set": str(row["data"]),
+        "Languages": row["languages"],
+        "Pairs": row.get("n"),
+        "Before": f"{row['before']:.1f}",
+        "After": f"{row['after']:.1f}",
+        "Difference (95 %)": f"{row['difference']:+.2f} ({low:+.2f} … {high:+.2f})",
+        "Verdict": str(row["verdict"]),
+        "Largest losses": ", ".join(f"{language} {loss:+.1f}" for language, loss in row["worst"].items()) or "none",
+    }
+
+
+def _metric_rows(results: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What evaluators found during the training, for a run without a before/after comparison."""
+    return [{"Metric": name, "Value": value} for metrics in results.values() for name, value in metrics.items()]
+
+
+def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"file": "File", "language": "Language", "pairs": "Pairs", "origin": "Origin", "license": "Licence"}
+    names |= {"sha256": "SHA-256", "revision": "Commit"}
+    return {names[key]: row[key] for key in names if row.get(key) is not None}
+
+
+def _leakage_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {"Test set": str(row["data"]), "Pairs": row["pairs"], "Shared with the training data": row["shared"]}
+
+
+def _file_name(row: Mapping[str, Any]) -> str:
+    """The bare name of a training file, or the whole name of a Hub's data set."""
+    name = str(row["file"])
+    return name if name.startswith("hf:") else Path(name).name
+
+
+def _sample_row(row: Mapping[str, Any]) -> dict[str, str]:
+    def shortened(text: str) -> str:
+        return text if len(text) <= SAMPLE_LENGTH else text[:SAMPLE_LENGTH] + " …"
+
+    return {name: shortened(str(row[name])) for name in ("source", "target") if name in row}
+
+
+def _settings(settings: Mapping[str, Any]) -> str:
+    return "\n".join(f"- {cell(name)}: {cell(str(value))}" for name, value in settings.items())
+
+
+def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    step = -(-len(rows) // LOG_ROWS) or 1
+    return [*rows[::-1][::step]][::-1]  # the last row always stays
+
+
+def _yaml(value: Mapping[str, Any], **options: Any) -> str:
+    return yaml.safe_dump(_plain(value), sort_keys=False, allow_unicode=True, **options)
+
+
+def _plain(value: Any) -> Any:
+    """`value` in types that any YAML reader knows, without secrets; the breaks that YAML folds are spaces."""
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, str):
+        return re.sub("[\x85\u2028\u2029]", " ", redact(value))
+    if isinstance(value, bool | int | float | None):
+        return value
+    if isinstance(value, Iterable):
+        return [_plain(entry) for entry in value]
+    return _plain(str(value))
+
+
+def _is_hub_id(name: str | None) -> bool:
+    pattern = r"[A-Za-z0-9_-][\w.-]*(/[A-Za-z0-9_-][\w.-]*)?"
+    return bool(name) and re.fullmatch(pattern, str(name), re.ASCII) is not None and not Path(str(name)).exists()
+
+
+def _link(base_model: str | None) -> str:
+    return f"[{cell(base_model)}](https://huggingface.co/{base_model})" if _is_hub_id(base_model) else ""
+
+
+def _name_or_path(model: SentenceTransformer | None) -> str | None:
+    encoder = model.transformers_model if model is not None else None
+    return str(encoder.config._name_or_path) if encoder is not None else None
+
+
+def _last_part(name: str | None) -> str | None:
+    return Path(name).name if name else None

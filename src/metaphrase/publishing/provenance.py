@@ -1,0 +1,92 @@
+"""Where training data and base models come from and under which licence, as far as anybody states it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from httpx2 import HTTPError
+from huggingface_hub import hf_hub_download, metadata_load
+from huggingface_hub.errors import EntryNotFoundError
+
+from metaphrase.io.files import DEMO
+
+logger = logging.getLogger(__name__)
+
+#: The bitext that comes with the package.
+#: Its origin and its licences, also where its pairs were copied to a file of another name.
+PACKAGED = {
+    "origin": "localisation files of free software",
+    "license": "BSD-3-Clause, BSD-2-Clause, Apache-2.0, MIT",
+}
+
+Origins = Mapping[str, Mapping[str, str]]
+
+
+def provenance(
+    file: Mapping[str, Any], *, origins: Origins | None = None, data_license: str | None = None
+) -> dict[str, str]:
+    """Origin and licence of a training file, as far as they are known.
+
+    Args:
+        file: A row of ``Corpus.files``.
+        origins: What the caller knows: ``origin`` and ``license`` of files by their bare names, of data sets of the Hub by
+            their ids.
+        data_license: Licence of files that have no other.
+    """
+    name = str(file.get("file", ""))
+    packaged = PACKAGED if Path(str(file.get("path", ""))).parent == DEMO else {}
+    known = (origins or {}).get(hub_data_set(name) or Path(name).name, packaged)
+    return ({"license": data_license} if data_license else {}) | dict(known)
+
+
+def hub_licenses(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
+    """The licences that the cards of data sets of the Hub state, by their ids; each card is looked up once.
+
+    Args:
+        files: Rows of ``Corpus.files``.
+    """
+    revisions = {name: file.get("revision") for file in files if (name := hub_data_set(file.get("file")))}
+    stated = {name: stated_licenses(name, repo_type="dataset", revision=at) for name, at in revisions.items()}
+    return {name: {"license": ", ".join(licenses)} for name, licenses in stated.items() if licenses}
+
+
+def hub_data_set(name: Any) -> str | None:
+    """``organisation/name`` of a corpus that is a data set of the Hub.
+
+    >>> hub_data_set("hf:acme/corpus:sw-en@train#main"), hub_data_set("sw-en.tsv")
+    ('acme/corpus', None)
+    """
+    match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)([:@#].*)?", str(name), re.ASCII)
+    return match[1] if match else None
+
+
+def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
+    """The licences in the front matter of a card, of a folder or of a repository of the Hub.
+
+    Args:
+        name: The folder, or the id of the repository.
+        repo_type: ``model`` or ``dataset``.
+        revision: Branch, tag or commit of the repository.
+
+    Returns:
+        The licences as the Hub spells them; none where the card cannot be read or names none. A licence that the Hub does
+        not know goes by the card's ``license_name`` where a data set has it.
+    """
+    try:
+        card: str | Path = Path(name) / "README.md"
+        if not Path(name).is_dir():
+            card = hf_hub_download(name, "README.md", repo_type=repo_type, revision=revision)
+        metadata = metadata_load(card) or {}
+    except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError, yaml.YAMLError) as error:
+        logger.debug("The card of %s could not be read: %s", name, error)
+        return []
+    stated = metadata.get("license") or []
+    licenses = [str(one) for one in (stated if isinstance(stated, list) else [stated])]
+    if repo_type == "dataset" and licenses == ["other"] and metadata.get("license_name"):
+        return [str(metadata["license_name"])]
+    return licenses

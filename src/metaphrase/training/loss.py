@@ -1,0 +1,155 @@
+"""The training loss: a recipe's objectives over shared encodings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from torch import Tensor, nn
+
+from metaphrase.encoders.loading import origin_of, pooling_of
+from metaphrase.exceptions import ModelError
+from metaphrase.modeling.encoding import encode_views, unwrap
+from metaphrase.modeling.views import View
+from metaphrase.objectives import OBJECTIVES, HeadSources
+from metaphrase.objectives.base import check_positions
+from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.recipe import Recipe
+
+
+class AlignmentLoss(nn.Module):
+    """The weighted objectives of a recipe over one encoding of each view.
+
+    Args:
+        model: The encoder that is trained.
+        recipe: The objectives and their weights.
+        max_length: Pieces kept of a sentence; None takes the recipe's.
+        english_ids: Ids of the English subset vocabulary, sorted, for heads that use one (see
+            :func:`metaphrase.encoders.loading.english_piece_ids`).
+        languages: Languages of the corpus, for objectives that embed them.
+
+    Attributes:
+        heads: The parameters that the objectives add.
+        objectives: The objectives by name.
+        views: The views that the objectives ask for, each once.
+        micro_batch_size: Rows that the encoder encodes at a time (see :func:`metaphrase.modeling.encoding.encode_views`).
+
+    Raises:
+        ValueError: Two objectives ask for different views of one name, or an objective cannot stand on this encoder.
+    """
+
+    def __init__(
+        self,
+        model: SentenceTransformer,
+        recipe: Recipe,
+        *,
+        max_length: int | None = None,
+        english_ids: Tensor | None = None,
+        languages: Sequence[str] = (),
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.recipe = recipe
+        self.max_length = max_length or recipe.max_length
+        self.weights = {term.objective: term.weight for term in recipe.terms}
+        arguments = {term.objective: {"max_length": self.max_length, **term.args} for term in recipe.terms}
+        made = {name: (made, arguments[name]) for name, made in recipe.objectives(self.max_length).items()}
+        transformer: Any = model[0]
+        sources = HeadSources(
+            encoder=transformer.auto_model,
+            tokenizer=model.tokenizer,
+            name=origin_of(model),
+            english_ids=english_ids,
+            languages=tuple(sorted(languages)),
+            pooling=pooling_of(model),
+        )
+        _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
+        check_positions(sources, self.max_length, recipe.name)
+        self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
+        self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
+        self.micro_batch_size: int | None = None
+        self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
+
+    def forward(self, features: Mapping[str, Mapping[str, Tensor]], labels: None = None) -> dict[str, Tensor]:
+        """The weighted loss of each objective.
+
+        Args:
+            features: ``{view: {feature: tensor}}``, as :class:`ParallelCollator` builds them.
+            labels: Unused; part of sentence-transformers' calling convention.
+
+        Returns:
+            ``{objective: scalar}``; the trainer optimises the sum and logs each.
+        """
+        encodings = encode_views(
+            self.model, features, self.heads.language_embedding, micro_batch_size=self.micro_batch_size
+        )
+        return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
+
+    def after_step(self) -> None:
+        """Let the objectives follow the encoder; to be called after every optimiser step."""
+        encoder: Any = unwrap(self.model)[0]
+        for objective in self.objectives.values():
+            objective.after_step(encoder.auto_model)
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """The recipe's terms, for the model card."""
+        return {"recipe": self.recipe.name, "max_length": self.max_length, "terms": self.recipe.to_dict()["terms"]}
+
+    @property
+    def citation(self) -> str:
+        """BibTeX of every objective, for the model card."""
+        return "\n\n".join(dict.fromkeys(OBJECTIVES[name].citation for name in self.weights))
+
+    def transforms(self) -> dict[str, str]:
+        """For each objective that predicts pieces, the transform in front of its vocabulary projection."""
+        objectives = self.heads.config.objectives
+        return {
+            name: made["settings"]["vocabulary"]["transform"]
+            for name, made in objectives.items()
+            if "vocabulary" in made["settings"]
+        }
+
+
+def _distinct(views: Any) -> tuple[View, ...]:
+    by_name: dict[str, View] = {}
+    for view in views:
+        if by_name.setdefault(view.name, view) != view:
+            raise ValueError(
+                f"Two objectives ask for different views named {view.name!r}: {by_name[view.name]} and {view}. "
+                "Give them the same settings, or the views different names."
+            )
+    return tuple(by_name.values())
+
+
+def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
+    """Refuse a tokenizer that does not fit the encoder, or lacks what objectives ask of it.
+
+    Args:
+        sources: The encoder and its tokenizer.
+        of_words: Objectives that ask which pieces a word became.
+
+    Raises:
+        ModelError: A special token is missing, the encoder has too few embeddings, or the tokenizer tells no places.
+    """
+    tokenizer, name = sources.tokenizer, sources.name or "this encoder"
+    for token in ("pad", "cls", "sep", "mask"):
+        if getattr(tokenizer, f"{token}_token_id") is None:
+            raise ModelError(
+                f"The tokenizer of {name} has no {token} token, which alignment objectives need. Use an encoder of the BERT "
+                "or XLM-R family."
+            )
+    embedded: Any = sources.encoder.get_input_embeddings()
+    rows, ids = len(embedded.weight), max(tokenizer.get_vocab().values()) + 1
+    if ids > rows:
+        raise ModelError(
+            f"The tokenizer of {name} has {ids} pieces, but the encoder has embeddings for {rows} of them. Load the "
+            f"tokenizer that belongs to it; where pieces were added, let the encoder learn them: "
+            f"model[0].auto_model.resize_token_embeddings({ids})."
+        )
+    if of_words and not tokenizer.is_fast:
+        raise ModelError(
+            f"{', '.join(of_words)} asks which pieces a word became, but the tokenizer of {name}, a "
+            f"{type(tokenizer).__name__}, is a slow one, which cannot tell. Convert it to a fast one (tokenizer.json), or "
+            "take a recipe without words, such as 'dap'."
+        )

@@ -1,0 +1,228 @@
+import json
+
+import pytest
+from datasets import Dataset
+
+from metaphrase.aligners.base import Aligner, Alignment
+from metaphrase.aligners.linking import (
+    AlignmentReport,
+    add_alignment,
+    align_rows,
+    load_aligners,
+    segmenter_of,
+)
+from metaphrase.aligners.statistical import StatisticalAligner
+from metaphrase.corpus import load_corpus, write_corpus
+from metaphrase.corpus.words import Words, parse_links
+from metaphrase.mining.shards import open_work_folder
+
+
+class Diagonal(Aligner):
+    """Links words at the same place, and remembers the pairs that it saw."""
+
+    name = "diagonal"
+
+    def __init__(self, max_words=100):
+        self.max_words = max_words
+        self.seen = []
+
+    def align(self, pairs):
+        self.seen += pairs
+        links = [tuple((i, i) for i in range(min(map(len, pair)))) for pair in pairs]
+        return [Alignment(found, tuple(0.5 for _ in found)) for found in links]
+
+
+def corpus(rows, languages=("sw", "en"), **columns):
+    sides = {"source": [s for s, _ in rows], "target": [t for _, t in rows]}
+    codes = {"source_lang": [languages[0]] * len(rows), "target_lang": [languages[1]] * len(rows)}
+    return Dataset.from_dict(sides | codes | columns)
+
+
+ROWS = [("paka anakunywa", "the cat drinks"), ("paka", "cat"), ("maji", "water ."), ("mimi na wewe", "you and me")]
+
+
+def add(dataset, aligner, **settings):
+    return add_alignment(dataset, aligner, show_progress=False, **settings)
+
+
+def test_every_pair_gets_its_links_and_scores():
+    dataset, report = add(corpus(ROWS, n=[1, 2, 3, 4]), Diagonal(), chunk_size=3)
+    assert dataset["alignment"] == ["0-0 1-1", "0-0", "0-0", "0-0 1-1 2-2"]
+    assert dataset["alignment_scores"] == ["0.5 0.5", "0.5", "0.5", "0.5 0.5 0.5"]
+    assert "segmenter" not in dataset.column_names
+    assert dataset["n"] == [1, 2, 3, 4]
+    counts = report.counts["sw-en"]
+    assert (counts.pairs, counts.kept, counts.links, counts.unlinked) == (4, 0, 7, 0)
+    assert (counts.source_words, counts.source_linked) == (7, 7)
+    assert (counts.target_words, counts.target_linked) == (9, 7)
+    facts = report.to_dict()
+    assert facts["share_target_linked"] == round(7 / 9, 4)
+    assert facts["links_per_pair"] == 1.75
+    assert facts["aligner"] == "diagonal"
+    assert facts["languages"]["sw-en"]["pairs"] == 4
+    assert json.loads(json.dumps(facts)) == facts
+    assert report.pairs_per_second > 0
+
+
+def test_links_that_are_there_stay_unless_overwritten():
+    old = corpus(ROWS, alignment=["1-0", None, "", "2-0"], alignment_scores=["0.9", None, "", None])
+    aligner = Diagonal()
+    dataset, report = add(old, aligner)
+    assert dataset["alignment"] == ["1-0", "0-0", "0-0", "2-0"]
+    assert dataset["alignment_scores"] == ["0.9", "0.5", "0.5", None]
+    assert [source.text for source, _ in aligner.seen] == ["paka", "maji"]
+    assert report.total.kept == 2
+    assert report.total.links == 4
+    dataset, report = add(old, aligner, overwrite=True)
+    assert dataset["alignment"][0] == "0-0 1-1"
+    assert report.total.kept == 0
+
+
+def test_nothing_is_trained_where_all_pairs_have_links():
+    dataset, report = add(corpus(ROWS, alignment=["0-0"] * 4), "fast_align")
+    assert dataset["alignment"] == ["0-0"] * 4
+    assert (report.total.kept, report.training_seconds, report.pairs_per_second) == (4, 0, 0)
+
+
+def test_pairs_that_are_too_long_are_counted():
+    _, report = add(corpus(ROWS), Diagonal(max_words=2))
+    assert report.total.too_long == 2
+    _, report = add(corpus([*ROWS, ("maji " * 1025, "water")]), "fast_align")
+    assert (report.total.too_long, report.total.unlinked) == (1, 1)
+
+
+def test_unspaced_languages_are_segmented_and_say_so():
+    rows = [("我喜欢猫。", "I like cats ."), ("paka", "cat")]
+    mixed = corpus(rows, source_lang=["zh", "sw"])
+    aligner = Diagonal()
+    dataset, report = add(mixed, aligner)
+    assert dataset["segmenter"] == ["icu", "whitespace"]
+    assert dataset["alignment"] == ["0-0 1-1 2-2 3-3", "0-0"]
+    assert sorted(report.counts) == ["sw-en", "zh-en"]
+    dataset, _ = add(mixed, aligner, segmenter="whitespace")
+    assert dataset["alignment"] == ["0-0", "0-0"]
+    assert "segmenter" not in dataset.column_names
+    with pytest.raises(ValueError, match="no segmenter 'spacy'; there are auto, whitespace, icu"):
+        add(mixed, aligner, segmenter="spacy")
+
+
+def test_kept_links_count_the_words_that_they_were_made_for():
+    old = corpus([("我喜欢猫", "I like cats")] * 2, ("zh", "en"), alignment=["0-0", "2-2"], segmenter=[None, "icu"])
+    dataset, report = add(old, Diagonal())
+    assert dataset["segmenter"] == [None, "icu"]
+    assert report.total.source_words == 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("languages", "chosen"), [(("zh", "en"), "icu"), (("sw", "ja"), "icu"), ((None, "en"), "whitespace")]
+)
+def test_the_segmenter_of_a_pair(languages, chosen):
+    assert segmenter_of(languages, "auto") == segmenter_of(languages, "icu") == chosen
+    assert segmenter_of(languages, "whitespace") == "whitespace"
+
+
+def test_statistical_aligners_are_trained_for_each_pair_of_languages(bitext, tmp_path):
+    columns = {name: [row[name] for row in bitext] for name in ("source", "target", "source_lang", "target_lang")}
+    columns["source_lang"] = ["de", "nl"] * (len(bitext) // 2)
+    dataset, report = add(Dataset.from_dict(columns), "fast_align", heuristic="intersection", folder=tmp_path)
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["de-en", "nl-en"]
+    alone = Dataset.from_dict(columns).select(range(0, len(bitext), 2))
+    pairs = [(Words.of(row["source"]), Words.of(row["target"])) for row in alone]
+    own = StatisticalAligner(heuristic="intersection").train(pairs)
+    assert dataset["alignment"][::2] == [found.pharaoh for found in own.align(pairs)]
+    assert report.training_seconds > 0
+    loaded = load_aligners(tmp_path / "models")
+    assert sorted(loaded) == ["de-en", "nl-en"]
+    again, _ = add(Dataset.from_dict(columns), loaded)
+    assert again["alignment"] == dataset["alignment"]
+    assert load_aligners(tmp_path / "models" / "de-en", heuristic="union").heuristic == "union"
+    with pytest.raises(ValueError, match="no aligner for sw-en; there are some for de-en, nl-en"):
+        add(corpus(ROWS), loaded)
+    with pytest.raises(ValueError, match="holds no statistical aligner"):
+        load_aligners(tmp_path / "nothing")
+
+
+def test_interrupted_work_goes_on(tmp_path):
+    class Stops(Diagonal):
+        def align(self, pairs):
+            if len(self.seen) >= 2:
+                raise KeyboardInterrupt
+            return super().align(pairs)
+
+    with pytest.raises(KeyboardInterrupt):
+        add(corpus(ROWS), Stops(), folder=tmp_path, chunk_size=1)
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+    aligner = Diagonal()
+    dataset, report = add(corpus(ROWS), aligner, folder=tmp_path, chunk_size=1)
+    assert len(aligner.seen) == 2
+    whole, expected = add(corpus(ROWS), Diagonal(), chunk_size=3)
+    assert dataset.to_list() == whole.to_list()
+    assert report.total == expected.total
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_trained_aligners_are_found_again(tmp_path, monkeypatch):
+    first, report = add(corpus(ROWS), "ibm1", folder=tmp_path)
+    for shard in tmp_path.glob("*.parquet"):
+        shard.unlink()
+    monkeypatch.setattr(StatisticalAligner, "train", None)
+    second, again = add(corpus(ROWS), "ibm1", folder=tmp_path)
+    assert second.to_list() == first.to_list()
+    assert again.training_seconds == report.training_seconds
+
+
+def test_a_work_folder_belongs_to_one_command(tmp_path):
+    folder = tmp_path / "out.partial"
+    manifest = {"inputs": {"a.tsv": "0"}, "aligner": "hmm", "languages": []}
+    assert open_work_folder(folder, manifest) == folder
+    assert open_work_folder(folder, dict(manifest)) == folder
+    with pytest.raises(ValueError, match=r"left by another command, which differs in: aligner, new\. .* delete "):
+        open_work_folder(folder, manifest | {"aligner": "ibm1", "new": 1})
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "thesis.txt").touch()
+    with pytest.raises(ValueError, match="in the way"):
+        open_work_folder(tmp_path / "taken", manifest)
+
+
+def test_rows_without_languages_or_words():
+    report = AlignmentReport("x")
+    links = align_rows({"source": ["", "a b"], "target": ["x", "y"]}, lambda languages: Diagonal(), report=report)
+    assert links["alignment"] == ["", "0-0"]
+    assert list(report.counts) == ["und-und"]
+    assert report.total.unlinked == 1
+
+
+def test_what_cannot_be_aligned_is_refused():
+    with pytest.raises(ValueError, match="A stream cannot be given links"):
+        add(corpus(ROWS).to_iterable_dataset(), Diagonal())
+    with pytest.raises(ValueError, match="no aligner 'giza'; there are fast_align, hmm"):
+        add(corpus(ROWS), "giza")
+    with pytest.raises(ValueError, match="takes no settings, but heuristic came"):
+        add(corpus(ROWS), Diagonal(), heuristic="och")
+
+
+def test_the_embedding_aligner_goes_by_its_name(bitext, tiny_encoder):
+    dataset, report = add(Dataset.from_list(bitext[:4]), "embedding", model=tiny_encoder, overwrite=True)
+    assert all(parse_links(links) for links in dataset["alignment"])
+    assert report.to_dict()["aligner"] == "embedding"
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet"])
+def test_what_is_written_is_read_again(tmp_path, suffix):
+    rows = [("我喜欢猫", "I like cats"), ("x\ty  z", "a\nb"), ("paka", "—")]
+    dataset, _ = add(corpus(rows, source_lang=["zh", "sw", "sw"]), Diagonal())
+    path = write_corpus(dataset, tmp_path / "new" / f"all{suffix}")
+    again = load_corpus(path, cleaning=None).dataset
+    assert again.column_names == dataset.column_names
+    expected = dataset.to_list()
+    if "tsv" in suffix:
+        expected[1] |= {"source": "x y  z", "target": "a b"}
+    assert again.to_list() == expected
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    content = path.read_bytes()
+    assert write_corpus(dataset, path).read_bytes() == content
+
+
+def test_only_known_formats_are_written(tmp_path):
+    with pytest.raises(ValueError, match=r"x.tmx is of no format that can be written; write .tsv, .tsv.gz"):
+        write_corpus(corpus(ROWS), tmp_path / "x.tmx")

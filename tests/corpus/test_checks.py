@@ -1,0 +1,300 @@
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from datasets import Dataset
+
+from metaphrase.cli import main
+from metaphrase.corpus import checks
+from metaphrase.corpus.checks import (
+    by_language,
+    check_corpus,
+    check_languages,
+    check_leakage,
+    check_pairs,
+    errors,
+    read_corpus,
+)
+from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
+from metaphrase.exceptions import CorpusError, MissingExtraError
+from metaphrase.io.files import PACKAGED_DATA as DATA
+
+pytest.importorskip("py3langid")
+
+LANGUAGES = ("et", "fi", "ml", "sw", "te", "th", "tl", "vi")
+LINES = 60
+
+
+@pytest.fixture(scope="module")
+def demo():
+    sets, _ = read_corpus(str(DATA / "demo"))
+    assert tuple(sets) == LANGUAGES
+    return sets
+
+
+@pytest.fixture(scope="module")
+def tests_of_demo():
+    return load_parallel_folder(DATA / "demo", split="test")
+
+
+def codes(findings, severity="error"):
+    return [finding.code for finding in findings if finding.severity == severity]
+
+
+def shifted(pairs, *, first=0, by=1):
+    """The targets from `first` on stand `by` lines lower."""
+    targets = pairs.targets[:first] + ("An extra line.",) * by + pairs.targets[first:]
+    return replace(pairs, targets=targets[: len(pairs.sources)])
+
+
+def test_nothing_is_wrong_with_the_demo(demo, tests_of_demo):
+    findings = check_corpus(demo, tests_of_demo, lines=LINES)
+    assert codes(findings) == codes(findings, "warning") == []
+
+
+NEAR = (
+    "af",
+    "ar",
+    "bg",
+    "bn",
+    "bs",
+    "cs",
+    "da",
+    "gl",
+    "hi",
+    "hr",
+    "id",
+    "mk",
+    "mr",
+    "no",
+    "pt",
+    "sk",
+    "sr",
+    "xh",
+    "zh-Hant",
+)
+
+
+@pytest.mark.parametrize(
+    "languages", [pytest.param(NEAR, id="near others"), pytest.param(None, id="all", marks=pytest.mark.slow)]
+)
+def test_no_language_of_the_declaration_is_stopped(languages):
+    for pairs in load_parallel_folder(DATA / "udhr", languages).values():
+        findings = check_languages(pairs, lines=25)
+        assert codes(findings) == [], pairs.language
+        assert codes(findings, "warning") == ["unknown-language"] * (pairs.language in ("bo", "ceb", "su", "wo"))
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_swapped_sides(demo, language, fault):
+    pairs = replace(demo[language], sources=demo[language].targets, targets=demo[language].sources)
+    (finding,) = check_languages(pairs, lines=LINES)
+    assert (finding.severity, finding.code, finding.language) == ("error", "swapped-sides", language)
+    assert "The sides are swapped: the source side looks like English (en)" in finding.message
+    assert finding.examples[0][0] == pairs.sources[0][:160]
+    fault("C8", "swapped sides", tried=1, survived=1)
+
+
+def test_swapped_sides_of_a_language_that_is_not_known(demo):
+    pairs = ParallelSet("wo", demo["sw"].targets, demo["sw"].sources)
+    assert codes(check_languages(pairs, lines=LINES)) == ["swapped-sides"]
+
+
+@pytest.mark.parametrize("language", [language for language in LANGUAGES if language != "fi"])
+def test_finnish_is_no_other_language(demo, language, fault):
+    (finding,) = check_languages(replace(demo["fi"], language=language), lines=LINES)
+    assert (finding.severity, finding.code) == ("error", "wrong-language")
+    if language == "sw":
+        assert finding.message.startswith("The source side looks like Finnish (fi), not Swahili (sw), in ")
+        assert "--languages fi" in finding.message
+    assert finding.count > 0.9 * finding.of == 0.9 * LINES
+    fault("C8", "sources in another language", tried=1, survived=1)
+
+
+def test_a_target_side_in_another_language(demo):
+    pairs = replace(demo["sw"], targets=demo["fi"].sources[: len(demo["sw"].sources)])
+    (finding,) = check_languages(pairs, lines=LINES)
+    assert finding.code == "wrong-language"
+    assert "The target side looks like Finnish (fi), not English (en)" in finding.message
+
+
+def test_an_unknown_language_is_a_warning(demo):
+    findings = check_languages(replace(demo["sw"], language="wo"), lines=LINES)
+    assert codes(findings) == []
+    assert codes(findings, "warning") == ["unknown-language"]
+
+
+def test_a_related_language_is_a_warning():
+    hindi = load_parallel_folder(DATA / "udhr", ["hi"])["hi"]
+    findings = check_languages(replace(hindi, language="mr"), lines=LINES)
+    assert codes(findings) == []
+    assert codes(findings, "warning") == ["related-language"]
+
+
+def test_few_lines_are_a_warning(demo):
+    few = ParallelSet("sw", demo["fi"].sources[:10], demo["fi"].targets[:10])
+    assert codes(check_languages(few), "warning") == ["wrong-language"]
+
+
+def test_lines_of_another_language(demo):
+    mixed = ParallelSet(
+        "sw", demo["sw"].sources[:80] + demo["fi"].sources[:20], demo["sw"].targets[:80] + demo["fi"].targets[:20]
+    )
+    (finding,) = check_languages(mixed)
+    assert (finding.severity, finding.code) == ("warning", "other-language-lines")
+    assert "Finnish (fi)" in finding.message
+    assert 10 < finding.count <= 22
+
+
+def test_without_the_identifier_there_is_a_warning(demo, monkeypatch):
+    def missing(language):
+        raise MissingExtraError("pip install 'py3langid'")
+
+    monkeypatch.setattr(checks, "knows", missing)
+    findings = check_corpus({"sw": demo["sw"], "fi": demo["fi"]})
+    assert [finding.message for finding in findings if finding.code == "not-identified"] == [
+        "The languages of the sides were not checked. pip install 'py3langid'"
+    ]
+    assert errors(findings) == []
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.02, "info"), (0.2, "warning"), (0.6, "error")])
+def test_identical_sides(demo, share, severity, fault):
+    pairs = ParallelSet("sw", demo["sw"].sources[:200], demo["sw"].targets[:200])
+    n = int(200 * share)
+    copied = replace(pairs, targets=tuple(text.upper() for text in pairs.sources[:n]) + pairs.targets[n:])
+    (finding,) = [finding for finding in check_pairs(copied) if finding.code == "identical-sides"]
+    assert (finding.severity, finding.count, finding.of) == (severity, n, 200)
+    fault("C8", "sides that are copies of each other", tried=1, survived=1)
+
+
+@pytest.mark.parametrize(("copies", "severity"), [(10, "info"), (100, "warning")])
+def test_duplicates(demo, copies, severity, fault):
+    pairs = ParallelSet("sw", demo["sw"].sources[:200], demo["sw"].targets[:200])
+    doubled = ParallelSet("sw", pairs.sources + pairs.sources[:copies], pairs.targets + pairs.targets[:copies])
+    (finding,) = [finding for finding in check_pairs(doubled) if finding.code == "duplicates"]
+    assert (finding.severity, finding.count, finding.of) == (severity, copies, 200 + copies)
+    assert finding.examples[0] == [doubled.sources[0], doubled.targets[0]]
+    fault("C6", "pairs that are repeated, found by the check", tried=1, survived=1)
+
+
+def test_uneven_lengths():
+    even = [(f"neno moja na mbili {i}", f"one word and two {i}") for i in range(90)]
+    uneven = [("neno", "a very long sentence that cannot be the translation of this one word")] * 10
+    pairs = ParallelSet("sw", *map(tuple, zip(*even + uneven, strict=True)))
+    (finding,) = [finding for finding in check_pairs(pairs) if finding.code == "uneven-lengths"]
+    assert (finding.severity, finding.count, finding.of) == ("warning", 10, 100)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_shifted_by_one_line(demo, language):
+    findings = check_pairs(shifted(demo[language]))
+    (finding,) = [finding for finding in findings if finding.code == "shifted-sides"]
+    assert finding.severity == "error"
+    assert "the targets 1 line below" in finding.message
+    assert finding.count > 0.6 * finding.of
+
+
+def test_shifted_from_the_middle_on(demo):
+    findings = check_pairs(shifted(demo["sw"], first=1500, by=2))
+    (finding,) = [finding for finding in findings if finding.code == "shifted-sides"]
+    assert "the targets 2 lines below" in finding.message
+    start = int(finding.message.split("from pair ")[1].split()[0].replace(",", ""))
+    assert 1400 < start < 2000
+
+
+def test_lines_above(demo):
+    pairs = demo["sw"]
+    moved = ParallelSet("sw", pairs.sources[:-1], pairs.targets[1:])
+    assert any("1 line above" in finding.message for finding in check_pairs(moved))
+
+
+def test_leakage_of_sides_and_pairs(fault):
+    train = {"sw": ParallelSet("sw", ("Habari", "Jambo rafiki", "Asante"), ("Hello", "Hi friend", "Thanks"))}
+    tested = ParallelSet("sw", ("HABARI ", "Kwa heri", "Karibu", "asante"), ("Hello", "ｈi  Friend", "Welcome", "Ta"))
+    (finding,) = check_leakage(train, {"sw": tested})
+    assert (finding.severity, finding.code, finding.count, finding.of) == ("error", "leakage", 3, 4)
+    assert "2 sources, 2 targets, 1 whole pairs" in finding.message
+    assert finding.examples == [["HABARI ", "Hello"], ["Kwa heri", "ｈi  Friend"], ["asante", "Ta"]]
+    fault("C7", "test sentences in the training text, written otherwise", tried=3, survived=finding.count)
+
+
+def test_leakage_of_english_through_another_language():
+    train = {"te": ParallelSet("te", ("హలో",), ("Hello",))}
+    (finding,) = check_leakage(train, {"sw": ParallelSet("sw", ("Habari",), ("hello",))})
+    assert finding.language == "sw"
+
+
+def test_little_leakage_is_a_warning(demo, tests_of_demo):
+    tested, trained = tests_of_demo["sw"], demo["sw"]
+    leaking = ParallelSet("sw", trained.sources + tested.sources[:1], trained.targets + tested.targets[:1])
+    (finding,) = check_leakage({"sw": leaking}, {"sw": tested})
+    assert (finding.severity, finding.count) == ("warning", 1)
+    (finding,) = check_leakage({"sw": leaking}, {"sw": tested}, strict=True)
+    assert (finding.severity, finding.count) == ("error", 1)
+
+
+def test_a_strict_check_ends_at_one_leaked_sentence(demo, tests_of_demo, fault):
+    survived = 0
+    for language, tested in tests_of_demo.items():
+        pairs = demo[language]
+        leaking = replace(pairs, sources=(*pairs.sources, tested.sources[-1].upper()), targets=(*pairs.targets, "—"))
+        found = [
+            check_corpus({language: leaking}, {language: tested}, lines=1, strict=strict) for strict in (True, False)
+        ]
+        survived += [codes(findings) for findings in found] == [["leakage"], []]
+    fault("C7", "one test sentence in the training text", tried=len(tests_of_demo), survived=survived)
+
+
+def test_the_command_fails_where_test_sentences_leak(tmp_path, capsys, fault):
+    for split, path in (("train", tmp_path / "sw-en.tsv"), ("test", tmp_path / "sw-en.test.tsv")):
+        rows = load_parallel_folder(DATA / "demo", ["sw"], split="test")["sw"]
+        both = list(zip(rows.sources, rows.targets, strict=True))[: None if split == "test" else 20]
+        path.write_text("source\ttarget\n" + "".join(f"{s}\t{t}\n" for s, t in both), encoding="utf-8")
+    corpus = str(tmp_path / "sw-en.tsv")
+    leaked = main(["diagnose", "--corpus", corpus, "--test", str(tmp_path), "--lines", "20", "--json"])
+    found = json.loads(capsys.readouterr().out)["findings"]
+    alone = main(["diagnose", "--corpus", corpus, "--lines", "20", "--json"])
+    assert [finding["code"] for finding in found if finding["severity"] == "error"] == ["leakage"]
+    fault("C7", "test sentences in the corpus of the command", tried=1, survived=(leaked, alone) == (1, 0))
+
+
+def test_findings_are_sorted_and_are_data(demo, tests_of_demo):
+    wrong = replace(shifted(demo["fi"]), language="sw")
+    findings = check_corpus({"sw": wrong}, {"sw": tests_of_demo["sw"]}, lines=LINES)
+    assert codes(findings) == [finding.code for finding in errors(findings)] == ["wrong-language", "shifted-sides"]
+    assert [checks.SEVERITIES.index(finding.severity) for finding in findings] == sorted(
+        checks.SEVERITIES.index(finding.severity) for finding in findings
+    )
+    assert findings[0].to_dict()["code"] == "wrong-language"
+    assert check_corpus({"sw": wrong}, lines=LINES) == check_corpus({"sw": wrong}, lines=LINES)
+
+
+def test_any_order_of_a_corpus_will_do(demo):
+    pairs = list(zip(demo["sw"].sources, demo["sw"].targets, strict=True))
+    for order in (
+        sorted(pairs),
+        sorted(pairs, key=lambda pair: len(pair[0])),
+        random.Random(0).sample(pairs, len(pairs)),
+    ):
+        assert codes(check_pairs(ParallelSet("sw", *map(tuple, zip(*order, strict=True))))) == []
+
+
+def test_rows_of_a_data_set():
+    rows = [{"source": "a", "target": "b", "source_lang": "sw"}, {"source": "c", "target": "d", "source_lang": "te"}]
+    assert by_language(Dataset.from_list(rows)) == by_language(rows)
+    assert by_language(rows)["te"] == ParallelSet("te", ("c",), ("d",))
+
+
+def test_reading_keeps_what_cleaning_would_take(tmp_path):
+    path = tmp_path / "pairs.tsv"
+    path.write_text("source\ttarget\nHabari\tHello\nHabari\tHello\nOK\tOK\n\tempty\n", encoding="utf-8")
+    sets, report = read_corpus(str(path), languages=["sw"])
+    assert sets["sw"].sources == ("Habari", "Habari", "OK")
+    assert report.dropped == {"empty side": 1}
+    with pytest.raises(CorpusError, match="does not tell its language"):
+        read_corpus(str(path))
+    path.write_text("source\ttarget\tsource_lang\nHabari\tHello\tsw\n", encoding="utf-8")
+    with pytest.raises(CorpusError, match="no pair for te; it has sw"):
+        read_corpus(str(path), languages=["te"])

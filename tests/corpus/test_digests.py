@@ -1,0 +1,73 @@
+import pytest
+from datasets import Dataset, IterableDataset, concatenate_datasets
+
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.digests import SAMPLE, data_digest, stream_digest
+
+ROWS = [
+    {"source": "ja", "target": "yes", "monolingual": ["a", "bc"], "n": 1},
+    {"source": "nein", "target": None, "monolingual": [], "n": None},
+    {"source": "", "target": "", "monolingual": None, "n": 3},
+]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    monkeypatch.setattr("metaphrase.corpus.digests.ROWS", 2)
+
+
+@pytest.mark.usefixtures("small_blocks")
+def test_the_same_rows_have_one_digest_however_they_are_kept(tmp_path):
+    dataset = Dataset.from_list(ROWS)
+    dataset.to_parquet(tmp_path / "rows.parquet")
+    same = [
+        Dataset.from_parquet(str(tmp_path / "rows.parquet"), cache_dir=str(tmp_path)),
+        concatenate_datasets([Dataset.from_list([row], features=dataset.features) for row in ROWS]),
+        Dataset.from_list(ROWS[::-1], features=dataset.features).select([2, 1, 0]),
+        Dataset.from_list([ROWS[0], *ROWS], features=dataset.features).select(range(1, 4)),
+        dataset.select_columns(["n", "target", "monolingual", "source"]),
+    ]
+    assert {data_digest(one) for one in same} == {data_digest(dataset)}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        [*ROWS[:2], {**ROWS[2], "source": None}],
+        [{**ROWS[0], "source": "j", "target": "ayes"}, *ROWS[1:]],
+        [{**ROWS[0], "source": "jan"}, {**ROWS[1], "source": "ein"}, ROWS[2]],
+        [{**ROWS[0], "monolingual": ["ab", "c"]}, *ROWS[1:]],
+        [{**ROWS[0], "n": 2}, *ROWS[1:]],
+        [ROWS[1], ROWS[0], ROWS[2]],
+        [{**row, "more": "x"} for row in ROWS],
+    ],
+)
+def test_every_change_gives_another(changed):
+    assert data_digest(Dataset.from_list(changed)) != data_digest(Dataset.from_list(ROWS))
+
+
+def test_a_stream_is_known_by_its_files(bitext_path, tmp_path):
+    def digest(folder, **options):
+        return stream_digest(load_corpus(str(folder), streaming=True, **options).dataset.shuffle(buffer_size=10))
+
+    for folder in ("one", "other", "more"):
+        (tmp_path / folder).mkdir()
+        for language in ("de", "sw"):
+            (tmp_path / folder / f"{language}-en.tsv").write_bytes(bitext_path.read_bytes())
+    with (tmp_path / "more" / "sw-en.tsv").open("a", encoding="utf-8") as lines:
+        lines.write("x\ty\n")
+    assert digest(tmp_path / "one") == digest(tmp_path / "other", temperature=0.5)
+    assert len({digest(tmp_path / "one"), digest(tmp_path / "more"), digest(tmp_path / "one", languages=["de"])}) == 3
+    assert stream_digest(IterableDataset.from_generator(lambda: iter([]))) is None
+
+
+def test_an_edit_of_the_same_length_makes_another_stream(tmp_path):
+    path = tmp_path / "sw-en.tsv"
+    lines = [f"neno {at}\tword {at}\n" for at in range(20_000)]
+    found = set()
+    for place in (None, 0, len(lines) // 2, len(lines) - 1):
+        edited = [line.replace("word", "WORD") if at == place else line for at, line in enumerate(lines)]
+        path.write_text("".join(edited), encoding="utf-8")
+        found.add(stream_digest(load_corpus(str(path), streaming=True).dataset))
+    assert path.stat().st_size > 6 * SAMPLE
+    assert len(found) == 4

@@ -1,0 +1,221 @@
+import copy
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from metaphrase.corpus.checks import read_corpus
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation import diagnosis
+from metaphrase.evaluation.diagnosis import (
+    BLOCK,
+    closer,
+    diagnose,
+    find_shift,
+    geometry,
+    measure,
+    sample_blocks,
+    under_aligned,
+)
+from metaphrase.evaluation.retrieval import ParallelSet
+from metaphrase.io.files import PACKAGED_DATA as DATA
+
+
+@pytest.fixture(scope="module")
+def swahili():
+    return read_corpus(str(DATA / "demo"), languages=["sw"])[0]["sw"]
+
+
+@pytest.fixture
+def german(bitext):
+    return ParallelSet("de", tuple(row["source"] for row in bitext), tuple(row["target"] for row in bitext))
+
+
+@pytest.fixture
+def fair(monkeypatch, swahili):
+    """A model that knows the demo's and the Declaration's Swahili: translations lie near each other."""
+    declaration = diagnosis.load_parallel_folder(diagnosis.UDHR, ["sw"])["sw"]
+    number = {}
+    for pairs in (swahili, declaration):
+        for source, target in zip(pairs.sources, pairs.targets, strict=True):
+            number[source] = number[target] = len(number)
+
+    def encode(model, texts, advance=lambda n: None, **kwargs):
+        advance(len(texts))
+        noise_nh = np.random.default_rng(list(texts[0].encode())).normal(size=(len(texts), 48))
+        rows = [np.random.default_rng(number.get(text, 10**6)).normal(size=48) for text in texts]
+        embedding_nh = np.stack(rows) + 0.8 * noise_nh
+        return embedding_nh / np.linalg.norm(embedding_nh, axis=1, keepdims=True)
+
+    monkeypatch.setattr(diagnosis, "encode", encode)
+    monkeypatch.setattr(diagnosis, "is_sortable", lambda model: False)
+
+
+def codes(result, severity="error"):
+    return [finding.code for finding in result.findings if finding.severity == severity]
+
+
+def test_geometry_of_known_clouds():
+    generator = np.random.default_rng(0)
+    plane_nh = np.zeros((400, 16), dtype=np.float32)
+    plane_nh[:, :2] = generator.normal(size=(400, 2))
+    plane_nh /= np.linalg.norm(plane_nh, axis=1, keepdims=True)
+    facts = geometry(plane_nh)
+    assert facts["effective_rank"] == pytest.approx(2, abs=0.02)
+    assert facts["first_ten"] == pytest.approx(1)
+    cosine_nn = plane_nh.astype(float) @ plane_nh.astype(float).T
+    assert facts["mean_cosine"] == pytest.approx((cosine_nn.sum() - np.trace(cosine_nn)) / (400 * 399))
+    point = geometry(np.tile(plane_nh[:1], (10, 1)))
+    assert point["mean_cosine"] == pytest.approx(1)
+    assert point["effective_rank"] == point["first_component"] == 1
+
+
+def test_closer_equals_a_loop():
+    own_n, control_n = np.random.default_rng(0).integers(0, 9, size=(2, 50))
+    loop = np.mean([(own > control) + 0.5 * (own == control) for own in own_n for control in control_n])
+    assert closer(own_n, control_n) == pytest.approx(loop)
+
+
+def test_a_sound_model_on_a_sound_corpus(fair, tiny_encoder, swahili):
+    told = []
+    result = diagnose(tiny_encoder, {"sw": swahili}, sample=400, advance=told.append)
+    assert codes(result) == codes(result, "warning") == []
+    facts = result.languages["sw"]
+    assert facts["pairs"] == 400
+    assert facts["interval"][0] <= facts["accuracy"] <= facts["interval"][1]
+    assert facts["accuracy"] > 80
+    assert facts["pairs_cosine"] > facts["random_cosine"] + 0.3
+    assert sum(told) == diagnosis.sentences_to_embed({"sw": swahili}, sample=400) == 800
+
+
+def test_shifted_by_one_line(fair, tiny_encoder, swahili):
+    moved = replace(swahili, targets=(swahili.targets[-1], *swahili.targets[:-1]))
+    result = diagnose(tiny_encoder, {"sw": moved}, sample=400)
+    assert codes(result) == ["shifted-sides"]
+    assert "the targets 1 line below (4 of 4 blocks" in result.findings[0].message
+
+
+def test_shuffled_sides(fair, tiny_encoder, swahili):
+    targets = tuple(random.Random(0).sample(swahili.targets, len(swahili.targets)))
+    result = diagnose(tiny_encoder, {"sw": replace(swahili, targets=targets)}, sample=400)
+    assert codes(result) == ["not-translations"]
+    assert "The sides are not translations of each other" in result.findings[0].message
+    assert 0.4 < result.languages["sw"]["closer"] < 0.6
+
+
+@pytest.mark.parametrize("language", ["wo", "xx"])
+def test_a_language_that_the_model_does_not_know_is_a_warning(fair, tiny_encoder, swahili, language):
+    targets = tuple(random.Random(0).sample(swahili.targets, len(swahili.targets)))
+    pairs = replace(swahili, language=language, targets=targets)
+    result = diagnose(tiny_encoder, {language: pairs}, sample=400)
+    assert codes(result) == []
+    assert codes(result, "warning") == ["not-translations"]
+
+
+def test_a_collapsed_model(tiny_encoder, german, fault):
+    norm = tiny_encoder[0].auto_model.encoder.layer[-1].output.LayerNorm
+    torch.nn.init.zeros_(norm.weight)
+    torch.nn.init.ones_(norm.bias)
+    result = diagnose(tiny_encoder, {"de": german})
+    assert codes(result) == ["collapse"]
+    assert "Train again" in result.findings[0].message
+    assert result.geometry["mean_cosine"] == pytest.approx(1)
+    fault("B2", "an encoder that has collapsed, diagnosed", tried=1, survived=1)
+
+
+def test_an_unchanged_model(tiny_encoder, german, monkeypatch):
+    monkeypatch.setattr(diagnosis, "collapse", lambda facts: [])
+    result = diagnose(tiny_encoder, {"de": german}, baseline=copy.deepcopy(tiny_encoder))
+    assert "unchanged" in codes(result)
+    assert result.geometry["distance"] < 1e-7
+    trained = copy.deepcopy(tiny_encoder)
+    with torch.no_grad():
+        for parameter in trained[0].auto_model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    result = diagnose(trained, {"de": german}, baseline=tiny_encoder)
+    assert "unchanged" not in codes(result)
+    assert result.geometry["distance"] > 1e-3
+
+
+def test_embeddings_that_are_not_finite(tiny_encoder, german):
+    torch.nn.init.constant_(tiny_encoder[0].auto_model.embeddings.LayerNorm.bias, torch.nan)
+    result = diagnose(tiny_encoder, {"de": german})
+    assert codes(result) == ["not-finite"]
+    assert result.findings[0].count == result.findings[0].of == 2 * len(german.sources)
+
+
+def test_the_wrong_pooling(tiny_encoder, swahili, monkeypatch):
+    """A model that stores CLS pooling though the mean finds the translations."""
+    number = {text: at for side in (swahili.sources, swahili.targets) for at, text in enumerate(side)}
+
+    def encode(model, texts, advance=lambda n: None, **kwargs):
+        spread = 0.3 if diagnosis.pooling_of(model) == "mean" else 2.0
+        noise_nh = np.random.default_rng(list(texts[0].encode())).normal(size=(len(texts), 32))
+        rows_nh = np.stack([np.random.default_rng(number[text]).normal(size=32) for text in texts])
+        return rows_nh + spread * noise_nh
+
+    monkeypatch.setattr(diagnosis, "encode", encode)
+    monkeypatch.setattr(diagnosis, "under_aligned", lambda *args, **kwargs: ([], None))
+    result = diagnose(tiny_encoder, {"sw": swahili}, sample=200)
+    assert "pooling" in codes(result, "warning")
+    assert list(result.pooling) == ["cls", "mean"]
+    assert result.pooling["mean"] > result.pooling["cls"] + 20
+
+
+def test_words_are_counted_and_linked(tiny_encoder, german, monkeypatch):
+    monkeypatch.setattr(diagnosis, "WORD_COUNT", 2)
+    rows, finding = under_aligned(tiny_encoder, german)
+    assert rows
+    text = " ".join(german.sources).casefold().split()
+    for row in rows:
+        assert row["count"] == sum(word.strip(".,!?") == row["word"] for word in text)
+        assert 0 <= row["linked"] <= 1
+        assert (row["score"] is None) == (row["translation"] is None) == (row["linked"] == 0)
+    assert [row["linked"] for row in rows] == sorted(row["linked"] for row in rows)
+    assert (finding is None) == all(row["linked"] >= 0.5 for row in rows)
+
+
+def test_the_sample_is_of_whole_blocks_in_order(swahili):
+    sample, starts = sample_blocks(swahili, 500, seed=3)
+    assert len(sample.sources) == 500
+    assert starts == sorted(set(starts))
+    for at, start in enumerate(starts):
+        assert sample.sources[at * BLOCK : (at + 1) * BLOCK] == swahili.sources[start : start + BLOCK]
+    assert sample_blocks(swahili, 10_000) == (swahili, list(range(0, len(swahili.sources), BLOCK)))
+
+
+@pytest.mark.parametrize("by", [-3, -1, 2])
+def test_a_shift_is_found_where_it_begins(by):
+    source_nh = np.random.default_rng(0).normal(size=(600, 32))
+    source_nh /= np.linalg.norm(source_nh, axis=1, keepdims=True)
+    target_nh = source_nh.copy()
+    target_nh[300:] = np.roll(target_nh[300:], by, axis=0)
+    starts = list(range(0, 600, BLOCK))
+    shift = find_shift(source_nh, target_nh, starts)
+    assert shift == (3, 6, 300, by)
+    assert find_shift(source_nh, source_nh, starts) is None
+
+
+def test_measure_of_no_relation():
+    sides = np.random.default_rng(0).normal(size=(2, 300, 24)).astype(np.float32)
+    sides /= np.linalg.norm(sides, axis=2, keepdims=True)
+    facts = measure((sides[0], sides[1]))
+    assert facts["closer"] == pytest.approx(0.5, abs=0.05)
+    assert facts["accuracy"] < 3
+
+
+@pytest.mark.slow
+def test_the_starter_on_the_demo(swahili):
+    """The real encoder: nothing is wrong with the demo, and each fault is seen."""
+    model = load_encoder("starter", device="cpu")
+    sound = diagnose(model, {"sw": swahili}, sample=100)
+    assert codes(sound) == codes(sound, "warning") == []
+    assert sound.words["sw"]
+    moved = replace(swahili, targets=(swahili.targets[-1], *swahili.targets[:-1]))
+    assert codes(diagnose(model, {"sw": moved}, sample=100)) == ["shifted-sides"]
+    targets = tuple(random.Random(0).sample(swahili.targets, len(swahili.targets)))
+    assert codes(diagnose(model, {"sw": replace(swahili, targets=targets)}, sample=100)) == ["not-translations"]
+    other = diagnosis.prepare(model, pooling="cls")
+    assert "pooling" in codes(diagnose(other, {"sw": swahili}, sample=200), "warning")

@@ -1,0 +1,259 @@
+import json
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense
+from sentence_transformers.sentence_transformer.modules import (
+    LayerNorm,
+    Normalize,
+    Pooling,
+    StaticEmbedding,
+    WeightedLayerPooling,
+)
+from torch import nn
+
+import metaphrase.mining.bulk as bulk
+from metaphrase.exceptions import DataMismatchError
+from metaphrase.mining.bulk import encode, is_sortable, token_batches
+from metaphrase.modeling.packing import notice
+
+TEXTS = [
+    "der Garten ist groß und das Haus ist klein",
+    "ja",
+    "der Hund schläft",
+    "",
+    "das Haus ist rot",
+    "ja",
+    "the garden is large and the house is small and the dog sleeps in the garden of the house",
+]
+MODES = ["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
+
+
+def with_modules(model: SentenceTransformer, *modules: nn.Module) -> SentenceTransformer:
+    return SentenceTransformer(modules=[model[0], *modules], device="cpu")
+
+
+def stacks(model: SentenceTransformer) -> dict[str, SentenceTransformer]:
+    torch.manual_seed(1)
+    pooling = Pooling(32, pooling_mode="mean")
+    dense = Dense(32, 12, module_input_name="token_embeddings")
+    return {
+        **{mode: with_modules(model, Pooling(32, pooling_mode=mode)) for mode in MODES},
+        "several": with_modules(model, Pooling(32, pooling_mode=("cls", "max", "mean")), Normalize()),
+        "dense": with_modules(model, pooling, Dense(32, 8), LayerNorm(8), Normalize()),
+        "residual": with_modules(model, pooling, Dense(32, 32, use_residual=True)),
+        "dense tokens": with_modules(model, dense, Pooling(12, pooling_mode="max")),
+        "prompt left out": with_modules(model, Pooling(32, pooling_mode="mean", include_prompt=False)),
+    }
+
+
+def close(ours, theirs, name=""):
+    assert ours.shape == theirs.shape
+    assert np.abs(theirs).max() > 1e-3
+    np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=0, err_msg=name)
+
+
+@pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
+@pytest.mark.parametrize("prompt", [None, "das Haus: "])
+def test_equals_sentence_transformers_for_every_stack(request, encoder, prompt):
+    for name, model in stacks(request.getfixturevalue(encoder)).items():
+        for normalize in (False, True):
+            theirs = model.encode(TEXTS, prompt=prompt, normalize_embeddings=normalize)
+            ours = encode(model, TEXTS, prompt=prompt, normalize_embeddings=normalize, tokens=24)
+            assert ours.dtype == theirs.dtype == np.float32
+            close(ours, theirs, name)
+
+
+def test_layers_that_are_pooled_together(tiny_encoder):
+    tiny_encoder[0].auto_model.config.output_hidden_states = True
+    model = with_modules(tiny_encoder, WeightedLayerPooling(32, num_hidden_layers=2, layer_start=1), Pooling(32))
+    close(encode(model, TEXTS), model.encode(TEXTS))
+
+
+def test_precision_is_that_of_double(tiny_encoder):
+    model = tiny_encoder.double()
+    np.testing.assert_allclose(encode(model, TEXTS, tokens=16), model.encode(TEXTS), rtol=1e-12, atol=1e-12)
+
+
+def test_half_precision_becomes_an_array(tiny_encoder):
+    assert encode(tiny_encoder.bfloat16(), TEXTS).dtype == np.float32
+    assert encode(tiny_encoder, TEXTS, convert_to_tensor=True).dtype == torch.bfloat16
+
+
+def test_prompts_by_name_and_by_default(tiny_encoder):
+    model = SentenceTransformer(modules=list(tiny_encoder), prompts={"query": "ja "}, device="cpu")
+    close(encode(model, TEXTS, prompt_name="query"), model.encode(TEXTS, prompt_name="query"))
+    assert np.abs(encode(model, TEXTS, prompt_name="query") - encode(model, TEXTS)).max() > 1e-3
+    model.default_prompt_name = "query"
+    close(encode(model, TEXTS), model.encode(TEXTS))
+    with pytest.raises(ValueError, match="no such"):
+        encode(model, TEXTS, prompt_name="no such")
+
+
+def test_truncated_texts_and_embeddings(tiny_encoder):
+    tiny_encoder.max_seq_length = 6
+    tiny_encoder.truncate_dim = 20
+    ours = encode(tiny_encoder, TEXTS, normalize_embeddings=True)
+    assert ours.shape == (len(TEXTS), 20)
+    close(ours, tiny_encoder.encode(TEXTS, normalize_embeddings=True))
+
+
+def test_tensors_and_training_mode(tiny_encoder):
+    tiny_encoder.train()
+    ours = encode(tiny_encoder, TEXTS, convert_to_tensor=True)
+    assert isinstance(ours, torch.Tensor)
+    torch.testing.assert_close(ours, tiny_encoder.encode(TEXTS, convert_to_tensor=True), atol=1e-6, rtol=0)
+
+
+def test_no_and_one_sentence(tiny_encoder):
+    assert encode(tiny_encoder, []).shape == (0, 32)
+    assert encode(tiny_encoder, [], convert_to_tensor=True).shape == (0, 32)
+    close(encode(tiny_encoder, TEXTS[:1]), tiny_encoder.encode(TEXTS[:1]))
+    with pytest.raises(ValueError, match="list of sentences"):
+        encode(tiny_encoder, "ja")
+
+
+def test_batches_hold_a_number_of_tokens():
+    lengths = [3, 40, 1, 7, 7, 2, 2, 9]
+    batches = list(token_batches(lengths, 14))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert [lengths[i] for batch in batches for i in batch] == sorted(lengths, reverse=True)
+    assert all(len(batch) == 1 or len(batch) * lengths[batch[0]] <= 14 for batch in batches)
+    assert batches == [[1], [7], [3, 4], [0, 5, 6, 2]]
+
+
+def test_texts_are_tokenised_once_and_batches_are_even(tiny_encoder, monkeypatch):
+    calls, sizes = [], []
+    preprocess = tiny_encoder.preprocess
+    monkeypatch.setattr(
+        tiny_encoder, "preprocess", lambda texts, **kwargs: calls.append(len(texts)) or preprocess(texts, **kwargs)
+    )
+    layer = tiny_encoder[0].auto_model.encoder.layer[0]
+    layer.register_forward_hook(lambda module, args, output: sizes.append(args[0].shape[:2]))
+    texts = TEXTS * 6
+    encode(tiny_encoder, texts, tokens=40)
+    assert calls == [len(texts)]
+    tokens = sum(map(len, tiny_encoder.tokenizer(texts, truncation=True, max_length=32)["input_ids"]))
+    assert sum(n for _, n in sizes) == tokens
+    assert all(one == 1 and n <= 40 for one, n in sizes)
+
+
+def test_windows_do_not_show(tiny_encoder, monkeypatch):
+    whole = encode(tiny_encoder, TEXTS)
+    monkeypatch.setattr(bulk, "WINDOW", 3)
+    told = []
+    close(encode(tiny_encoder, TEXTS, advance=told.append), whole)
+    assert told == [3, 3, 1]
+
+
+def test_an_encoder_that_cannot_be_packed_is_padded(tiny_encoder, monkeypatch, caplog):
+    monkeypatch.setattr(type(tiny_encoder[0].auto_model), "_supports_attention_backend", False)
+    notice.cache_clear()
+    for _ in range(2):
+        close(encode(tiny_encoder, TEXTS, tokens=24), tiny_encoder.encode(TEXTS))
+    assert caplog.messages == ["BertModel cannot run without padding; sentences are padded."]
+
+
+def test_other_models_are_handed_on(tokenizer, tiny_encoder):
+    torch.manual_seed(0)
+    static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
+    assert not is_sortable(static)
+    assert is_sortable(tiny_encoder)
+    close(encode(static, TEXTS[:3]), static.encode(TEXTS[:3]))
+    tiny_encoder.tokenizer.padding_side = "left"
+    assert not is_sortable(tiny_encoder)
+
+
+# A file
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr(bulk, "WINDOW", 2)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_file_holds_the_same(tiny_encoder, tmp_path):
+    path = tmp_path / "embeddings.npy"
+    rows = encode(tiny_encoder, TEXTS, path=path)
+    assert isinstance(rows, np.memmap)
+    close(np.load(path), tiny_encoder.encode(TEXTS))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["embeddings.npy", "embeddings.npy.json"]
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("killed_at", [1, 2, 4])
+def test_a_killed_call_goes_on(tiny_encoder, tmp_path, monkeypatch, killed_at):
+    path = tmp_path / "embeddings.npy"
+    windows = []
+    embed = bulk._embed
+
+    def failing(model, texts, *args, **kwargs):
+        if len(windows) == killed_at - 1:
+            raise KeyboardInterrupt
+        windows.append(texts)
+        return embed(model, texts, *args, **kwargs)
+
+    monkeypatch.setattr(bulk, "_embed", failing)
+    with pytest.raises(KeyboardInterrupt):
+        encode(tiny_encoder, TEXTS, path=path)
+    assert not path.exists()
+    done = list(windows)
+    monkeypatch.setattr(
+        bulk,
+        "_embed",
+        lambda model, texts, *args, **kwargs: windows.append(texts) or embed(model, texts, *args, **kwargs),
+    )
+    told = []
+    close(encode(tiny_encoder, TEXTS, path=path, advance=told.append), tiny_encoder.encode(TEXTS))
+    assert [text for window in windows for text in window] == TEXTS  # none twice
+    assert told[0] == 2 * len(done)
+    assert sum(told) == len(TEXTS)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["embeddings.npy", "embeddings.npy.json"]
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_a_call_killed_before_the_file_got_its_name(tiny_encoder, tmp_path):
+    path = tmp_path / "embeddings.npy"
+    encode(tiny_encoder, TEXTS, path=path)
+    path.rename(tmp_path / "embeddings.npy.part")
+    close(encode(tiny_encoder, TEXTS, path=path), tiny_encoder.encode(TEXTS))
+
+
+def test_a_whole_file_is_not_written_again(tiny_encoder, tmp_path, monkeypatch):
+    path = tmp_path / "embeddings.npy"
+    encode(tiny_encoder, TEXTS, path=path)
+    monkeypatch.setattr(bulk, "_embed", None)
+    close(encode(tiny_encoder, TEXTS, path=path), tiny_encoder.encode(TEXTS))
+
+
+def test_a_file_of_something_else_is_refused(tiny_encoder, tmp_path):
+    path = tmp_path / "embeddings.npy"
+    encode(tiny_encoder, TEXTS, path=path)
+    again = partial(encode, tiny_encoder, path=path)
+    with pytest.raises(ValueError, match=r"differ in: sentences, texts\. Delete"):
+        again(TEXTS[1:])
+    with pytest.raises(ValueError, match="differ in: texts"):
+        again(TEXTS[::-1])
+    with pytest.raises(ValueError, match="differ in: prompt"):
+        again(TEXTS, prompt="ja ")
+    with torch.no_grad():
+        tiny_encoder[0].auto_model.encoder.layer[0].output.dense.bias += 1
+    with pytest.raises(ValueError, match="differ in: weights"):
+        again(TEXTS)
+    Path(f"{path}.json").unlink()
+    with pytest.raises(DataMismatchError, match="in the way"):
+        again(TEXTS)
+    with pytest.raises(ValueError, match="leave out convert_to_tensor"):
+        again(TEXTS, convert_to_tensor=True)
+
+
+def test_what_a_file_tells(tiny_encoder, tmp_path):
+    encode(tiny_encoder, TEXTS, path=tmp_path / "x.npy", prompt="ja ")
+    told = json.loads((tmp_path / "x.npy.json").read_text())
+    assert told["done"] == told["sentences"] == len(TEXTS)
+    assert told["prompt"] == "ja "

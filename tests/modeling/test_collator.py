@@ -1,0 +1,68 @@
+import pytest
+import torch
+
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.views import Concatenated, language_code, source_view, target_view
+
+
+@pytest.fixture
+def views():
+    return source_view(6), target_view(6), Concatenated("concatenated", 6, 0.5, "reset")
+
+
+def test_sides_are_tokenised_truncated_and_marked(tokenizer, views, bitext):
+    batch = ParallelCollator(tokenizer, views)(bitext)
+    source = batch["source"]
+    assert source["input_ids"].shape[1] == 6
+    for row, example in enumerate(bitext):
+        wanted = tokenizer(example["source"], truncation=True, max_length=6)["input_ids"]
+        assert source["input_ids"][row][source["attention_mask"][row].bool()].tolist() == wanted
+    assert set(source["language"].tolist()) == {language_code("de")}
+    assert set(batch["target"]["language"].tolist()) == {language_code("en")}
+    assert len(set(source["text"].tolist())) == len({row["source"] for row in bitext})
+
+
+def test_the_same_text_has_the_same_fingerprint_on_either_side(tokenizer, bitext):
+    row = {"source": "ja", "target": "ja"}
+    batch = ParallelCollator(tokenizer, (source_view(8), target_view(8)))([row])
+    assert batch["source"]["text"] == batch["target"]["text"]
+    assert batch["source"]["language"].item() == 0
+
+
+def test_masks_depend_on_seed_epoch_and_pair_not_on_the_batch(tokenizer, views, bitext):
+    collator = ParallelCollator(tokenizer, views, seed=1)
+
+    def labels(rows):
+        return [row[row != -100].tolist() for row in collator(rows)["concatenated"]["labels"]]
+
+    first = labels(bitext)
+    assert labels(bitext[::-1]) == first[::-1]
+    assert labels(bitext[5:6]) == first[5:6]
+    collator.set_epoch(1)
+    assert labels(bitext) != first
+    collator.set_epoch(0)
+    assert labels(bitext) == first
+    other = ParallelCollator(tokenizer, views, seed=2)(bitext)["concatenated"]["labels"]
+    assert [row[row != -100].tolist() for row in other] != first
+
+
+def test_the_epoch_reaches_worker_processes(tokenizer, views, bitext):
+    collator = ParallelCollator(tokenizer, views)
+    loader = torch.utils.data.DataLoader(
+        bitext,
+        batch_size=8,
+        collate_fn=collator,
+        num_workers=1,
+        persistent_workers=True,
+        multiprocessing_context="fork",
+    )
+    epochs = []
+    for epoch in (0, 1):
+        collator.set_epoch(epoch)
+        epochs.append(torch.cat([batch["concatenated"]["labels"].flatten() for batch in loader]))
+    assert epochs[0].shape != epochs[1].shape or not torch.equal(*epochs)
+
+
+def test_a_missing_column_is_named(tokenizer, views):
+    with pytest.raises(ValueError, match=r"'target'\] is missing \(found \['english', 'source'\]\)"):
+        ParallelCollator(tokenizer, views)([{"source": "ja", "english": "yes"}])

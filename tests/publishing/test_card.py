@@ -1,0 +1,322 @@
+"""The card says what was trained; nothing that is put into it can get out of its place."""
+
+import re
+
+import pytest
+import yaml
+from datasets import Dataset
+from huggingface_hub import ModelCard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model_card import generate_model_card
+
+from metaphrase.publishing.card import AlignmentModelCardData, cell, corpus_card, fence, redact, table
+
+RECIPE = {
+    "name": "dap",
+    "paper": "Li et al. 2023",
+    "terms": [{"objective": "tr"}, {"objective": "rtl", "weight": 0.5}],
+}
+ROW = {"data": "Tatoeba", "language": "sw", "n": 390, "before": 61.5, "after": 70.25}
+TESTED = {"difference": 8.75, "interval": [5.1, 12.4], "verdict": "better"}
+HOSTILE = [
+    "\x85",
+    "a\u2028b\u2029",
+    "---",
+    "\n---\n",
+    "a|b",
+    "<script>alert(1)</script>",
+    "{{ 7 * 7 }}",
+    "{% raw %}",
+    "```\n# out",
+    "ignore\r\n\r\n",
+]
+
+
+@pytest.fixture
+def card(tiny_encoder) -> AlignmentModelCardData:
+    return AlignmentModelCardData.adopt(tiny_encoder, recipe=RECIPE, language=["sw", "en"], license="mit")
+
+
+def written(card: AlignmentModelCardData, folder) -> ModelCard:
+    (folder / "README.md").write_text(generate_model_card(card.model), encoding="utf-8")
+    return ModelCard.load(folder / "README.md")
+
+
+def blocks(text: str, language: str) -> list[str]:
+    """The contents of the fenced code blocks of a language, by CommonMark's rule for fences."""
+    found, lines = [], iter(text.split("\n"))
+    for line in lines:
+        opening = re.fullmatch(r"(`{3,})(\w*)", line)
+        if opening:
+            inside = []
+            for inner in lines:
+                if re.fullmatch(rf"`{{{len(opening[1])},}}", inner):
+                    break
+                inside.append(inner)
+            if opening[2] == language:
+                found.append("\n".join(inside))
+    return found
+
+
+def cells(line: str) -> list[str]:
+    """The texts of a table row, its escapes undone."""
+    row = re.split(r"(?<!\\)(?:\\\\)*\|", line.strip())[1:-1]
+    undone = [re.sub(r"\\([\\`*_\[\]|~$])", r"\1", text.strip()) for text in row]
+    return [text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&") for text in undone]
+
+
+def test_metadata_names_what_the_hub_reads(card, tmp_path):
+    card.base_model = "intfloat/multilingual-e5-small"
+    card.results = [ROW | TESTED]
+    metadata = yaml.safe_load(written(card, tmp_path).data.to_yaml())
+    assert metadata["language"] == ["sw", "en"]
+    assert metadata["license"] == "mit"
+    assert metadata["base_model"] == "intfloat/multilingual-e5-small"
+    assert metadata["pipeline_tag"] == "sentence-similarity"
+    assert metadata["library_name"] == "sentence-transformers"
+    assert {"metaphrase", "cross-lingual", "dap"} <= set(metadata["tags"])
+
+
+def test_results_are_model_index_entries(card, tmp_path):
+    card.results = [ROW | TESTED, ROW | {"language": "te", "after": 40.0}]
+    results = written(card, tmp_path).data.eval_results
+    assert [(r.dataset_name, r.dataset_config, r.metric_type, r.metric_value) for r in results] == [
+        ("Tatoeba", "sw", "accuracy", 70.25),
+        ("Tatoeba", "te", "accuracy", 40.0),
+    ]
+
+
+def test_result_rows_show_intervals_and_verdicts(card, tmp_path):
+    card.results = [ROW | TESTED]
+    assert "| Tatoeba | sw | 390 | 61.5 | 70.2 | +8.8 (+5.1 … +12.4) | better |" in written(card, tmp_path).text
+
+
+def test_a_comparison_becomes_rows_with_the_pooled_one_last(card):
+    test = {"before": 60.0, "after": 65.0} | TESTED
+    card.add_comparison("UDHR", {"languages": {"sw": test | {"n": 50, "p_value": 0.01}}, "pooled": test})
+    assert [row["language"] for row in card.results] == ["sw", "all"]
+    assert card.results[0] == {"data": "UDHR", "language": "sw", "n": 50} | test
+
+
+def test_languages_without_training_data_show_what_was_kept(card, tmp_path):
+    card.results = [
+        *(ROW | {"language": language} for language in ("sw", "fr", "all")),
+        *(ROW | {"data": "Far", "language": language} for language in ("fi", "all")),
+    ]
+    text = written(card, tmp_path).text
+    before, after = text.split("### Retention")
+    rows = (
+        re.findall(r"^\| (Tatoeba|Far) \| (\w+) ", before, re.M),
+        re.findall(r"^\| (Tatoeba|Far) \| (\w+) ", after, re.M),
+    )
+    assert rows == ([("Tatoeba", "sw"), ("Tatoeba", "all")], [("Tatoeba", "fr"), ("Far", "fi"), ("Far", "all")])
+
+
+def test_retention_is_a_row_for_each_test_set(card, tmp_path):
+    pooled = {"n": 130, "before": 80.0, "after": 79.5, "difference": -0.5, "interval": [-0.9, -0.1]}
+    rows = [{"language": language, "difference": loss} for language, loss in (("a|b", -4.0), ("fr", -0.5), ("de", 3))]
+    found = {"limit": 1.0, "verdict": "kept", "pooled": pooled, "languages": rows, "worst": ["a|b", "fr"]}
+    card.add_retention("UDHR", found)
+    text = written(card, tmp_path).text
+    assert "lies above -1 points" in text
+    (row,) = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| UDHR")]
+    assert cells(row) == ["UDHR", "3", "130", "80.0", "79.5", "-0.50 (-0.90 … -0.10)", "kept", "a|b -4.0, fr -0.5"]
+
+
+def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):
+    card.results = [ROW]
+    assert "was not looked up" in written(card, tmp_path).text
+    card.leakage = [{"data": "Tatoeba", "pairs": 390, "shared": 0}]
+    text = written(card, tmp_path).text
+    assert "| Tatoeba | 390 | 0 |" in text
+    assert "was not looked up" not in text
+
+
+def test_origin_and_licence_of_the_data_are_told(card, tmp_path):
+    row = {"file": "/data/sw-en.tsv.gz", "language": "sw", "pairs": 3, "origin": "lafand", "license": "cc-by-nc-4.0"}
+    card.corpus = [row, {"file": "hf:acme/corpus:sw-en@train", "language": "sw", "pairs": 2}]
+    made = written(card, tmp_path)
+    assert "| sw-en.tsv.gz | sw | 3 | lafand | cc-by-nc-4.0 |" in made.text
+    assert "Files without a licence here" in made.text
+    assert made.data.datasets == ["acme/corpus"]
+    card.corpus = [row]
+    assert "Files without a licence here" not in written(card, tmp_path).text
+
+
+def test_front_matter_records_what_makes_the_model_again(card, tmp_path):
+    card.corpus = [{"file": "/data/sw-en.tsv.gz", "language": "sw", "pairs": 3, "sha256": "ab"}]
+    card.command, card.seed, card.hardware = "metaphrase train --recipe dap", 0, "cpus 2"
+    card.weights = {"model.safetensors": "cd"}
+    facts = written(card, tmp_path).data.to_dict()["metaphrase"]
+    assert {key: facts[key] for key in ("recipe", "command", "seed", "hardware")} == {
+        **{"recipe": "dap", "command": "metaphrase train --recipe dap"},
+        **{"seed": 0, "hardware": "cpus 2"},
+    }
+    assert facts["data"] == [{"file": "sw-en.tsv.gz", "language": "sw", "pairs": 3, "sha256": "ab"}]
+    assert facts["weights"] == {"model.safetensors": "cd"}
+    assert "metaphrase" in facts["versions"]
+
+
+@settings(max_examples=60)
+def as_metadata(text: str) -> str:
+    """`text` without secrets and without the line breaks that YAML would fold."""
+    return re.sub("[\x85\u2028\u2029]", " ", redact(text))
+
+
+@given(data=st.data())
+def test_hostile_names_stay_in_the_card_of_a_corpus(data):
+    text = st.text(max_size=40) | st.sampled_from(HOSTILE)
+    language, column, license = (data.draw(text) for _ in range(3))
+    made = corpus_card("acme/corpus", pairs=3, columns=["source", column], languages=[language], license=license)
+    front, body = made.removeprefix("---\n").split("\n---\n", 1)
+    metadata = yaml.safe_load(front)
+    assert metadata["language"] == [as_metadata(language)]
+    assert metadata.get("license", "") == as_metadata(license)
+    (row,) = [
+        line
+        for line in body.split("\n")
+        if line.startswith("| ") and "Column" not in line and "A sentence" not in line and ":--" not in line
+    ]
+    assert cells(row)[0] == escaped_back(column)
+
+
+def test_text_tells_recipe_data_seed_command_and_head(card, tmp_path):
+    card.corpus = [{"file": "/data/private/sw-en.tsv.gz", "language": "sw", "pairs": 30782, "sha256": "ab" * 32}]
+    card.command, card.seed = "metaphrase train --recipe dap", 1234
+    card.mlm_head = "a fresh dense–GELU–LayerNorm transform"
+    text = written(card, tmp_path).text
+    assert yaml.safe_load(blocks(text, "yaml")[0]) == RECIPE
+    assert blocks(text, "bash") == ["metaphrase train --recipe dap"]
+    assert f"| sw-en.tsv.gz | sw | 30,782 | {'ab' * 32} |" in text
+    assert "**Seed:** 1234" in text
+    assert "In front of the vocabulary: a fresh dense–GELU–LayerNorm transform." in text
+    assert "/data/private" not in text
+
+
+def test_usage_examples_run(card, tmp_path, capsys):
+    first, second = blocks(written(card, tmp_path).text, "python")
+    card.model.save_pretrained(str(tmp_path))
+    for example in (first, second):
+        exec(example.replace("sentence_transformers_model_id", str(tmp_path)), {})
+    assert capsys.readouterr().out.count("tensor(") == 2
+
+
+def test_an_adopted_card_goes_on_from_the_present_one(tiny_encoder):
+    tiny_encoder.model_card_data.add_tags("kept")
+    tiny_encoder.model_card_data.license = "mit"
+    card = AlignmentModelCardData.adopt(tiny_encoder, seed=7)
+    assert tiny_encoder.model_card_data is card
+    assert (card.license, card.seed, card.model) == ("mit", 7, tiny_encoder)
+    assert {"kept", "metaphrase"} <= set(card.tags)
+    assert AlignmentModelCardData.adopt(tiny_encoder, seed=8) is card
+    with pytest.raises(TypeError, match="no field sede"):
+        AlignmentModelCardData.adopt(tiny_encoder, sede=7)
+
+
+def test_a_checkpoint_gets_the_card(card, tmp_path):
+    card.add_tags("generated_from_trainer")
+    card.model.save_pretrained(str(tmp_path))
+    assert "## Training" in ModelCard.load(tmp_path / "README.md").text
+    SentenceTransformer(str(tmp_path), device="cpu")
+
+
+def test_the_default_name_follows_what_is_learned_later(card, tmp_path):
+    written(card, tmp_path)
+    card.base_model = "xlm-roberta-base"
+    assert written(card, tmp_path).text.lstrip().startswith("# xlm-roberta-base aligned with dap")
+
+
+def test_a_local_base_model_is_named_but_not_linked(card, tmp_path):
+    card.base_model = str(tmp_path / "starter")
+    made = written(card, tmp_path)
+    assert "base_model" not in made.data.to_dict()
+    assert "**Base model:** starter" in made.text
+    assert str(tmp_path) not in made.content
+
+
+def test_samples_are_the_first_pairs_shortened(card, tmp_path):
+    rows = [{"source": "a|b" * 100, "target": "x", "alignment": None}] * 5
+    info = card.extract_dataset_metadata(Dataset.from_list(rows), [], loss=None, dataset_type="train")
+    card.train_datasets = info
+    text = written(card, tmp_path).text
+    assert info[0]["size"] == 5
+    assert text.count("| a\\|b") == 3
+    assert "…" in text
+
+
+def test_neither_tokens_nor_the_home_folder_reach_the_card(card, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/ada")
+    monkeypatch.setenv("HF_TOKEN", "hf_CANARY")
+    secret = "hf_CANARY hf_abcdefghijklmnopqrstuvwxyz /home/ada/runs"
+    card.command, card.model_name, card.mlm_head = secret, secret, secret
+    card.recipe = {"name": "x", "note": secret}
+    card.all_hyperparameters = card.non_default_hyperparameters = {"output": secret}
+    content = written(card, tmp_path).content
+    assert "hf_CANARY" not in content
+    assert "abcdefghij" not in content
+    assert "/home/ada" not in content
+    assert "~/runs" in content
+
+
+@settings(max_examples=200)
+@given(st.text() | st.sampled_from(HOSTILE))
+def test_a_cell_is_one_cell_and_reads_back(text):
+    escaped = cell(text)
+    assert "\n" not in escaped
+    assert "<" not in escaped
+    assert cells(f"| {escaped} | end |") in ([escaped_back(text), "end"],)
+
+
+def escaped_back(text: str) -> str:
+    """What can be read back: the text without control characters, its white space collapsed."""
+    return " ".join("".join(c if c.isprintable() or c in "\u200c\u200d" else " " for c in redact(text)).split())
+
+
+@given(st.text() | st.sampled_from(HOSTILE))
+def test_a_fence_holds_its_text(text):
+    fenced = fence(text, "bash")
+    if text:
+        assert blocks(fenced, "bash") == [re.sub(r"\r\n?", "\n", text).rstrip()]
+
+
+def test_hostile_data_stay_in_their_places(card, tmp_path, fault):
+    tried = 0
+
+    @settings(max_examples=40, deadline=None)
+    @given(data=st.data())
+    def explore(data):
+        nonlocal tried
+        tried += 1
+        hostile_data_stay_in_their_places(card, tmp_path, data)
+
+    explore()
+    fault("H5", "hostile names, languages, commands and licences in a card", tried=tried, survived=tried)
+
+
+def hostile_data_stay_in_their_places(card, tmp_path, data):
+    text = st.text(max_size=40) | st.sampled_from(HOSTILE)
+    name, language, command, note = (data.draw(text) for _ in range(4))
+    card.model_name, card.language = name or None, [language]
+    card.recipe = {"name": name, "note": note}
+    card.results = [ROW | {"data": name, "language": language, "verdict": note}]
+    card.corpus = [{"file": "f", "language": language, "pairs": 1, "license": note, "origin": name}]
+    card.leakage = [{"data": name, "pairs": 1, "shared": 0}]
+    card.command = command
+    card.tags = ["metaphrase", note]
+    made = written(card, tmp_path)
+    metadata = yaml.safe_load(made.content.split("\n---\n")[0].removeprefix("---\n"))
+    assert metadata["language"] == [as_metadata(language)]
+    assert metadata["metaphrase"]["data"][0]["license"] == as_metadata(note)
+    assert metadata["metaphrase"].get("command", "") == as_metadata(command)
+    assert metadata["tags"][:2] == ["metaphrase", as_metadata(note)]
+    assert metadata["model-index"][0]["results"][0]["dataset"]["config"] == as_metadata(language)
+    assert yaml.safe_load(blocks(made.text, "yaml")[0]) == {"name": as_metadata(name), "note": as_metadata(note)}
+    headings = re.findall(r"^## (.*)$", re.sub(r"^(`{3,}).*?^\1$", "", made.text, flags=re.S | re.M), re.M)
+    assert headings == ["Use", "Results", "Training", "Limitations"]
+
+
+def test_tables_take_the_union_of_columns():
+    assert table([{"a": 1}, {"b": "x"}]).split("\n") == ["| a | b |", "| --: | :-- |", "| 1 |  |", "|  | x |"]
+    assert table([]) == ""

@@ -1,0 +1,87 @@
+"""What is known of origins and licences, and that nothing fails where nothing is."""
+
+import pytest
+from huggingface_hub import constants
+
+from metaphrase.cli.train import describe
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated_licenses
+from tests.hub_server import reach, serve_hub
+
+ROW = {"file": "hf:acme/corpus:sw-en", "path": "hf:acme/corpus:sw-en", "language": "sw", "languages": ["en", "sw"]}
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with serve_hub() as server:
+        reach(server, monkeypatch.setattr, tmp_path / "client")
+        monkeypatch.setenv("HF_TOKEN", "hf_write")
+        yield server
+
+
+def card(licenses: str) -> dict[str, bytes]:
+    return {"README.md": f"---\n{licenses}\n---\n# A card\n".encode()}
+
+
+@pytest.mark.parametrize(
+    ("front", "found"),
+    [
+        ("license: mit", ["mit"]),
+        ("license: [mit, apache-2.0]", ["mit", "apache-2.0"]),
+        ("license: other\nlicense_name: NLLB", ["other"]),
+        ("language: sw", []),
+        ("license: [", []),
+        ("- license", []),
+    ],
+)
+def test_a_folder_states_its_licence(front, found, tmp_path):
+    (tmp_path / "README.md").write_bytes(card(front)["README.md"])
+    assert stated_licenses(str(tmp_path)) == found
+    assert stated_licenses(str(tmp_path / "nothing")) == []
+
+
+def test_the_card_of_a_data_set_is_read_at_its_commit_and_once(hub):
+    commit = hub.put("acme/corpus", card("license: other\nlicense_name: NLLB"), "dataset")
+    hub.put("acme/corpus", card("license: mit"), "dataset")
+    hub.requests.clear()
+    rows = [ROW | {"revision": commit}, ROW | {"file": "hf:acme/corpus:fi-en", "revision": commit}]
+    origins = hub_licenses(rows)
+    assert origins == {"acme/corpus": {"license": "NLLB"}}
+    assert len([one for one in hub.requests if "README.md" in str(one)]) <= 2
+    assert provenance(rows[1], origins=origins, data_license="cc0-1.0") == {"license": "NLLB"}
+    assert hub_licenses([ROW]) == {"acme/corpus": {"license": "mit"}}
+
+
+def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
+    commit = hub.put("acme/base", card("license: cc-by-sa-4.0"))
+    facts = {"command": "x", "seed": 1, "files": [ROW], "leakage": None, "transforms": {}, "hardware": {}}
+    for model, license, wanted in (
+        ("acme/base", None, "cc-by-sa-4.0"),
+        (f"acme/base@{commit}", None, "cc-by-sa-4.0"),
+        ("acme/base", "mit", "mit"),
+        ("acme/nothing", None, None),
+        ("starter", None, "mit"),
+    ):
+        made = AlignmentModelCardData.adopt(tiny_encoder, license=None)
+        describe(made, facts | {"model": model}, license=license)
+        assert made.license == wanted, model
+
+
+def test_without_a_network_nothing_is_stated(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    assert stated_licenses("acme/corpus", repo_type="dataset") == []
+    assert hub_licenses([ROW]) == {}
+    assert provenance(ROW) == {}
+
+
+def test_what_is_known_of_a_file():
+    file = {"file": "sw-en.tsv", "path": "/data/sw-en.tsv"}
+    assert provenance(file) == {}
+    assert provenance(file, data_license="mit") == {"license": "mit"}
+    assert provenance(file, origins={"sw-en.tsv": PACKAGED}, data_license="mit") == PACKAGED
+    assert provenance(file, origins={"sw-en.tsv": {"origin": "us"}}, data_license="mit") == {
+        "origin": "us",
+        "license": "mit",
+    }
+    assert provenance(file | {"path": str(DEMO / "sw-en.train.tsv.gz")}) == PACKAGED

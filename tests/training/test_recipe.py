@@ -1,0 +1,171 @@
+import subprocess
+import sys
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from metaphrase.exceptions import ConfigError, MetaphraseError
+from metaphrase.io.configuration import read_yaml
+from metaphrase.objectives import OBJECTIVES
+from metaphrase.training.recipe import Recipe, Term, list_recipes
+
+
+@pytest.mark.parametrize("recipe", list_recipes(), ids=lambda recipe: recipe.name)
+def test_packaged_recipes_can_be_built(recipe):
+    for term in recipe.terms:
+        OBJECTIVES[term.objective](max_length=recipe.max_length, **term.args)
+    assert recipe.training
+    assert bool(recipe.paper) == bool(recipe.paper_training) == (recipe.name != "metaphrase")  # our own
+    assert Recipe.from_dict(yaml.safe_load(yaml.safe_dump(recipe.to_dict()))) == recipe
+
+
+def test_dap_is_the_papers_sum():
+    assert [(term.objective, term.weight) for term in Recipe.load("dap").terms] == [("tr", 1.0), ("rtl", 1.0)]
+    assert Recipe.load("dap").max_length == 32
+    assert Recipe.load("dap").paper_training["max_steps"] == 100_000
+
+
+def test_the_release_weighs_rtl_as_its_eight_ranks_did():
+    assert [(term.objective, term.weight) for term in Recipe.load("dap-release").terms] == [("tr", 1.0), ("rtl", 0.8)]
+
+
+def test_a_recipe_of_ones_own(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("name: mine\nterms:\n  - {objective: tr, weight: 2, args: {margin: 0.3}}\n")
+    assert Recipe.load(path) == Recipe(name="mine", terms=(Term("tr", 2.0, {"margin": 0.3}),))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("terms: [{objective: rtt}]", "known objectives are .*did you mean 'rtl'"),
+        ("terms: [{objective: tr, args: {temprature: 1}}]", "'temprature' in the args of 'tr'.*'temperature'"),
+        ("terms: [{objective: tr, wieght: 1}]", "'wieght' in a term.*'weight'"),
+        ("terms: [{objective: tr, weight: -1}]", "should be a number from 0"),
+        ("terms: [{objective: tr, weight: yes}]", "should be a number from 0"),
+        ("terms: [{objective: tr}, {objective: tr}]", "names tr twice"),
+        ("terms: []", "at least one objective"),
+        ("trems: [{objective: tr}]", "'trems'.*did you mean 'terms'"),
+        ("just a string", "should hold keys"),
+        ("terms: [", "not valid YAML"),
+        ("terms: [{objective: tr, args: 3}]", "keys and values"),
+        ("terms: [tr]", "needs an 'objective'"),
+        ("terms:\n  - objective: tr\n    wieght: 1", r"wrong.yaml:3:5: Unknown key 'wieght' .*did you mean 'weight'"),
+        ("terms: [{objective: tr, args: {temperature: hot}}]", "1:32: 'temperature' .* should be float, but is 'hot'"),
+        ("terms: [{objective: tr, args: {gather: 1}}]", "should be bool, but is 1"),
+        ("terms: [{objective: tr, args: {direction: up}}]", "should be Literal.*'symmetric'.*but is 'up'"),
+        ("terms: [{objective: tr, weight: .nan}]", "should be a number from 0"),
+        ("terms: [{objective: [tr]}]", "known objectives are"),
+        ("terms: [{objective: tr}]\nmax_length: long", "2:1: 'max_length' .* should be a whole number, but is 'long'"),
+        ("terms: [{objective: tr}]\nmax_length: 0", "at least 1"),
+        ("terms: [{objective: tr}]\ntraining: {1: 2}", "1 in 'training' .* is no option's name"),
+        ("name: a\nname: b", "wrong.yaml:2:1: not valid YAML: 'name' is there twice"),
+        (
+            "name: !!python/object/apply:os.getcwd []",
+            "wrong.yaml:1:7: not valid YAML: could not determine a constructor",
+        ),
+        ("name: &a [*a]", "aliases that expand to more than"),
+        ("[" * 3000, "nested too deeply"),
+        ("name: !!bool maybe", "not valid YAML"),
+        ("name: !!timestamp maybe", "not valid YAML"),
+        ("? [a]\n: 1", "a key is a word"),
+        ("name: \0", "special characters"),
+    ],
+)
+def test_what_is_wrong_with_a_recipe_is_said(tmp_path, content, message):
+    path = tmp_path / "wrong.yaml"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=message):
+        Recipe.load(path)
+
+
+def test_an_unknown_recipe_lists_the_known_ones():
+    with pytest.raises(FileNotFoundError, match=r"known recipes are amber, .*did you mean 'dap'"):
+        Recipe.load("dapp")
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        Recipe.load("nowhere.yaml")
+
+
+def test_a_billion_laughs_are_refused_before_they_are_written_out(tmp_path):
+    path = tmp_path / "bomb.yaml"
+    rows = [f"k{i}: &k{i} [{', '.join([f'*k{i - 1}'] * 9)}]" for i in range(1, 10)]
+    path.write_text("\n".join(["k0: &k0 [ha, ha, ha]", *rows]))
+    with pytest.raises(ConfigError, match=r"aliases that expand"):
+        read_yaml(path)
+    path.write_text("a: " + "x" * 1_000_001)
+    with pytest.raises(ConfigError, match="longer than"):
+        read_yaml(path)
+
+
+def test_aliases_and_merges_that_people_write_are_read(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("base: &b {x: 1, y: 5e-5}\nother: {<<: *b, x: 2}\nagain: *b\n")
+    assert read_yaml(path) == {"base": {"x": 1, "y": 5e-5}, "other": {"x": 2, "y": 5e-5}, "again": {"x": 1, "y": 5e-5}}
+    assert read_yaml(path)["other"].places["x"] == f"{path}:2:17"
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_what_is_read_off_the_source_is_what_the_class_has(name):
+    declaration, cls = OBJECTIVES.declaration(name), OBJECTIVES[name]
+    assert (declaration.name, declaration.granularity) == (cls.name, cls.granularity)
+    defaults = {key: value for key, value in (cls.__init__.__kwdefaults__ or {}).items() if key != "max_length"}
+    assert list(declaration.parameters) == list(defaults)
+    assert all(declaration.accepts(key, value) for key, value in defaults.items())
+
+
+def test_recipes_are_read_without_torch():
+    code = "import sys; from metaphrase import list_recipes; print(len(list_recipes()), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(len(list_recipes())), "False"]
+
+
+SCRAPS = st.sampled_from(
+    [
+        "name",
+        "terms",
+        "objective",
+        "tr",
+        "args",
+        "weight",
+        ":",
+        "- ",
+        "\n",
+        "  ",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        "&a",
+        "*a",
+        "<<",
+        "!!",
+        "!!int",
+        "? ",
+        "|",
+        ">",
+        "'",
+        '"',
+        "#",
+        "%",
+        "---",
+        "1e3",
+        "\t",
+        "é",
+        "\ufeff",
+    ]
+)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(SCRAPS | st.text(max_size=3), max_size=25))
+def test_whatever_is_written_is_read_or_refused_in_our_words(tmp_path, scraps):
+    path = tmp_path / "any.yaml"
+    path.write_text("".join(scraps), encoding="utf-8", errors="replace")
+    try:
+        recipe = Recipe.load(path)
+    except MetaphraseError:
+        return
+    assert recipe.terms

@@ -1,0 +1,499 @@
+import copy
+import hashlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from sentence_transformers import SentenceTransformer
+from transformers import TrainerCallback
+
+from metaphrase.exceptions import MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe, list_recipes
+from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from tests.conftest import small
+
+
+@pytest.fixture
+def rows(full_bitext):
+    return full_bitext
+
+
+@pytest.fixture
+def make_trainer(tiny_encoder, tmp_path, rows):
+    def make(recipe="dap", *, dataset=None, folder="run", eval_dataset=None, **options):
+        torch.manual_seed(7)
+        loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
+        english_ids = torch.arange(len(tiny_encoder.tokenizer))
+        facts = {"english_ids": english_ids, "languages": ["de", "en"]}
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), small(loaded), max_length=24, **facts)
+        settings = {
+            "output_dir": str(tmp_path / folder),
+            "per_device_train_batch_size": 8,
+            "max_steps": 6,
+            "save_steps": 3,
+            "logging_steps": 1,
+            "learning_rate": 1e-3,
+            "head_learning_rate": 2e-3,
+            "warmup_steps": 0,
+            "report_to": "none",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            **options,
+        }
+        return AlignmentTrainer(
+            model=loss.model,
+            args=AlignmentTrainingArguments(**settings),
+            train_dataset=dataset or Dataset.from_list(rows),
+            loss=loss,
+            eval_dataset=eval_dataset,
+        )
+
+    return make
+
+
+def losses(trainer):
+    return [
+        (log["loss"], *(log[name] for name in trainer.loss.weights))
+        for log in trainer.state.log_history
+        if "loss" in log
+    ]
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.loss.state_dict().items()}
+
+
+def assert_equal(got, wanted):
+    assert got.keys() == wanted.keys()
+    for name, value in wanted.items():
+        assert torch.equal(got[name], value), name
+
+
+@pytest.mark.parametrize("recipe", [recipe.name for recipe in list_recipes()])
+def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
+    whole = make_trainer(recipe)
+    whole.train()
+    resumed = make_trainer(recipe, folder="resumed")
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-3"))
+    assert len(losses(whole)) == 6
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), weights(whole))
+    fault("A4", f"a resumed run, to the bit: {recipe}", tried=1, survived=1)
+
+
+class Died(Exception):
+    pass
+
+
+class Death(TrainerCallback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == self.step < 6:
+            raise Died
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("ppa", {}),
+        ("ppa", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+        ("dap", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
+        ("dap", {"micro_batch_size": 4}),
+    ],
+    ids=["queue", "queue, gradient accumulation", "gradient accumulation", "micro-batches"],
+)
+def test_two_resumes_in_a_row_are_the_uninterrupted_run(make_trainer, recipe, options, fault):
+    """From the middle of the first pass over the data, and from its second pass."""
+    options = {"max_steps": 6, "save_steps": 2, **options}
+    whole = make_trainer(recipe, **options)
+    whole.train()
+    for last in (2, 4, 6):
+        resumed = make_trainer(recipe, folder="resumed", **options)
+        resumed.add_callback(Death(last))
+        with pytest.raises(Died) if last < 6 else nullcontext():
+            resumed.train(resume_from_checkpoint=last > 2)
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), weights(whole))
+    what = ", ".join([recipe, *sorted(options.keys() & {"gradient_accumulation_steps", "micro_batch_size"})])
+    fault("A4", f"two resumes in a row, to the bit: {what}", tried=1, survived=1)
+
+
+def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
+    recipe = Recipe.from_dict(
+        {
+            "name": "r",
+            "terms": [{"objective": "tr"}, {"objective": "rtl", "args": {"ratio": 0.6}}, {"objective": "tlm"}],
+        }
+    )
+    whole = make_trainer(recipe, max_steps=8, save_steps=5)  # three steps an epoch
+    whole.train()
+    resumed = make_trainer(recipe, folder="resumed", max_steps=8, save_steps=5)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-5"))
+    assert losses(resumed) == losses(whole)
+
+
+def test_batches_without_duplicates_resume_in_a_later_epoch(make_trainer):
+    options = {"batch_sampler": "no_duplicates", "max_steps": 8, "save_steps": 5}  # three steps an epoch
+    whole = make_trainer(**options)
+    whole.train()
+    resumed = make_trainer(folder="resumed", **options)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-5"))
+    assert losses(resumed) == losses(whole)
+
+
+def test_every_head_and_the_encoder_learn(make_trainer):
+    trainer = make_trainer(warmup_steps=0)
+    before = weights(trainer)
+    trainer.train()
+    after = weights(trainer)
+    still = {name for name, value in before.items() if torch.equal(value, after[name])}
+    assert all(("word_embeddings" in name and "layers" in name) or "token_type" in name for name in still), still
+
+
+def test_heads_have_their_learning_rate(make_trainer):
+    trainer = make_trainer()
+    trainer.create_optimizer()
+    heads = {id(p) for p in trainer.head_parameters()}
+    for group in trainer.optimizer.param_groups:
+        wanted = 2e-3 if heads & {id(p) for p in group["params"]} else 1e-3
+        assert group["lr"] == wanted
+    assert heads & {id(p) for p in trainer.optimizer.param_groups[-1]["params"]}
+
+
+def test_a_recipe_without_heads_takes_a_head_learning_rate_all_the_same(make_trainer):
+    trainer = make_trainer("tr")
+    assert not trainer.head_parameters()
+    trainer.train()
+    assert not (Path(trainer.args.output_dir) / "checkpoint-6" / "heads").exists()
+
+
+def test_clipping_covers_the_heads(make_trainer):
+    trainer = make_trainer(max_grad_norm=1e-3)
+    trainer.create_optimizer()
+    trainer.current_gradient_accumulation_steps = 1
+    batch = next(iter(trainer.get_train_dataloader()))
+    trainer.training_step(trainer.model, batch)
+    norm = trainer._clip_grad_norm(trainer.model)
+    grads = [p.grad for p in trainer.loss.parameters() if p.grad is not None]
+    assert norm > 1
+    assert torch.stack([grad.norm() for grad in grads]).norm().item() == pytest.approx(1e-3, rel=1e-2)
+    heads = torch.stack([p.grad.norm() for p in trainer.head_parameters() if p.grad is not None]).norm()
+    assert 0 < heads < 1e-3
+
+
+def test_accumulated_micro_batches_are_one_batch(make_trainer, rows, tiny_encoder):
+    """For an objective without in-batch negatives whose micro-batches hold equally many scored pieces."""
+    same = Dataset.from_list([rows[0], rows[0], rows[0], rows[0]])
+    recipe = Recipe.from_dict({"name": "r", "terms": [{"objective": "rtl"}]})
+    tiny_encoder[0].auto_model.config.hidden_dropout_prob = 0.0
+    results = []
+    for batch, accumulation in ((4, 1), (1, 4)):
+        trainer = make_trainer(
+            recipe,
+            dataset=same,
+            folder=f"accumulate-{accumulation}",
+            per_device_train_batch_size=batch,
+            gradient_accumulation_steps=accumulation,
+            max_steps=1,
+            max_grad_norm=0.0,
+        )
+        for module in trainer.loss.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        trainer.train()
+        results.append((weights(trainer), [log["loss"] for log in trainer.state.log_history if "loss" in log]))
+    (one, loss), (four, accumulated) = results
+    assert accumulated == pytest.approx(loss, rel=1e-5)
+    before = make_trainer(recipe, dataset=same).loss.state_dict()
+    assert max((one[name] - before[name]).abs().max() for name in one) > 1e-4
+    for name in one:
+        torch.testing.assert_close(four[name], one[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+def test_heads_switch_between_training_and_evaluation(make_trainer, rows):
+    trainer = make_trainer(eval_strategy="steps", eval_steps=2, max_steps=2, eval_dataset=Dataset.from_list(rows))
+    trainer.loss.eval()
+    modes = []
+    trainer.loss.heads.heads["rtl"].register_forward_pre_hook(lambda module, args: modes.append(module.training))
+    trainer.train()
+    assert modes[:2] == [True, True]
+    assert modes[2:] == [False] * 3
+
+
+def test_a_stream_trains(make_trainer, rows):
+    stream = IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
+    trainer = make_trainer(dataset=stream)
+    trainer.train()
+    assert len(losses(trainer)) == 6
+
+
+def test_batches_without_duplicates_ignore_the_language_columns(make_trainer, rows):
+    trainer = make_trainer(dataset=Dataset.from_list(rows * 2), batch_sampler="no_duplicates")
+    batches = list(trainer.get_train_dataloader())
+    assert len(batches) == 6
+    for batch in batches:
+        assert len(set(batch["target"]["text"].tolist())) == 8
+
+
+def test_it_learns(make_trainer):
+    trainer = make_trainer(max_steps=60, learning_rate=2e-3, logging_steps=5)
+    trainer.train()
+    (_, ranking, translation), *_, (_, last_ranking, last_translation) = losses(trainer)
+    assert last_ranking < 0.95 * ranking
+    assert last_translation < 0.85 * translation
+
+
+def test_checkpoints_hold_heads_and_no_pooler(make_trainer):
+    trainer = make_trainer()
+    trainer.train()
+    checkpoint = Path(trainer.args.output_dir) / "checkpoint-6"
+    assert AlignmentHeads.from_pretrained(checkpoint / "heads").config.objectives.keys() == {"tr", "rtl"}
+    model = SentenceTransformer(str(checkpoint), device="cpu", model_kwargs={"add_pooling_layer": False})
+    trainer.model.eval()
+    assert (model.encode("ja") == trainer.model.encode("ja")).all()
+
+
+def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
+    with pytest.raises(ValueError, match="needs an AlignmentLoss, but got Identity"):
+        AlignmentTrainer(model=tiny_encoder, loss=torch.nn.Identity())
+    with pytest.raises(ValueError, match="trains without prompts"):
+        make_trainer(prompts="query: ")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "named"), [("dap", "tr"), ("amber", "sa"), ("mgc-hard", "sentence-contrast"), ("wacse", "tr")]
+)
+def test_a_batch_without_negatives_is_refused(make_trainer, fault, recipe, named):
+    with pytest.raises(
+        UsageError, match=rf"^{named} ranks each pair against .* a batch of 1 has none.*batch_size 2 at"
+    ):
+        make_trainer(recipe, per_device_train_batch_size=1, gradient_accumulation_steps=4)
+    fault("B3", f"a batch of one pair ({recipe})", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("recipe", ["ppa", "mexma"])
+def test_what_needs_no_other_pairs_may_have_a_batch_of_one(make_trainer, recipe):
+    trainer = make_trainer(recipe, per_device_train_batch_size=1, max_steps=2)
+    trainer.train()
+    assert all(loss > 0 for loss, *_ in losses(trainer))
+
+
+def test_negatives_of_other_processes_do(make_trainer, monkeypatch):
+    trainer = make_trainer("tr")
+    trainer.args.per_device_train_batch_size = 1
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
+    trainer._check_negatives()
+    trainer.loss.objectives["tr"].gather = False
+    with pytest.raises(UsageError, match="a batch of 1 has none"):
+        trainer._check_negatives()
+
+
+def test_a_release_for_each_language_is_not_pushed_by_checkpoints(make_trainer, monkeypatch):
+    monkeypatch.setattr(AlignmentTrainer, "init_hf_repo", lambda *args, **kwargs: pytest.fail("the Hub was asked"))
+    with pytest.raises(UsageError, match=r"push_to_hub cannot push .*a release for each language.*metaphrase push"):
+        make_trainer("wacse-language", push_to_hub=True, hub_model_id="me/it")
+
+
+def digest(checkpoint):
+    files = [checkpoint / "model.safetensors", checkpoint / "heads" / "model.safetensors"]
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(tiny_encoder_dir, bitext_path, tmp_path):
+    def run(folder, die_at):
+        script = [sys.executable, "-m", "tests.training_script"]
+        done = subprocess.run(
+            [*script, str(tiny_encoder_dir), str(bitext_path), str(tmp_path / folder), die_at],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=Path(__file__).parents[2],
+            timeout=300,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    status, output = run("undisturbed", "none")
+    assert status == 0, output
+    status, output = run("killed", "6")  # by SIGKILL, in its sixth step
+    assert status == -signal.SIGKILL, output
+    assert (tmp_path / "killed" / "checkpoint-4").is_dir()
+    assert not (tmp_path / "killed" / "checkpoint-8").exists()
+    status, output = run("killed", "none")
+    assert status == 0, output
+    assert digest(tmp_path / "killed" / "checkpoint-8") == digest(tmp_path / "undisturbed" / "checkpoint-8")
+
+
+@pytest.mark.slow
+def test_two_ranks_end_their_passes_together(tiny_encoder_dir, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for at in range(3):  # one rank reads two files, 10 batches, the other one, 5: in groups of two
+        rows = "".join(f"satz {at} {i} hier\tsentence {at} {i} here\n" for i in range(20))
+        (corpus / f"de-en.{at}.tsv").write_text(f"source\ttarget\n{rows}")
+    script = Path(__file__).parents[1] / "uneven_ranks.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    command += [str(tiny_encoder_dir), str(corpus), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.findall(r"<(\d+) (\w+)>", done.stdout)
+    assert len(found) == 2
+    assert found[0] == found[1]
+    assert found[0][0] == "5"
+
+
+@pytest.mark.slow
+def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path, fault):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc_per_node",
+            "2",
+            "--master_port",
+            "29617",
+            "-m",
+            "tests.two_ranks",
+            str(tiny_encoder_dir),
+            str(bitext_path),
+            str(tmp_path),
+        ],
+        env=env,
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1)]
+    for name, value in ranks[0]["after"].items():
+        assert torch.equal(value, ranks[1]["after"][name]), name
+    for recipe in list_recipes():
+        moved = [
+            name
+            for name, value in ranks[0]["after"].items()
+            if name.startswith(f"{recipe.name}:") and not torch.equal(value, ranks[0]["before"][name])
+        ]
+        assert any(":model." in name for name in moved), recipe.name
+        has_heads = any(name.startswith(f"{recipe.name}:heads.") for name in ranks[0]["after"])
+        assert has_heads == any(":heads." in name for name in moved), recipe.name
+    gathered, whole = ranks[0]["gathered"], ranks[0]["whole"]
+    assert max(value.abs().max() for value in whole.values()) > 0
+    same = [torch.allclose(value, whole[name], rtol=1e-9, atol=1e-12) for name, value in gathered.items()]
+    fault("F4", "the gradient over two ranks and that of the whole batch", tried=len(same), survived=sum(same))
+
+
+@pytest.mark.parametrize("recipe", ["dap", "ppa"])
+def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trainer, recipe, caplog, fault):
+    options = {"max_steps": 4, "save_steps": 4, "packing": False}
+    plain = make_trainer(recipe, folder="plain", micro_batch_size=4, **options)
+    plain.train()
+    tight = make_trainer(recipe, folder="tight", **options)
+
+    def allocate(module, args):
+        if len(args[0]) > 7:
+            raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    tight.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
+    with caplog.at_level("WARNING", logger="metaphrase"):
+        tight.train()
+    said = [record.args[0] for record in caplog.records if "Memory ran out" in record.msg]
+    assert said == [8, 4]  # of 16 rows: two sides, or queries beside concatenations
+    losses_of = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (plain, tight)]
+    same = losses_of[1] == pytest.approx(losses_of[0], rel=1e-4)
+    fault("E1", f"memory runs out: smaller micro-batches, the same loss ({recipe})", tried=1, survived=same)
+    if recipe == "ppa":  # a batch joined the queue once, however often its step was made
+        queues = [trainer._alignment_loss.heads.heads["moco"].pointer for trainer in (plain, tight)]
+        assert queues[0] == queues[1] == 32 % 20
+
+
+def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer, fault):
+    trainer = make_trainer(gradient_accumulation_steps=2, packing=False)
+    calls = []
+
+    def allocate(module, args):
+        calls.append(1)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
+    with pytest.raises(MemoryBudgetError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
+        trainer.train()
+    fault("E1", "memory runs out behind pending gradients", tried=1, survived=1)
+
+
+def test_memory_that_runs_out_at_one_row_is_explained(make_trainer, fault):
+    trainer = make_trainer("ppa", per_device_train_batch_size=1, packing=False)
+
+    def allocate(module, args):
+        raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
+    with pytest.raises(MemoryBudgetError, match=r"^Memory ran out at one row at a time\. Shorten texts"):
+        trainer.train()
+    fault("E1", "memory runs out at one row", tried=1, survived=1)
+
+
+def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trainer, monkeypatch, fault):
+    trainer = make_trainer(packing=False)
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
+    batch = next(iter(trainer.get_train_dataloader()))
+    with pytest.raises(MemoryBudgetError, match=r"at 16 rows in process 0, .* Resume with --micro_batch_size 8:"):
+        trainer._smaller_micro_batch(batch, torch.OutOfMemoryError("CUDA out of memory. (not really)"))
+    fault("E1", "memory runs out in one of several processes", tried=1, survived=1)
+
+
+def test_other_errors_are_not_taken_for_memory(make_trainer):
+    trainer = make_trainer(packing=False)
+    trainer.model[0].auto_model.encoder.register_forward_pre_hook(
+        lambda *args: (_ for _ in ()).throw(RuntimeError("boom"))
+    )
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.train()
+
+
+def test_a_micro_batch_of_nothing_is_refused(make_trainer):
+    with pytest.raises(ValueError, match="micro_batch_size is a number of rows from 1"):
+        make_trainer(micro_batch_size=0)
+
+
+def test_the_batch_of_all_processes_is_divided_among_them(tmp_path, monkeypatch):
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=96)
+    assert arguments.per_device_train_batch_size == 96
+    monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 4)
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=96)
+    assert arguments.per_device_train_batch_size == 24
+    with pytest.raises(UsageError, match="a multiple of 4"):
+        AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=98)
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_bfloat16_is_off_where_the_processor_has_no_instructions_for_it(tmp_path, monkeypatch, caplog, able):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": able})
+    arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), bf16=True, use_cpu=True)
+    assert arguments.bf16 is able
+    assert ("bf16 is off" in caplog.text) is not able
+
+
+def test_ligers_kernel_is_asked_for_where_it_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setattr("metaphrase.training.trainer.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"metaphrase\[liger\]"):
+        AlignmentTrainingArguments(output_dir=str(tmp_path), use_liger_kernel=True)
+
+
+def test_adamw_is_fused(tmp_path):
+    assert AlignmentTrainingArguments(output_dir=str(tmp_path)).optim == "adamw_torch_fused"
