@@ -55,8 +55,9 @@ from metaphrase.cli.train import (
     with_choices,
 )
 from metaphrase.corpus import find_files
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import STARTER, load_encoder
-from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import write_json

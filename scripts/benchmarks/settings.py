@@ -18,8 +18,8 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from metaphrase import AlignmentLoss, ParallelCollator, Recipe, load_corpus, load_encoder
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings
-from metaphrase.evaluation.retrieval import load_parallel_folder
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 #: Pieces kept of a sentence, special tokens included, as in the papers.

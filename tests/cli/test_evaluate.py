@@ -9,7 +9,8 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import evaluate, main
-from metaphrase.evaluation.retrieval import evaluate_retrieval, load_parallel_folder
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import NoData
 from metaphrase.io.digests import model_hash
 

@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
 from metaphrase.cli.report import Sentences, default_folders, languages_of
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval, load_parallel_folder
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval
 from metaphrase.publishing import plots
 
 HOSTILE = '<img src=x onerror="alert(1)">'

@@ -16,7 +16,7 @@ from metaphrase.corpus.checks import (
     errors,
     read_corpus,
 )
-from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import CorpusError, MissingExtraError
 from metaphrase.io.files import PACKAGED_DATA as DATA
 

@@ -4,8 +4,8 @@ import pytest
 
 from metaphrase.corpus import identification
 from metaphrase.corpus.identification import canonical, identify, knows, language_name, related
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.diagnosis import UDHR
-from metaphrase.evaluation.retrieval import load_parallel_folder
 from metaphrase.exceptions import MissingExtraError
 
 pytest.importorskip("py3langid")

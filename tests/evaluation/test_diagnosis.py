@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from metaphrase.corpus.checks import read_corpus
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation import diagnosis
 from metaphrase.evaluation.diagnosis import (
@@ -19,7 +20,6 @@ from metaphrase.evaluation.diagnosis import (
     sample_blocks,
     under_aligned,
 )
-from metaphrase.evaluation.retrieval import ParallelSet
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 

@@ -11,6 +11,7 @@ from mteb.languages.check_language_code import check_language_code
 from rich.console import Console
 from rich.progress import Progress
 
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation import mteb_tasks
 from metaphrase.evaluation.mteb_tasks import (
     bitext_task,
@@ -21,7 +22,7 @@ from metaphrase.evaluation.mteb_tasks import (
     mteb_languages,
     sts_sets,
 )
-from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, prepare
+from metaphrase.evaluation.retrieval import evaluate_retrieval, prepare
 from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, evaluate_sts
 from metaphrase.io.digests import files_sha256, model_hash
 

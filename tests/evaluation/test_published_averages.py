@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation import retrieval
-from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 
 #: Li et al. 2023 (DAP), appendix A, tables 7 (xx→en) and 8 (en→xx).
 LANGUAGES = (

@@ -9,14 +9,13 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation import diagnosis, retrieval
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
-    ParallelSet,
     RetrievalEvaluator,
     compare_retrieval,
     evaluate_retrieval,
-    load_parallel_folder,
     prepare,
     resolve_prompt,
     retrieval_hits,

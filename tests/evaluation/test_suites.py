@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation import suites
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.bucc import xsim_error as xsim
-from metaphrase.evaluation.retrieval import ParallelSet, evaluate_retrieval, retrieval_hits
+from metaphrase.evaluation.retrieval import evaluate_retrieval, retrieval_hits
 from metaphrase.evaluation.suites import (
     COMPARISONS,
     FINETUNED,

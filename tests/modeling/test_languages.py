@@ -4,7 +4,8 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import DistilBertConfig, DistilBertModel, ElectraConfig, ElectraModel
 
-from metaphrase.evaluation.retrieval import ParallelSet, RetrievalEvaluator, evaluate_retrieval, find_translations
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.evaluation.retrieval import RetrievalEvaluator, evaluate_retrieval, find_translations
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.languages import (

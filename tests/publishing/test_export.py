@@ -214,8 +214,8 @@ def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_starter_is_trimmed_to_swahili_and_english(tmp_path):
     from metaphrase.cli.export import PACKAGED
+    from metaphrase.corpus.parallel import load_parallel_folder
     from metaphrase.encoders.loading import load_encoder
-    from metaphrase.evaluation.retrieval import load_parallel_folder
 
     model = load_encoder("starter", device="cpu")
     pairs = load_parallel_folder(PACKAGED / "demo", ["sw"], "train")["sw"]

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.words import Words
-from metaphrase.evaluation.retrieval import ParallelSet
 from metaphrase.publishing import plots
 
 

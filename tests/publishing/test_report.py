@@ -10,7 +10,8 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from metaphrase.evaluation.retrieval import TATOEBA_GROUPS, ParallelSet, compare_retrieval, evaluate_retrieval
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.evaluation.retrieval import TATOEBA_GROUPS, compare_retrieval, evaluate_retrieval
 from metaphrase.io.files import write_json
 from metaphrase.publishing.report import render_table, usage_lines, write_report
 from tests.publishing.test_plots import analysis

@@ -1,7 +1,7 @@
 import pytest
 
 from metaphrase.corpus import load_corpus, normalised
-from metaphrase.evaluation.retrieval import ParallelSet
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.exceptions import CorpusError
 from metaphrase.training.adaptation import (
     EPOCHS,

@@ -26,8 +26,8 @@ from metaphrase.cli.train import make_loss, parse_options, prepare_process, trai
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.checks import check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import language_name
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
-from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.modeling.collator import ParallelCollator

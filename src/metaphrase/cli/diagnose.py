@@ -17,9 +17,9 @@ from metaphrase.cli.mine import progress
 from metaphrase.corpus import CorpusReport
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import LINES
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
-from metaphrase.evaluation.retrieval import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json

@@ -21,15 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse, show_progress
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.bucc import Comparison, Duplicates
-from metaphrase.evaluation.retrieval import (
-    ParallelSet,
-    compare_retrieval,
-    evaluate_retrieval,
-    load_parallel_folder,
-    prepare,
-)
+from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval, prepare
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.evaluation.suites import (
     FINETUNED,

@@ -21,15 +21,10 @@ from transformers.utils import cached_file
 from metaphrase.cli import emit, notes, parse, show_progress
 from metaphrase.corpus.checks import read_corpus
 from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
 from metaphrase.encoders.loading import STARTER, load_encoder, split_revision
-from metaphrase.evaluation.retrieval import (
-    TARGET_LANGUAGE,
-    ParallelSet,
-    compare_retrieval,
-    evaluate_retrieval,
-    load_parallel_folder,
-)
+from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.environment import versions

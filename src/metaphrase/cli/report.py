@@ -23,15 +23,9 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import progress
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder, pooling_of
-from metaphrase.evaluation.retrieval import (
-    TARGET_LANGUAGE,
-    ParallelSet,
-    compare_retrieval,
-    evaluate_retrieval,
-    load_parallel_folder,
-    resolve_prompt,
-)
+from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval, resolve_prompt
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.files import PACKAGED_DATA

@@ -32,6 +32,7 @@ from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest
 from metaphrase.cli import emit, is_quiet, parse, show_progress
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import (
     STARTER,
     english_piece_ids,
@@ -41,11 +42,9 @@ from metaphrase.encoders.loading import (
 )
 from metaphrase.evaluation.retrieval import (
     Encoders,
-    ParallelSet,
     RetrievalEvaluator,
     compare_retrieval,
     evaluate_retrieval,
-    load_parallel_folder,
     resolve_prompt,
 )
 from metaphrase.exceptions import (

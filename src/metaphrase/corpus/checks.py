@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus import EXAMPLES, CorpusReport, find_files, normalised, read_pairs
 from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
-from metaphrase.evaluation.retrieval import ParallelSet
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.exceptions import CorpusError, MissingExtraError
 
 Severity = Literal["error", "warning", "info"]

@@ -1,12 +1,11 @@
 """What an encoder is worth: translation retrieval and word alignment, with intervals and paired before/after tests."""
 
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
-    ParallelSet,
     RetrievalEvaluator,
     compare_retrieval,
     evaluate_retrieval,
-    load_parallel_folder,
     prepare,
     retrieval_hits,
 )

@@ -28,7 +28,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.corpus import MAX_CHARS, _lines
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt
+from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, RESAMPLES, holm, verdict
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.environment import versions

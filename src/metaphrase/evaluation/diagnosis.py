@@ -22,16 +22,10 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.checks import SHIFTS, Finding, Shift, by_severity, shift_finding
 from metaphrase.corpus.identification import language_name
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.words import UNSPACED, Words
 from metaphrase.encoders.loading import pooling_of
-from metaphrase.evaluation.retrieval import (
-    COLLAPSED_COSINE,
-    ParallelSet,
-    load_parallel_folder,
-    prepare,
-    resolve_prompt,
-    retrieval_hits,
-)
+from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, prepare, resolve_prompt, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
 from metaphrase.io.files import UDHR
 from metaphrase.mining.bulk import encode, is_sortable

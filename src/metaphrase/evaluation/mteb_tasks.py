@@ -38,7 +38,8 @@ from rich.console import Console
 from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, ParallelSet, _protocol, resolve_prompt
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions

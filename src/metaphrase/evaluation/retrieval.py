@@ -11,11 +11,10 @@ import copy
 import csv
 import hashlib
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,7 +25,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from metaphrase.corpus import read_parallel
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.evaluation.significance import (
     ALPHA,
     CONFIDENCE,
@@ -37,7 +36,7 @@ from metaphrase.evaluation.significance import (
     pooled_paired_bootstrap,
     verdict,
 )
-from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, ModelError
+from metaphrase.exceptions import DataMismatchError, ModelError
 from metaphrase.io.environment import versions
 from metaphrase.mining.search import nearest_neighbours, neighbour_scores
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
@@ -68,11 +67,9 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
 }
 
 DIRECTIONS = ("source_to_target", "target_to_source")
-TARGET_LANGUAGE = "en"
 
 #: Encoders whose hidden state *k* is the output of their first *k* layers alone: no norm follows the last one.
 _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
-_FILE = re.compile(r"(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
 #: Similarities held at a time (128 MB).
 _CHUNK = 1 << 25
 #: Mean cosine of sentences that are no translations of each other above which the embeddings have collapsed.
@@ -82,70 +79,6 @@ Hits = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 Encode = Callable[..., NDArray[Any]]
 #: A model for all texts, or one for each language.
 Encoders: TypeAlias = SentenceTransformer | Mapping[str, SentenceTransformer]
-
-
-@dataclass(frozen=True)
-class ParallelSet:
-    """The parallel sentences of one language: ``sources[i]`` and ``targets[i]`` translate each other.
-
-    Attributes:
-        language: Language of the sources; the targets are English.
-        sources: Sentences in the language.
-        targets: Their translations.
-        path: File that they were read from.
-    """
-
-    language: str
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    path: Path | None = None
-
-    @property
-    def sha256(self) -> str:
-        """Digest of the pairs, as lines ``source<TAB>target``."""
-        lines = "".join(f"{source}\t{target}\n" for source, target in zip(self.sources, self.targets, strict=True))
-        return hashlib.sha256(lines.encode()).hexdigest()
-
-
-def load_parallel_folder(
-    path: str | Path, languages: Sequence[str] | None = None, split: str | None = None
-) -> dict[str, ParallelSet]:
-    """Read the test sets of a folder: one file ``xx-en[.split].tsv[.gz]`` per language, header ``source target …``.
-
-    Args:
-        path: The folder.
-        languages: Languages to read, in this order; None reads all, in alphabetical order.
-        split: Which of ``xx-en.dev.tsv.gz``, ``xx-en.test.tsv.gz``, … to read; None reads the files without a split.
-
-    Raises:
-        FileNotFoundError: The folder, the split or a language is not there; the message lists what is.
-        ValueError: A file is malformed or holds no pair, or a language has two files.
-    """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as sw-en.tsv.gz.")
-    names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
-    files: dict[str, Path] = {}
-    for file, match in names.items():
-        if match["split"] == split and files.setdefault(match["language"], file) != file:
-            raise DataError(f"{folder} has both {files[match['language']].name} and {file.name}. Keep one of them.")
-    if not files:
-        splits = sorted({match["split"] or "none" for match in names.values()})
-        raise MissingFileError(
-            f"{folder} has no file named {f'xx-en.{split}' if split else 'xx-en'}.tsv.gz. "
-            + (f"Its splits are: {', '.join(splits)}." if splits else "It has no parallel files at all.")
-        )
-    chosen = list(dict.fromkeys(languages)) if languages else list(files)
-    if missing := [language for language in chosen if language not in files]:
-        raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
-    sets = {}
-    for language in chosen:
-        pairs = read_parallel(files[language])
-        if not pairs:
-            raise DataError(f"{files[language]} holds no pairs; retrieval needs at least one.")
-        sources, targets = zip(*pairs, strict=True)
-        sets[language] = ParallelSet(language, sources, targets, files[language])
-    return sets
 
 
 def retrieval_hits(

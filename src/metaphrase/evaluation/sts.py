@@ -25,8 +25,9 @@ from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus import open_text
+from metaphrase.corpus.parallel import TARGET_LANGUAGE
 from metaphrase.evaluation.compare import compare_resamples, percentile_interval
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, Encode, _protocol, resolve_prompt
+from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.significance import CONFIDENCE
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.environment import versions

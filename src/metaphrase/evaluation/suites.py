@@ -49,6 +49,7 @@ from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.bucc import (
     PROTOCOLS,
     Comparison,
@@ -64,11 +65,9 @@ from metaphrase.evaluation.bucc import (
 from metaphrase.evaluation.compare import compare_resamples
 from metaphrase.evaluation.retrieval import (
     DIRECTIONS,
-    ParallelSet,
     _protocol,
     compare_retrieval,
     evaluate_retrieval,
-    load_parallel_folder,
     resolve_prompt,
 )
 from metaphrase.evaluation.significance import (

@@ -21,8 +21,8 @@ from sentence_transformers import SentenceTransformer
 from torch.nn import functional as F
 
 from metaphrase.aligners.embedding import EmbeddingAligner, _up_to
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import UNSPACED, Words, piece_spans
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, ParallelSet
 from metaphrase.exceptions import UsageError
 from metaphrase.mining.search import margin_score, nearest_neighbours, neighbour_scores, unit_rows
 from metaphrase.modeling.packing import packed

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus import normalised
-from metaphrase.evaluation.retrieval import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.exceptions import CorpusError
 
 #: Of the user's pairs so many are held out at most, and so large a share of them at most.
