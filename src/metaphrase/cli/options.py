@@ -74,6 +74,7 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     description: str | None = None,
     examples: Sequence[str] = (),
+    leading: Sequence[str] = (),
     peek: bool = False,
 ) -> tuple[Any, ...]:
     """Parse options into dataclasses; flags, YAML and Python share one set of names.
@@ -85,7 +86,8 @@ def parse(
         defaults: Values that stand in for the dataclasses' own; the file wins over them, the command line over both.
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
-        peek: Only look at the options: ``--print-config`` waits for the parse that knows all defaults.
+        leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
+        peek: Only look at the options: ``--help`` and ``--print-config`` wait for the parse that knows all defaults.
 
     Returns:
         One instance of each dataclass.
@@ -102,10 +104,11 @@ def parse(
         epilog=_epilog(examples, is_command),
         formatter_class=_Help,
         allow_abbrev=False,
+        add_help=not peek,
     )
     for cls in types:
-        add_options(parser, cls)
-    own = list(parser._actions[1:])
+        add_options(parser, cls, leading)
+    own = [action for action in parser._actions if action.dest != "help"]
     known = {action.dest for action in own}
     parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
     for flag, text in FLAGS.items():
@@ -120,6 +123,10 @@ def parse(
                 help=text.replace("%", "%%"),
             )
     arguments = list(argv)
+    if peek:
+        parser.add_argument("-h", "--help", "--help-all", dest="flag --help", action="store_true")
+    elif leading:
+        _add_help_all(parser, [action for action in own if action.dest not in leading], arguments)
     _check_flags(arguments, parser, known)
     options = dict(defaults or {})
     for key in options:
@@ -141,6 +148,14 @@ def parse(
         yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
         raise SystemExit(0)
     return tuple(_instance(cls, namespace) for cls in types)
+
+
+def _add_help_all(parser: Parser, others: Iterable[argparse.Action], arguments: Sequence[str]) -> None:
+    """Hide options from ``--help``, and add ``--help-all``, which shows them."""
+    parser.add_argument("--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit.")
+    if "--help-all" not in arguments:
+        for action in others:
+            action.help = argparse.SUPPRESS
 
 
 def _epilog(examples: Sequence[str], is_command: bool) -> str | None:
@@ -227,11 +242,15 @@ def _instance(cls: type, namespace: argparse.Namespace) -> Any:
 # ---------------------------------------------------------------------------------------------------- fields as options
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
-    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does."""
+def add_options(parser: argparse.ArgumentParser, cls: type, leading: Sequence[str] = ()) -> None:
+    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does; leading ones first.
+
+    The parser is not transformers' own because importing it takes more than a second, also for ``metaphrase recipes``.
+    """
     assert is_dataclass(cls)
     hints = get_type_hints(cls)
-    for option in fields(cls):
+    places = {name: place for place, name in enumerate(leading)}
+    for option in sorted(fields(cls), key=lambda option: places.get(option.name, len(places))):
         if option.init:
             _add_option(parser, option, _scalar(hints[option.name]))
 

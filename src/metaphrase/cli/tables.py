@@ -1,0 +1,50 @@
+"""Tables that several commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from metaphrase.corpus import CorpusReport
+from metaphrase.corpus.checks import Finding
+
+#: Styles of findings, by severity.
+STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def titled_table(title: str) -> Table:
+    """An empty table with a title on its left."""
+    return Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """A row for each finding, with a few examples."""
+    table = titled_table("Findings")
+    for heading in ("", "check", "language"):
+        table.add_column(heading, no_wrap=heading != "check")
+    table.add_column("what was found", overflow="fold", ratio=1)
+    for finding in findings:
+        message = Text(finding.message)
+        for example in finding.examples[: 2 if finding.severity != "info" else 0]:
+            message.append("\n" + " ||| ".join(text[:70] for text in example), style="dim")
+        label = Text(finding.severity, style=STYLES[finding.severity])
+        table.add_row(label, finding.code, finding.language or "", message)
+    return table
+
+
+def lines_without_pair(report: CorpusReport) -> str:
+    """How many lines were skipped and why, in a sentence; empty if none were."""
+    if not (dropped := report.dropped):
+        return ""
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
+    return f"{dropped.total():,} of {report.read:,} lines hold no pair: {reasons}."
