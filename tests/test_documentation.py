@@ -28,10 +28,10 @@ import pytest
 import yaml
 from sentence_transformers import SentenceTransformer
 
-import metaphrase.cli.adapt as adapt
-import metaphrase.cli.demo as demo
 import metaphrase.cli.report as report
 import metaphrase.encoders.starter
+import metaphrase.training.adaptation as adapt
+import metaphrase.training.demo as demo
 from metaphrase.cli import COMMANDS, main
 from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.publishing.hub import release

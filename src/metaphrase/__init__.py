@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metaphrase.corpus import Cleaning, load_corpus
+    from metaphrase.corpus.cleaning import Cleaning
+    from metaphrase.corpus.loading import load_corpus
     from metaphrase.encoders.loading import load_encoder
     from metaphrase.evaluation.retrieval import RetrievalEvaluator
     from metaphrase.exceptions import MetaphraseError
@@ -17,9 +18,11 @@ if TYPE_CHECKING:
     from metaphrase.objectives import OBJECTIVES, Objective
     from metaphrase.publishing.card import AlignmentModelCardData
     from metaphrase.publishing.hub import push, release
+    from metaphrase.training.arguments import RunConfig
     from metaphrase.training.heads import AlignmentHeads
     from metaphrase.training.loss import AlignmentLoss
     from metaphrase.training.recipe import Recipe, Term, list_recipes
+    from metaphrase.training.run import TrainingRun
     from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
 
 __version__ = "0.1.0"
@@ -31,17 +34,19 @@ _HOMES = {
     "AlignmentModelCardData": "publishing.card",
     "AlignmentTrainer": "training.trainer",
     "AlignmentTrainingArguments": "training.trainer",
-    "Cleaning": "corpus",
+    "Cleaning": "corpus.cleaning",
     "MetaphraseError": "exceptions",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
     "ParallelCollator": "modeling.collator",
     "Recipe": "training.recipe",
     "RetrievalEvaluator": "evaluation.retrieval",
+    "RunConfig": "training.arguments",
     "Term": "training.recipe",
+    "TrainingRun": "training.run",
     "View": "modeling.views",
     "list_recipes": "training.recipe",
-    "load_corpus": "corpus",
+    "load_corpus": "corpus.loading",
     "load_encoder": "encoders.loading",
     "packed": "modeling.packing",
     "push": "publishing.hub",

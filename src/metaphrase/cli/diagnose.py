@@ -14,10 +14,10 @@ from rich.text import Text
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import progress
 from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair, titled_table
-from metaphrase.corpus import CorpusReport
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
@@ -204,7 +204,7 @@ def _about_model(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield f"Retrieval by pooling, the stored one first: {said}."
     for language, rows in diagnosis.words.items():
         if rows:
-            table = _table(f"Frequent words of {language} that find their translation least")
+            table = titled_table(f"Frequent words of {language} that find their translation least")
             table.add_column("word")
             for heading in ("count", "linked", "score"):
                 table.add_column(heading, justify="right")

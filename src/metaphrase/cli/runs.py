@@ -74,7 +74,7 @@ def parse_run(
     refuse_token({"hub_token": peeked.hub_token})
     (config,) = parse(prog, [RunConfig], argv, defaults=settings, **about)
     config.hub_token = token
-    config.disable_tqdm = config.disable_tqdm or is_quiet()
+    config.disable_tqdm = True if is_quiet() else config.disable_tqdm
     config.languages = [language for item in config.languages for language in item.split(",") if language]
     return config, [*prog.split(), *argv]
 

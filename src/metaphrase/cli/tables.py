@@ -8,8 +8,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from metaphrase.corpus import CorpusReport
 from metaphrase.corpus.checks import Finding
+from metaphrase.corpus.report import CorpusReport
 
 #: Styles of findings, by severity.
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}

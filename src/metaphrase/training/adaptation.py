@@ -20,10 +20,12 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences, exclusive, tidy
-from metaphrase.corpus import Cleaning, Corpus, CorpusReport
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
+from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.identification import language_name
+from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.digests import file_facts
@@ -118,7 +120,7 @@ class Adaptation:
         from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 
         result = Adaptation(AdaptationConfig(corpus=["my.tsv"], languages=["sw"])).execute()
-        print(*result.verdict, sep="\\n")
+        print(" ".join(result.verdict))
 
     Args:
         config: The configuration.

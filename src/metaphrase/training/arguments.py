@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from importlib.util import find_spec
 from typing import Any
 
-from metaphrase.corpus import Cleaning
+from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.exceptions import RecipeError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.training.recipe import Recipe
@@ -160,7 +161,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
             ValueError: A value is invalid, or two do not go together.
         """
         names = [option.name for option in fields(AlignmentTrainingArguments) if option.init]
-        return AlignmentTrainingArguments(**{name: getattr(self, name) for name in names})
+        return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
 
     def command(self) -> list[str]:
         """The ``metaphrase train`` command with these settings, for card and report.

@@ -11,7 +11,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus import find_files
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.retrieval import Encoders, compare_retrieval, evaluate_retrieval, resolve_prompt
 from metaphrase.exceptions import UsageError

@@ -14,9 +14,10 @@ from datasets import Dataset, IterableDataset, concatenate_datasets
 from sentence_transformers import SentenceTransformer
 from transformers import TrainingArguments
 
-from metaphrase.corpus import Corpus, load_corpus, overlap
 from metaphrase.corpus.checks import by_language
+from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.exceptions import UsageError
 from metaphrase.training.arguments import CLEANINGS, RunConfig

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus import Corpus
+from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.loading import freeze_word_embeddings
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed

@@ -28,7 +28,8 @@ from transformers.integrations.integration_utils import (
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
-from metaphrase.corpus import Corpus, find_files
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator, compare_retrieval

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from metaphrase.corpus import normalised
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
 
 #: Maximum number of a language's pairs that are held out for test and dev, and the maximum share of all its pairs.
@@ -150,9 +150,9 @@ def write_pairs(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -
 
 
 def one_line(pair: Pair) -> Pair:
-    """A pair with single spaces for all whitespace, as it is written to a file.
+    r"""A pair with single spaces for all whitespace, as it is written to a file.
 
-    >>> one_line(("a  b", "c\\td"))
+    >>> one_line(("a  b", "c\td"))
     ('a b', 'c d')
     """
     source, target = (" ".join(side.split()) for side in pair)
