@@ -1,36 +1,36 @@
-"""Make the release of a model card again from what the card records, and say what differs.
+"""Reproduce the release of a model card from the facts in the card, and report the differences.
 
     python scripts/release.py multilingual-e5-small-dap-demo --output runs/again
 
 The card's front matter holds, under `metaphrase`, the command, the seed, the SHA-256 of every training file and of the
-weights. The files are checked before anything is trained. The same command with the same versions gives the same weights on
-the same hardware; on other hardware they are not compared. With `--write` the new card takes the old one's place.
+weights. The files are checked before training. The same command with the same versions gives the same weights on the same
+hardware; on other hardware they are not compared. With `--write` the new card replaces the old one.
 
     python scripts/release.py --recipes tr wacse
 
-makes first cards: the starter, trained for a short while on the demo's bitext with each recipe.
+writes first cards: the starter, trained for a short time on the demo's bitext with each recipe.
 """
 
 import argparse
 import hashlib
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCard
 
-from metaphrase.cli import main as metaphrase
-from metaphrase.cli.demo import defaults as demo_defaults
-from metaphrase.cli.train import parse_options
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
+METAPHRASE = (sys.executable, "-m", "metaphrase")
 #: How long recipes are trained for their first cards: minutes on two cores.
 SHORT = ("--max_steps", "20", "--per_device_train_batch_size", "16", "--report_to", "none")
 #: Where the monolingual text is put that recipes read beside the demo's bitext.
@@ -78,6 +78,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.copy(made_card(output), path)
         print(f"{path} is the new card.")
     return 0 if same else 1
+
+
+def metaphrase(arguments: Sequence[str]) -> int:
+    """Run the command line, whose commands the cards record; its exit status."""
+    return subprocess.run([*METAPHRASE, *arguments], check=False).returncode
 
 
 def card_of(recipe: str) -> Path:
@@ -151,9 +156,12 @@ def training_files(command: Sequence[str]) -> dict[str, str]:
         raise SystemExit(
             f"Releases of `metaphrase {name}` are made again by that command itself: {shlex.join(command)}"
         )
-    chosen = parse_options(arguments, demo_defaults() if name == "demo" else None)[1]
+    printed = subprocess.run([*METAPHRASE, name, *arguments, "--print-config"], capture_output=True, check=False)
+    if printed.returncode != 0:
+        raise SystemExit(printed.stderr.decode())
+    chosen = yaml.safe_load(printed.stdout)
     digests = {}
-    for file in find_files(chosen.corpus, languages=chosen.languages or None):
+    for file in find_files(chosen["corpus"], languages=chosen["languages"] or None):
         names, parts = [path.name for path in file.paths], [digest(path) for path in file.paths]
         digests[",".join(names)] = ",".join(parts)
     return digests

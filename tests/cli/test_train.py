@@ -242,7 +242,22 @@ def test_the_training_program_is_the_command():
     done = subprocess.run(
         [sys.executable, str(ROOT / "trainers" / "train.py"), "--help"], capture_output=True, text=True, check=True
     )
-    assert "usage: metaphrase train" in done.stdout
+    assert "usage: python trainers/train.py" in done.stdout
+    assert "--per_device_train_batch_size" in done.stdout
+
+
+def test_the_training_program_trains(run, tiny_encoder_dir, bitext_file, tmp_path):
+    options = (
+        f"--model {tiny_encoder_dir} --corpus {bitext_file} --output_dir {tmp_path}/program --recipe tr --use_cpu"
+    )
+    options += " --max_length 24 --max_steps 4 --per_device_train_batch_size 8 --report_to none"
+    program = [sys.executable, str(ROOT / "trainers" / "train.py"), *options.split()]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/program\n"
+    assert run(recipe="tr")[0] == 0
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("program", "out")]
+    assert weights[0] == weights[1]
 
 
 @pytest.fixture

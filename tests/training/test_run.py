@@ -161,6 +161,8 @@ def test_settings_are_those_of_the_recipe_unless_given(tmp_path):
     assert (own.per_device_train_batch_size, own.head_learning_rate) == (32, 5e-4)
     assert RunConfig(recipe="dap", head_learning_rate=None).head_learning_rate is None
     assert RunConfig(recipe="dap", paper_training=True).max_steps == 100_000
+    one = RunConfig(corpus=Path("a.tsv"), languages="sw", output_dir=Path("runs/sw"))
+    assert (one.corpus, one.languages, one.output_dir) == (["a.tsv"], ["sw"], "runs/sw")
     with pytest.raises(UsageError, match=r"no option 'max_stpes' .did you mean 'max_steps'"):
         RunConfig(max_stpes=3)
     recipe = tmp_path / "r.yaml"

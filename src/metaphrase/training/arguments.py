@@ -8,6 +8,7 @@ from copy import deepcopy
 from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.cleaning import Cleaning
@@ -150,7 +151,8 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
             if name not in options:
                 raise RecipeError(f"The recipe has an unknown training option {name!r}{did_you_mean(name, options)}.")
         for name, option in options.items():
-            setattr(self, name, {**defaults, **settings}.get(name, _default(option)))
+            default = _default(option)
+            setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
 
     __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
 
@@ -207,6 +209,15 @@ def refuse_token(settings: Mapping[str, Any]) -> None:
 
 def _default(option: Field[Any]) -> Any:
     return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def _plain(value: Any, default: Any) -> Any:
+    """A setting with text for paths, and a list for a single word where one is expected."""
+    if isinstance(default, list) and isinstance(value, str | Path):
+        value = [value]
+    if isinstance(value, list | tuple) and isinstance(default, list):
+        return [_plain(item, None) for item in value]
+    return str(value) if isinstance(value, Path) else value
 
 
 def _words(value: Any) -> list[str]:
