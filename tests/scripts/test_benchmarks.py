@@ -273,7 +273,7 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
 
 def test_tables_are_put_between_markers(bench, results, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = import_module("update_readme")
+    script = import_module("update_tables")
     (tmp_path / "cpu").symlink_to(results)
     tables = script.benchmark_tables(tmp_path)
     assert tables.keys() == {"bench", "flops"}
@@ -283,4 +283,4 @@ def test_tables_are_put_between_markers(bench, results, tmp_path, monkeypatch):
     text = page.read_text()
     assert text.startswith(f"a\n<!-- bench -->\n{tables['bench']}\n<!-- /bench -->\nb\n")
     assert text.endswith("<!-- costs --><!-- /costs -->\n")
-    del sys.modules["update_readme"]
+    del sys.modules["update_tables"]
