@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check style docs ablations bench bench-quick bench-gpu clean
+.PHONY: help install demo test test-portable test-all check style docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,18 @@ demo: install  ## Train DAP on the bundled bitext and write runs/demo/report.htm
 test: install  ## Run the tests (10 minutes on 2 cores, no network)
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2
 
+# What depends on arithmetic, under several instruction sets of the CPU and numbers of threads.
+NUMERIC := tests/aligners tests/evaluation tests/mining tests/modeling tests/objectives tests/training/test_loss.py
+CAPABILITIES ?= default avx2 native
+THREADS ?= 1 2
+
+test-portable: install  ## Run the numeric tests under other CPU instruction sets, with 1 and 2 threads
+	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \
+		echo "ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=$$threads"; \
+		env $$(test $$capability = native || echo ATEN_CPU_CAPABILITY=$$capability) OMP_NUM_THREADS=$$threads \
+			$(BIN)/python -m pytest -q -m 'not slow and not gpu' -n 2 $(NUMERIC) || exit 1; \
+	done; done
+
 test-all: install  ## Run the slow lane too, with every fault of docs/reliability.md (an hour on 2 cores)
 	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl
 	$(BIN)/python scripts/reliability.py faults.jsonl
@@ -33,9 +45,10 @@ $(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-check: $(VENV)/.dev  ## Lint, check formatting, types and spelling
+check: $(VENV)/.dev  ## Check lint, formatting, layers, types and spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 	$(BIN)/typos
 

@@ -281,7 +281,7 @@ def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
         hub.put(name, released)
         hub.repositories["model", name].user = "me"
     for module in (adapt, demo):
-        monkeypatch.setattr(module, "DATA", folder / "packaged")
+        monkeypatch.setattr(module, "PACKAGED_DATA", folder / "packaged")
     monkeypatch.setattr(report, "PACKAGED", folder / "packaged")
     return folder
 

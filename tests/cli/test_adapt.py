@@ -44,7 +44,7 @@ def small_data(tmp_path, monkeypatch):
     (folder / "udhr").mkdir()
     for language in ("sw", "fi", "de", "fr"):
         shutil.copy(adapt.PACKAGED_DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
-    monkeypatch.setattr(adapt, "DATA", folder)
+    monkeypatch.setattr(adapt, "PACKAGED_DATA", folder)
     return folder
 
 

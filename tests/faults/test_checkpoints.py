@@ -431,7 +431,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
 
 def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, monkeypatch, tmp_path):
     asked = []
-    for place in ("saving", "trainer"):
+    for place in ("checkpoints.saving", "training.trainer"):
         monkeypatch.setattr(
             f"metaphrase.{place}.last_good", lambda output: asked.append(output) or "The last good one."
         )
