@@ -256,7 +256,9 @@ def headline_table(content: dict[str, Any]) -> str:
         cells += test_cells(tested(content["scores"], name))
         lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
     hardware = hardware_words(content["hardware"])
-    caption = f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
+    caption = (
+        f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
+    )
     return "\n".join([*lines, *footnotes(lines), "", caption])
 
 

@@ -297,7 +297,9 @@ def test_what_is_written_is_read_again(tmp_path, survives, suffix):
             assert list(there) == [row[name].translate(clean) for row in rows]
         assert corpus.report.read == corpus.report.kept == len(rows)
 
-    survives("C3", f"arbitrary text, written as {suffix} and read again", check, st.lists(pair, min_size=1, max_size=8))
+    survives(
+        "C3", f"arbitrary text, written as {suffix} and read again", check, st.lists(pair, min_size=1, max_size=8)
+    )
 
 
 def test_any_value_in_any_column(tmp_path, survives):

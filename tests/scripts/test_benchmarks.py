@@ -256,7 +256,7 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
     bench.costs.main()
     text = (tmp_path / "costs.md").read_text()
     assert text.count("| XLM-R base |") == 3
-    assert "Nothing has been measured yet" in text
+    assert "Not measured yet" in text
     of, given = "12 × 768, V = 250,002", {"recipe": "tr", "pairs": 16, "tokens": [182, 173]}
     figures = [
         {"of": of, "value": 2.2, "seconds": {"tr": [5.0, 4.0], "dap": [9.0]}, "given": {}},
