@@ -54,7 +54,7 @@ from metaphrase.cli.train import (
     train,
     with_choices,
 )
-from metaphrase.corpus import find_files
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval

@@ -32,7 +32,7 @@ from metaphrase.aligners.base import Aligner
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
 from metaphrase.aligners.span import SpanAligner
 from metaphrase.aligners.statistical import HEURISTICS, StatisticalAligner
-from metaphrase.corpus import read_parallel
+from metaphrase.corpus.readers import read_parallel
 from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.encoders.starter import starter_info

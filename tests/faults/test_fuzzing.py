@@ -19,8 +19,12 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaphrase.corpus import OPTIONAL, WRITTEN, CorpusReport, load_corpus, read_pairs, write_corpus
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.report import CorpusReport
+from metaphrase.corpus.rows import OPTIONAL
 from metaphrase.corpus.words import format_links, parse_links
+from metaphrase.corpus.writing import WRITTEN, write_corpus
 from metaphrase.exceptions import AlignmentFormatError, ConfigError, CorpusError, MetaphraseError
 from metaphrase.io.configuration import read_yaml
 from metaphrase.training.recipe import Recipe, list_recipes

@@ -28,7 +28,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.checkpoints.folders import publish
 from metaphrase.cli import main
-from metaphrase.corpus import load_corpus, write_corpus
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder, origin_of
 from metaphrase.exceptions import HubAccessError, HubConnectionError, MetaphraseError, UsageError
 from metaphrase.publishing import hub as publishing
