@@ -39,6 +39,7 @@ BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 
 def pytest_addoption(parser):
     parser.addoption("--fault-table", help="write what the tests of faults tried and what survived to this JSONL file")
+    parser.addoption("--update-contracts", action="store_true", help="write the shapes in tests/contracts anew")
 
 
 def pytest_configure(config):
