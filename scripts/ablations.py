@@ -38,7 +38,7 @@ from datasets import Dataset
 from scipy.stats import t as student
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
-from update_readme import fill
+from update_tables import fill
 
 from metaphrase.corpus.files import find_files
 from metaphrase.encoders.loading import STARTER
