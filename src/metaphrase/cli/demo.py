@@ -39,7 +39,7 @@ def run(argv: Sequence[str]) -> int:
     config, command = parse(argv)
     prepare_process()
     if not config.resume_from_checkpoint:
-        for checkpoint in checkpoint_folders(config.output_dir):  # of an earlier demo
+        for checkpoint in checkpoint_folders(str(config.output_dir)):  # of an earlier demo
             shutil.rmtree(checkpoint)
     title = f"metaphrase demo: {config.recipe} on eight languages"
     execute_and_print(TrainingRun(config, command=command, title=title))

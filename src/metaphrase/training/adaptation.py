@@ -394,6 +394,9 @@ def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
     Args:
         folder: The folder, with a file for each language.
         pairs: The pairs of each language.
+
+    Raises:
+        CorpusError: No pair has words on both sides.
     """
     cleaning, report = Cleaning(), CorpusReport()
     rows: dict[tuple[str, str, str], None] = {}
@@ -412,9 +415,11 @@ def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
                 continue
             counts.kept += 1
             rows[source, target, language] = None
-        facts = {"path": str(path), "file": path.name, "language": language}
+        facts: dict[str, Any] = {"path": str(path), "file": path.name, "language": language}
         facts |= {"languages": sorted({language, TARGET_LANGUAGE}), "pairs": counts.kept}
         files.append(facts | {"sha256": file_facts(path)["sha256"]})
+    if not rows:
+        raise CorpusError(f"No pair was kept of {folder}.\n{report}")
     sources, targets, languages = zip(*rows, strict=True)
     columns = {"source": sources, "target": targets, "source_lang": languages}
     columns["target_lang"] = (TARGET_LANGUAGE,) * len(rows)
