@@ -64,11 +64,11 @@ def test_exactly_the_scored_targets_are_projected(results):
 
 
 def test_outputs_of_bulk_encoding_are_the_same(results):
-    assert figures(results, "encode-vs-st")["largest difference of an output"]["value"] < 1e-5
+    assert figures(results, "encode-vs-st")["largest difference between outputs"]["value"] < 1e-5
 
 
 def test_micro_batches_hold_less(results):
-    assert figures(results, "gradcache")["activations in micro-batches / plain"]["value"] < 0.8
+    assert figures(results, "gradcache")["activations in micro-batches / whole batch"]["value"] < 0.8
 
 
 def test_operations_are_counted(bench, results):
