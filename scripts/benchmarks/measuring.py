@@ -56,7 +56,7 @@ class Figure:
         if self.target is None:
             return "reported"
         if self.seconds and others > TOLERANCE:
-            return f"skipped: others used {others:.0%} of the machine"
+            return f"skipped: other processes used {others:.0%} of the machine"
         if self.spread > TOLERANCE:
             return f"skipped: rounds differ by {self.spread:.0%}"
         sense, bound = self.target

@@ -97,7 +97,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
     before = path.read_text()
     arguments = ["--rows", "projected-rows", "--shape", "tiny", "--results", str(results)]
     assert bench.run.main(arguments) == 0
-    assert "projected-rows: done before" in capsys.readouterr().out
+    assert "projected-rows: recent result found" in capsys.readouterr().out
     assert path.read_text() == before
 
     def failing(context):
@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
     monkeypatch.setitem(bench.rows.ROWS, "projected-rows", failing)
     assert bench.run.main([*arguments, "--again"]) == 1
     assert path.read_text() == before
-    with pytest.raises(ValueError, match="no rows nothing; there are projected-rows"):
+    with pytest.raises(ValueError, match="Unknown rows: nothing. Available rows: projected-rows"):
         bench.run.main(["--rows", "nothing", "--results", str(results)])
 
 
@@ -134,7 +134,7 @@ def test_verdicts(bench):
     assert figure.value == 0.5
     assert figure.spread == pytest.approx(0.1)
     assert figure.verdict(0.1) == "met"
-    assert figure.verdict(0.3) == "skipped: others used 30% of the machine"
+    assert figure.verdict(0.3) == "skipped: other processes used 30% of the machine"
     assert make("b / a", rounds, "b", "a", ("<=", 1.9)).verdict(0) == "missed"
     assert make("b / a", rounds, "b", "a", (">=", 1.9)).verdict(0) == "met"
     assert make("a / loud", rounds, "a", "loud", (">=", 0)).verdict(0) == "skipped: rounds differ by 50%"
