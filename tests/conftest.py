@@ -38,6 +38,7 @@ BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 
 def pytest_addoption(parser):
     parser.addoption("--fault-table", help="write what the tests of faults tried and what survived to this JSONL file")
+    parser.addoption("--update-contracts", action="store_true", help="write the shapes in tests/contracts anew")
 
 
 def pytest_configure(config):
@@ -68,7 +69,7 @@ def fault(request):
 @pytest.fixture(autouse=True)
 def _deterministic():
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.set_flush_denormal(True)
 
 

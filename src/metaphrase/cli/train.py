@@ -30,8 +30,11 @@ from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
 from metaphrase.cli import emit, is_quiet, parse, show_progress
-from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
+from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import (
     STARTER,

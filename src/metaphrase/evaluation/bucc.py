@@ -26,8 +26,8 @@ from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from metaphrase.corpus import MAX_CHARS, _lines
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.measures import PairsF1, resampled_f1
 from metaphrase.evaluation.result import Measurement, Result
@@ -234,7 +234,7 @@ def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet
 def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
     rows = []
     seen: set[str] = set()
-    for number, line in _lines(path, MAX_CHARS):
+    for number, line in read_lines(path, MAX_CHARS):
         fields = line.split("\t", 1) if isinstance(line, str) else []
         if len(fields) != 2:
             raise DataError(

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.corpus import open_text
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.measures import STS_RESAMPLES, draw_counts, resampled_spearman, spearman
 from metaphrase.evaluation.result import Measurement, Result
