@@ -387,7 +387,7 @@ def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict
 
 def measured(model: Any, tests: Sets, name: str) -> dict[str, Any]:
     """Retrieval on every test set."""
-    return {test: evaluate_retrieval(model, sets, name=name) for test, sets in tests.items()}
+    return {test: evaluate_retrieval(model, sets, name=name).to_dict() for test, sets in tests.items()}
 
 
 def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) -> float:

@@ -13,7 +13,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
-from metaphrase.evaluation.retrieval import Encoders, compare_retrieval, evaluate_retrieval, resolve_prompt
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolve_prompt
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
@@ -152,7 +153,7 @@ def measure(
 ) -> dict[str, Any]:
     """Measure retrieval accuracy on every test set, without padding."""
     return {
-        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress)
+        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress).to_dict()
         for test, sets in tests.items()
     }
 
@@ -239,7 +240,7 @@ def measure_retention(
     untrained = _select(tests.retention, lambda language: language not in trained)
     after = measure(model, untrained, name=name, show_progress=show_progress)
     return {
-        test: retention(compare_retrieval(baseline.retention[test], one))
+        test: retention(compare(baseline.retention[test], one))
         | {"models": {"before": describe_model(baseline.retention[test]), "after": describe_model(one)}}
         for test, one in after.items()
     }

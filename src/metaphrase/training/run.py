@@ -32,7 +32,8 @@ from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder
-from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator, compare_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CheckpointError, CorpusError, MissingExtraError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import hardware, versions
@@ -411,7 +412,7 @@ class TrainingRun:
             return result
         trained = self.trained_encoder()
         after = measure(trained, tests, name=name, show_progress=self._show_progress)
-        comparisons = {test: compare_retrieval(before[test], after[test]) for test in tests}
+        comparisons = {test: compare(before[test], after[test]) for test in tests}
         retained = measure_retention(
             trained, self.tests, self.baseline, facts, name=name, show_progress=self._show_progress
         )
