@@ -65,7 +65,7 @@ class NewerCheckpointError(CheckpointError):
 
 
 class NonFiniteError(MetaphraseError, ValueError):
-    """A loss, a gradient, a weight or an embedding that is infinite or no number. Raised by training and by releases."""
+    """A NaN or infinite loss, gradient, weight or embedding. Raised by training and by releases."""
 
 
 class WorkerError(MetaphraseError, ChildProcessError):

@@ -28,7 +28,7 @@ from transformers.integrations.integration_utils import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
+from metaphrase.checkpoints.folders import checkpoint_folders, newest, tidy, verify
 from metaphrase.cli import emit, is_quiet, parse, show_progress
 from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
@@ -58,6 +58,7 @@ from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
