@@ -29,9 +29,13 @@ from transformers.integrations.integration_utils import (
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import checkpoint_folders, newest, tidy, verify
+from metaphrase.checkpoints.saving import check_finite
 from metaphrase.cli import emit, is_quiet, parse, show_progress
-from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
+from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import (
     STARTER,
@@ -67,9 +71,10 @@ from metaphrase.publishing.hub import push, release, release_languages
 from metaphrase.publishing.plots import retention
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
 from metaphrase.publishing.report import describe_model, render_table, usage_lines, write_report
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
+from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from metaphrase.corpus import MAX_CHARS, _lines
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, RESAMPLES, holm, verdict
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
@@ -235,7 +235,7 @@ def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet
 def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
     rows = []
     seen: set[str] = set()
-    for number, line in _lines(path, MAX_CHARS):
+    for number, line in read_lines(path, MAX_CHARS):
         fields = line.split("\t", 1) if isinstance(line, str) else []
         if len(fields) != 2:
             raise DataError(

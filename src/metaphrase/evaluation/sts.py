@@ -24,8 +24,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus import open_text
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.compare import compare_resamples, percentile_interval
 from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.significance import CONFIDENCE

@@ -21,7 +21,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.aligners.base import WordPair
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
-from metaphrase.corpus import open_text
+from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import DataError

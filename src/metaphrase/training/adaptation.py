@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from metaphrase.corpus import normalised
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
 
 #: Of the user's pairs so many are held out at most, and so large a share of them at most.

@@ -267,8 +267,9 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         skip = not self._steps.is_finite(grad_norm, scaler)
         if self.args.world_size > 1:
-            skip, self._shutdown.agreed = highest([skip, self._shutdown.received], self.args.device)
-        if self._steps.decide(skip=bool(skip), step=self.state.global_step + 1, terms=self._terms, scaler=scaler):
+            nonfinite, self._shutdown.agreed = highest([int(skip), self._shutdown.received], self.args.device)
+            skip = bool(nonfinite)
+        if self._steps.decide(skip=skip, step=self.state.global_step + 1, terms=self._terms, scaler=scaler):
             buffers, total, terms = self._before_step
             restore_buffers(self.alignment_loss.heads, buffers)
             self._tr_loss.copy_(total)
