@@ -15,7 +15,7 @@ from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.words import Words, parse_links
 from metaphrase.corpus.writing import write_corpus
-from metaphrase.mining.shards import open_work_folder
+from metaphrase.io.work_folders import open_work_folder
 
 
 class Diagonal(Aligner):

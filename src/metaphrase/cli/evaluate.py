@@ -44,7 +44,7 @@ from metaphrase.evaluation.suites import (
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
-from metaphrase.mining.search import Margin, Retrieval
+from metaphrase.mining.margins import Margin, Retrieval
 from metaphrase.publishing.report import render_table
 
 SUMMARY = "Measure an encoder, alone or against a baseline"

@@ -33,18 +33,16 @@ from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
 from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, RESAMPLES, holm, verdict
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.environment import versions
-from metaphrase.mining.search import (
+from metaphrase.mining.margins import (
     Margin,
-    Neighbours,
     Pairs,
     Retrieval,
     best_threshold,
     f1_scores,
-    nearest_neighbours,
     neighbour_scores,
     select_pairs,
-    unit_rows,
 )
+from metaphrase.mining.search import Neighbours, nearest_neighbours, unit_rows
 from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
@@ -344,8 +342,8 @@ def evaluate_mining(
         prompt: Text before each sentence: None for nothing, ``"auto"`` for the query prompt that the model stores.
         batch_size: Sentences per forward pass.
         k: Neighbours in the margin.
-        margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.search.margin_score`.
-        retrieval: See `metaphrase.mining.search.select_pairs`.
+        margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margins.margin_score`.
+        retrieval: See `metaphrase.mining.margins.select_pairs`.
         duplicates: One of `DUPLICATES`; None takes the protocol's own.
         comparison: One of `COMPARISONS`; None takes the protocol's own. It matters where scores equal a threshold from
             elsewhere.
@@ -596,7 +594,7 @@ def xsim_error(
         target_mh: Embeddings of the targets, row ``i`` translating source row ``i``, shape ``(m, hidden)``, ``m ≥ n``;
             the rows behind them are distractors, as the altered sentences of xsim++ are.
         k: Neighbours.
-        margin: See `metaphrase.mining.search.margin_score`.
+        margin: See `metaphrase.mining.margins.margin_score`.
         target_texts: The targets' texts: finding another copy of the translation's text is then right, too.
 
     Raises:

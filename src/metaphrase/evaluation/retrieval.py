@@ -38,7 +38,8 @@ from metaphrase.evaluation.significance import (
 )
 from metaphrase.exceptions import DataMismatchError, ModelError
 from metaphrase.io.environment import versions
-from metaphrase.mining.search import nearest_neighbours, neighbour_scores
+from metaphrase.mining.margins import neighbour_scores
+from metaphrase.mining.search import nearest_neighbours
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.modeling.packing import packed
 

@@ -97,7 +97,7 @@ from metaphrase.exceptions import DataMismatchError, MissingFileError
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
-from metaphrase.mining.search import Margin, Retrieval
+from metaphrase.mining.margins import Margin, Retrieval
 from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
@@ -122,9 +122,9 @@ class Settings:
         text_equality: In retrieval, finding another copy of the translation's text is a hit.
         strip_quotes: Take each ``"`` out of the texts of parallel test sets, as DAP did.
         protocols: BUCC's protocols to mine under; None takes all whose splits are there.
-        margin: In mining, the score of a pair; see `metaphrase.mining.search.margin_score`.
+        margin: In mining, the score of a pair; see `metaphrase.mining.margins.margin_score`.
         k: In mining, neighbours in the margin.
-        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.search.select_pairs`.
+        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.margins.select_pairs`.
         duplicates: In mining, what becomes of repeated lines; None takes each protocol's own.
         comparison: In mining, how a score stands to the threshold; None takes each protocol's own.
         tasks: Tasks for the suite ``mteb``: folders of the data, and names of MTEB's own; None takes the folders.
