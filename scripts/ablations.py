@@ -39,7 +39,7 @@ from datasets import Dataset
 from scipy.stats import t as student
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser, set_seed
-from update_readme import fill
+from update_tables import fill
 
 from metaphrase.cli.train import (
     ModelOptions,

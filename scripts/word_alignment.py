@@ -6,7 +6,7 @@
 ``WPT05`` holds the English-Hindi gold of ACL 2005 (test.eng, test.hin, test.eng.hin.wa). Everything is aligned from Hindi
 to English. fast_align and the HMM learn from the corpus and the test sentences (not their links), punctuation set apart.
 Each aligner's section of ``results/word_alignment.json`` beside this file is replaced when it is run again;
-``scripts/update_readme.py`` writes docs/word_alignment.md from it.
+``scripts/update_tables.py`` writes docs/word_alignment.md from it.
 """
 
 from __future__ import annotations

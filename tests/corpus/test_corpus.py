@@ -500,7 +500,7 @@ def test_lines_end_at_line_feeds_only(tmp_path, fault):
     record = {"source": odd, "target": f"one {odd} two"}
     path = write(tmp_path / "sw-en.jsonl", json.dumps(record, ensure_ascii=False) + "\n")
     assert pairs_of(load_corpus(path)) == expected[:1]
-    fault("C3", "separators within a line that are no line feeds, in three formats", tried=3, survived=3)
+    fault("C3", "other line separators inside a line, in three formats", tried=3, survived=3)
 
 
 def test_byte_order_marks_and_crlf(tmp_path):
@@ -558,7 +558,7 @@ def test_every_bad_alignment_is_counted(tmp_path, fault):
     corpus = load_corpus(tsv(tmp_path / "sw-en.tsv", rows, "source\ttarget\talignment"))
     assert dropped(corpus) == {"bad alignment": 5}
     assert corpus.dataset["alignment"] == ["", "0-1 1-0"]
-    fault("D1", "links that no pair of words can have", tried=len(bad), survived=dropped(corpus)["bad alignment"])
+    fault("D1", "links to words that do not exist", tried=len(bad), survived=dropped(corpus)["bad alignment"])
 
 
 def test_too_many_unreadable_lines_are_refused(tmp_path):
@@ -634,7 +634,7 @@ def test_the_place_where_the_sides_part_is_named(tmp_path, fault, language):
             said = refusal(tmp_path / "text", *sides)
             named = re.search(r"the shift starts near line ([\d,]+)\.$", said)
             survived += named is not None and abs(int(named[1].replace(",", "")) - at - 1) <= 10
-    fault("C2", "lines missing on one side: the place is named", tried=2 * len(places), survived=survived)
+    fault("C2", "lines missing on one side: the position is reported", tried=2 * len(places), survived=survived)
 
 
 def test_no_place_is_named_where_none_can_be_seen(tmp_path):
@@ -817,7 +817,7 @@ def test_sides_that_are_the_same_or_swapped(tmp_path, caplog, fault):
     assert not caplog.records
     load_corpus(tsv(tmp_path / "sw-en.tsv", [pair[::-1] for pair in pairs]))
     assert "100 of the first 100 sources look English, 0 of the targets. Are the sides swapped?" in caplog.text
-    fault("C8", "copied and swapped sides, found while reading", tried=2, survived=2)
+    fault("C8", "identical and swapped sides, found while reading", tried=2, survived=2)
 
 
 def test_read_parallel_is_strict(tmp_path):
@@ -936,7 +936,7 @@ def test_sides_without_words_in_every_combination(tmp_path, kind, streaming, fau
     empty = sum(not source.strip() or not target.strip() for source, target in bad)
     assert dropped(corpus) == {"empty side": empty, "no words": len(bad) - empty}
     fault(
-        "C4", "a side that is empty, blank or without a letter", tried=len(bad), survived=corpus.report.dropped.total()
+        "C4", "a side that is empty, blank or without letters", tried=len(bad), survived=corpus.report.dropped.total()
     )
 
 
@@ -948,7 +948,7 @@ def test_repeated_pairs_are_dropped_once_read(tmp_path, fault):
     corpus = load_corpus(tsv(tmp_path / "sw-en.tsv", repeated))
     assert sorted(pairs_of(corpus)) == sorted(pairs)
     assert dropped(corpus) == {"duplicate": 300}
-    fault("C6", "pairs that are repeated, dropped", tried=300, survived=corpus.report.dropped["duplicate"])
+    fault("C6", "repeated pairs, dropped", tried=300, survived=corpus.report.dropped["duplicate"])
 
 
 def test_the_same_pair_in_two_languages_is_no_duplicate(tmp_path):

@@ -155,7 +155,7 @@ def test_a_killed_reading_is_begun_again(corpora, tmp_path, monkeypatch, fault):
         same(load_corpus(corpora, on_disk=kept), there)
         tried += 1
     assert tried >= 9
-    fault("A1", "kill -9 while a corpus is put on disk", tried=tried, survived=tried)
+    fault("A1", "kill -9 while a corpus is written to disk", tried=tried, survived=tried)
 
 
 def test_nothing_is_left_where_nothing_was_kept(tmp_path):
@@ -194,4 +194,4 @@ def test_training_goes_on_at_its_place_without_reading(
         assert main([*command, "--resume_from_checkpoint", str(last)]) == 0
     assert "Reusing the corpus" in caplog.text
     assert weights[0] == weights[1]
-    fault("A4", "a corpus kept on disk, entered at its place", tried=1, survived=weights[1] == weights[2])
+    fault("A4", "resume on an on-disk corpus", tried=1, survived=weights[1] == weights[2])

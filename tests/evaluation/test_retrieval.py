@@ -514,4 +514,4 @@ def test_an_encoder_that_collapsed_is_warned_of(tiny_encoder, bitext, tmp_path, 
     assert "lower learning rate or larger batches" in warning
     with (tmp_path / "retrieval_evaluation_dev_results.csv").open() as file:
         assert [float(row["unrelated_cosine"]) for row in csv.DictReader(file)] == [sound, collapsed]
-    fault("B2", "an encoder that has collapsed, at the next evaluation", tried=1, survived=1)
+    fault("B2", "collapsed encoder, detected by the next evaluation", tried=1, survived=1)

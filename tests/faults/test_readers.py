@@ -33,7 +33,7 @@ def test_a_long_first_line_with_a_byte_order_mark_shifts_no_line(tmp_path, fault
             (tmp_path / f"x.sw-en.{side}").write_bytes(b"\n".join(lines) + b"\n")
         found = list(read_pairs(tmp_path / "x.sw-en", max_chars=10))
         survived += [row[:3] for row in found] == [(2, "paka", "cat"), (3, "mbwa", "dog")]
-    fault("C1", "a byte order mark before a line about as long as may be read", tried=len(lengths), survived=survived)
+    fault("C1", "byte order mark before a line near the length limit", tried=len(lengths), survived=survived)
 
 
 # --------------------------------------------------------------------------------------------------------------- Parquet
@@ -100,7 +100,7 @@ def test_parquet_that_compresses_too_well_is_not_read(tmp_path, monkeypatch, fau
     with pytest.raises(CorpusError, match=r"more than 200 times its size: 8 MiB from \d+ KiB"):
         load_corpus(path)
     assert len(load_corpus(path, max_expansion=None).dataset) == 1000
-    fault("C10", "Parquet that is compressed too well for text", tried=1, survived=1)
+    fault("C10", "Parquet with implausible compression", tried=1, survived=1)
 
 
 def test_every_kind_of_text_column_is_read(tmp_path):

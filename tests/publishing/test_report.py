@@ -192,7 +192,7 @@ def test_hostile_text_stays_text(tmp_path, run, fault):
     assert "onerror" not in {name for name, _ in page.attributes}
     assert "49" not in page.text.split("alert", 1)[1][:60]
     assert HOSTILE in page.text
-    fault("H8", "names of models, data, languages and runs that are HTML and templates", tried=1, survived=1)
+    fault("H8", "names of models, data, languages and runs that contain HTML and templates", tried=1, survived=1)
 
 
 def test_json_holds_everything(tmp_path, results, run):
@@ -400,7 +400,7 @@ def test_full_page_is_self_contained(analysed, fault):
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert not {"src", "href"} & {name for name, _ in page.attributes}
-    fault("H8", "a page that asks for nothing from elsewhere", tried=1, survived=1)
+    fault("H8", "report page that loads nothing external", tried=1, survived=1)
 
 
 def test_hostile_sentences_stay_text(tmp_path, results, fault):
@@ -410,7 +410,7 @@ def test_hostile_sentences_stay_text(tmp_path, results, fault):
     assert not {"onerror", "src"} & {name for name, _ in page.attributes}
     assert page.text.count(HOSTILE) > 20
     assert "{{ 7*7 }}" in page.text
-    fault("H8", "sentences and words that are HTML and templates", tried=1, survived=1)
+    fault("H8", "sentences and words that contain HTML and templates", tried=1, survived=1)
 
 
 def test_page_without_a_baseline(tmp_path, results):
