@@ -400,7 +400,7 @@ def encoder(options: ModelOptions, recipe: Recipe, arguments: TrainArguments) ->
 
 def measured(model: Any, tests: Mapping[str, Mapping[str, ParallelSet]], name: str) -> dict[str, Any]:
     """Retrieval on every test set."""
-    return {test: evaluate_retrieval(model, sets, name=name) for test, sets in tests.items()}
+    return {test: evaluate_retrieval(model, sets, name=name).to_dict() for test, sets in tests.items()}
 
 
 def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) -> float:

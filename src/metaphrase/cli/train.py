@@ -43,10 +43,10 @@ from metaphrase.encoders.loading import (
     load_encoder,
     split_revision,
 )
+from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import (
     Encoders,
     RetrievalEvaluator,
-    compare_retrieval,
     evaluate_retrieval,
     resolve_prompt,
 )
@@ -362,7 +362,7 @@ def _train_and_report(
             load_encoder(output, device=str(model.device)) if embedding is None else fold_languages(model, embedding)
         )
         after = measure(trained, tests, name=str(output))
-        comparisons = {name: compare_retrieval(before[name], after[name]) for name in tests}
+        comparisons = {name: compare(before[name], after[name]) for name in tests}
         for name, comparison in comparisons.items():
             card.add_comparison(name, comparison)
             shown.append(f"\n{name}: {model_options.model} before, {output} after")
@@ -688,7 +688,7 @@ def languages_told(options: CorpusOptions) -> set[str]:
 def measure(model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
     """Retrieval accuracy on every test set, without padding."""
     return {
-        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress())
+        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress()).to_dict()
         for test, sets in tests.items()
     }
 
@@ -753,7 +753,7 @@ def measure_retention(
     }
     after = measure(model, {test: sets for test, sets in untrained.items() if sets}, name=name)
     return {
-        test: retention(compare_retrieval(before[test], one))
+        test: retention(compare(before[test], one))
         | {"models": {"before": describe_model(before[test]), "after": describe_model(one)}}
         for test, one in after.items()
     }

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from metaphrase.exceptions import MissingExtraError
+from metaphrase.exceptions import MissingExtraError, ModelError
 
 try:
     import faiss
@@ -83,7 +83,8 @@ def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
         The array itself if its rows already have length 1, otherwise a copy. Zero rows stay zero.
 
     Raises:
-        ValueError: The array does not have two dimensions, or an embedding is NaN or infinite.
+        ValueError: The array does not have two dimensions.
+        ModelError: An embedding is NaN or infinite.
     """
     if embeddings_nh.ndim != 2:
         raise ValueError(
@@ -92,7 +93,7 @@ def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
     rows_nh = np.ascontiguousarray(embeddings_nh, dtype=np.float32)
     length_n = np.sqrt(np.einsum("nh,nh->n", rows_nh, rows_nh))
     if not np.isfinite(length_n).all():
-        raise ValueError(
+        raise ModelError(
             f"{np.count_nonzero(~np.isfinite(length_n))} of {len(length_n)} embeddings are NaN or infinite. "
             "The model has diverged, or overflows in half precision."
         )

@@ -238,7 +238,7 @@ def verdict_in_words(
     """What came of it, a sentence for each language, and one for the others.
 
     Args:
-        languages: For each adapted language its row of `compare_retrieval`.
+        languages: For each adapted language its row of `compare`.
         retained: `plots.retention` of the languages that were not adapted; None where none was measured.
         names: Names of languages.
     """
