@@ -49,8 +49,8 @@ from metaphrase.io.environment import prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import write_json
 from metaphrase.modeling.languages import fold_languages
-from metaphrase.training.arguments import RunConfig, RunOptions
 from metaphrase.training.baseline import Sets, read_test_sets
+from metaphrase.training.configuration import RunConfig, RunOptions
 from metaphrase.training.corpora import check_text, read_bitext
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import TrainingRun, check, configured_recipe

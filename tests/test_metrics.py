@@ -7,7 +7,7 @@ import pytest
 from metaphrase import metrics
 from metaphrase.evaluation.retrieval import retrieval_hits
 from metaphrase.evaluation.word_alignment import alignment_scores
-from metaphrase.mining.search import best_threshold
+from metaphrase.mining.margins import best_threshold
 
 PREDICTIONS, REFERENCES = ["0-0 1-1", "0-0"], ["0-0 1p1", "1-1"]
 #: A = 3 links, S = 2, |A ∩ S| = 1, |A ∩ P| = 2
@@ -54,7 +54,7 @@ def test_describes_itself(aer):
 
 def test_paths():
     assert (Path(metrics.path("aer")) / "aer.py").is_file()
-    with pytest.raises(ValueError, match="there is: aer, bitext_mining_f1, retrieval_accuracy"):
+    with pytest.raises(ValueError, match="Available metrics: aer, bitext_mining_f1, retrieval_accuracy"):
         metrics.path("bleu")
 
 
@@ -83,7 +83,7 @@ def test_mining_at_a_threshold(load):
 
 
 def test_malformed_pairs_are_refused(load):
-    with pytest.raises(ValueError, match="has 3 columns with tabs between them, 'z1 e1' has 1"):
+    with pytest.raises(ValueError, match="Expected 3 tab-separated columns, got 1 in 'z1 e1'"):
         load("bitext_mining_f1").compute(predictions=[["z1 e1"]], references=[GOLD])
 
 

@@ -18,7 +18,7 @@ from metaphrase.cli import COMMANDS, emit, main, notes, parse, show_progress
 from metaphrase.cli.options import FLAGS, add_options
 from metaphrase.cli.runs import LEADING
 from metaphrase.exceptions import MissingExtraError
-from metaphrase.training.arguments import RunConfig
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 import metaphrase.training.run as run_module
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
-from metaphrase.training.arguments import RunConfig
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
 

@@ -6,8 +6,8 @@ import torch
 
 from metaphrase.exceptions import UsageError
 from metaphrase.training import baseline
-from metaphrase.training.arguments import RunConfig
 from metaphrase.training.baseline import TestSets, measure_baseline, read_folder, read_test_sets, split_retention
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
 

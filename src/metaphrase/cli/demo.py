@@ -9,7 +9,7 @@ from typing import Any
 from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.cli.runs import execute_and_print, parse_run
 from metaphrase.io.environment import prepare_process
-from metaphrase.training.arguments import RunConfig
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.run import TrainingRun
 

@@ -13,7 +13,7 @@ from metaphrase.cli.output import emit, is_quiet
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
-from metaphrase.training.arguments import RunConfig, recipe_settings, refuse_token
+from metaphrase.training.configuration import RunConfig, recipe_settings, refuse_token
 from metaphrase.training.run import RunResult, TrainingRun
 
 #: The options that most runs use, in the order of ``--help``; ``--help-all`` lists the rest too.

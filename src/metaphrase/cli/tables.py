@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -48,3 +48,19 @@ def lines_without_pair(report: CorpusReport) -> str:
         return ""
     reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
     return f"{dropped.total():,} of {report.read:,} lines hold no pair: {reasons}."
+
+
+def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None = None, width: int = 50) -> list[str]:
+    r"""A histogram as lines of text; the bins above a threshold are marked.
+
+    >>> print(*text_histogram({"edges": [0.8, 1.0, 1.2], "counts": [4, 2]}, 1.0, width=4), sep="\n")
+      0.800 ████ 4
+    + 1.000 ██ 2
+    """
+    edges, counts = bins["edges"], bins["counts"]
+    most = max(*counts, 1)
+    return [
+        f"{'+' if threshold is not None and edge >= threshold else ' '}{edge:6.3f} "
+        f"{'█' * round(width * count / most) or ('▏' if count else '')} {count:,}"
+        for edge, count in zip(edges, counts, strict=False)
+    ]

@@ -19,7 +19,7 @@ import xxhash
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
-from metaphrase.checkpoints.folders import checkpoint_folders, differences, exclusive, tidy
+from metaphrase.checkpoints.folders import checkpoint_folders, differences, tidy
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.identification import language_name
@@ -30,8 +30,9 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
+from metaphrase.io.locks import exclusive
 from metaphrase.publishing.provenance import PACKAGED
-from metaphrase.training.arguments import RunConfig
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs, RunResult, TrainingRun

@@ -1,231 +1,146 @@
-"""The configuration of a training run: one dataclass with the names of the command line's flags and of YAML files."""
+"""Training arguments."""
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Mapping
-from copy import deepcopy
-from dataclasses import MISSING, Field, dataclass, field, fields
-from enum import Enum
+from dataclasses import dataclass, field
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
-from metaphrase.corpus.cleaning import Cleaning
-from metaphrase.exceptions import RecipeError, UsageError
-from metaphrase.io.configuration import did_you_mean
-from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainingArguments
+import torch
+from sentence_transformers import SentenceTransformerTrainingArguments
 
-#: Values of ``clean``.
-CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
+from metaphrase.exceptions import MissingExtraError, UsageError
+from metaphrase.objectives import Objective
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
-class RunOptions:
-    """What is trained, on which text, and what it is measured on."""
+class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
+    """Training arguments of sentence-transformers, extended for alignment.
 
-    model: str = field(
-        default="starter", metadata={"help": "Encoder to train: 'starter', a Hub id or a folder (default: starter)."}
+    Attributes:
+        head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
+        packing: Run the encoder without padding where it supports this.
+        effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
+            ``per_device_train_batch_size``.
+        micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch at
+            once. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
+            memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
+            the step is repeated.
+        max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
+            Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
+            allowed, because the gradient scaler searches for its scale.
+        allow_changes: Resume a checkpoint even if recipe, encoder, data, batch size or seed have changed.
+        restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
+        bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32.
+        use_liger_kernel: Compute the vocabulary loss with Liger's kernel, on CUDA (extra ``liger``).
+        logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
+        dataloader_pin_memory: On by default if there is a CUDA device.
+        dataloader_timeout: Number of seconds to wait for a batch from worker processes; 0 waits forever.
+    """
+
+    head_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
     )
-    recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
-    corpus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."},
+    packing: bool = field(
+        default=True, metadata={"help": "Run the encoder without padding: faster, with the same result."}
     )
-    languages: list[str] = field(
-        default_factory=list, metadata={"help": "Languages to read from the corpus, or the language of a single file."}
-    )
-    dev: list[str] = field(
-        default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured during training."}
-    )
-    test: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), measured before and after, with a report."
-        },
-    )
-    retention: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Folders of test sets in languages that are not trained on, measured before and after; 'none' skips "
-            "this measurement. Default, with --test: the other languages of the test sets, or else the packaged "
-            "Declaration of Human Rights in 94 languages (6,000 pairs)."
-        },
-    )
-    retention_languages: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Languages of the retention sets that are measured (default: all)."},
-    )
-    pooling: str | None = field(
-        default=None, metadata={"help": "Pooling that replaces the encoder's own, e.g. cls or mean."}
-    )
-    freeze_word_embeddings: bool = field(
-        default=False, metadata={"help": "Do not train the word embeddings: less memory, faster."}
-    )
-    license: str | None = field(
+    effective_batch_size: int | None = field(
         default=None,
-        metadata={"help": "Licence of the release as the Hub spells it, e.g. apache-2.0 (default: the base model's)."},
+        metadata={"help": "Pairs ranked against each other, over all processes; replaces the batch size per device."},
     )
-    data_license: str | None = field(
-        default=None, metadata={"help": "Licence of corpus files whose licence is unknown, for the model card."}
-    )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the corpus during training (requires --max_steps)."}
-    )
-    on_disk: bool = field(
-        default=False,
-        metadata={"help": "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."},
-    )
-    temperature: float | None = field(
-        default=None, metadata={"help": "Sample languages in proportion to size^temperature: 1 as is, 0 uniformly."}
-    )
-    clean: str = field(
-        default="basic",
-        metadata={"help": "'basic' drops empty and repeated pairs; 'dap' and 'ppa' add the filters of those papers."},
-    )
-    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs read for each language."})
-    monolingual: list[str] = field(
-        default_factory=list,
+    micro_batch_size: int | None = field(
+        default=None,
         metadata={
-            "help": "Monolingual text for recipes that use it: files with one sentence per line, or hf:org/name with a "
-            "column 'text'."
+            "help": "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
+            "memory."
         },
     )
-    monolingual_ratio: float = field(default=1.0, metadata={"help": "Monolingual texts per pair of the bitext."})
-    paper_training: bool = field(
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device has instructions for it."})
+    max_skipped_steps: int = field(
+        default=5,
+        metadata={
+            "help": "Fail after this many consecutive steps with a NaN or infinite loss or gradient; each is skipped."
+        },
+    )
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "Resume the state of callbacks too, such as the patience of early stopping."}
+    )
+    allow_changes: bool = field(
         default=False,
-        metadata={"help": "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."},
+        metadata={
+            "help": "Resume a checkpoint of another recipe, encoder, corpus, batch size, seed or number of processes."
+        },
     )
-    max_length: int | None = field(
-        default=None, metadata={"help": "Maximum number of pieces per sentence in training (default: the recipe's)."}
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Hide NaN and infinite losses from the log."}
     )
-    vocabulary: str | None = field(
-        default=None, metadata={"help": "Vocabulary of objectives that predict pieces: tied, untied or english."}
+    dataloader_pin_memory: bool = field(
+        default_factory=torch.cuda.is_available, metadata={"help": "Pin memory in data loaders."}
     )
-    transform: str | None = field(
-        default=None,
-        metadata={"help": "Transform before the vocabulary projection: auto (a fresh one if required) or none."},
+    dataloader_timeout: float = field(
+        default=600.0,
+        metadata={
+            "help": "Seconds after which a data loader worker that returns no batch is considered hung; 0 waits forever."
+        },
     )
 
+    def __post_init__(self) -> None:
+        if self.bf16 and (self.use_cpu or not torch.accelerator.is_available()) and not _has_bfloat16_instructions():
+            logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
+            self.bf16 = False
+        super().__post_init__()
+        if self.effective_batch_size is not None:
+            size, rest = divmod(self.effective_batch_size, self.world_size)
+            if rest or size < 1:
+                raise UsageError(
+                    f"effective_batch_size must be a multiple of the number of processes ({self.world_size}), but is "
+                    f"{self.effective_batch_size}."
+                )
+            self.per_device_train_batch_size = size
+        if self.use_liger_kernel and find_spec("liger_kernel") is None:
+            raise MissingExtraError(
+                "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
+            )
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UsageError(f"micro_batch_size must be at least 1, or unset, but is {self.micro_batch_size}.")
+        if self.max_skipped_steps < 1:
+            raise UsageError(f"max_skipped_steps must be at least 1, but is {self.max_skipped_steps}.")
+        # With a stream, rank 0 would otherwise read for all ranks and slice tensors without a batch axis (links, queues).
+        if self.accelerator_config.dispatch_batches is None:
+            self.accelerator_config.dispatch_batches = False
 
-@dataclass(init=False, repr=False)
-class RunConfig(AlignmentTrainingArguments, RunOptions):
-    """Configuration of a training run: what is trained, on which text, and the training arguments.
 
-    The names are those of the flags of ``metaphrase train`` and of its YAML files; ``metaphrase train --help-all`` lists
-    them. Settings that are not passed are those of the recipe's ``training`` section, then the defaults.
-
-    A configuration is plain data. :meth:`training_arguments` sets up the device and the processes.
-
-    Example:
-        >>> config = RunConfig(recipe="tr", corpus=["pairs.tsv"], languages=["sw"], output_dir="runs/sw", max_steps=300)
-        >>> config.max_steps, config.per_device_train_batch_size
-        (300, 32)
-
-    Args:
-        **settings: Options by name.
+def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
+    """Refuse arguments that these objectives cannot be trained with.
 
     Raises:
-        UsageError: An option is unknown; the message names the nearest.
-        MissingFileError: The recipe does not exist.
+        UsageError: There are several GPUs per process, or prompts, or batches without negatives.
     """
-
-    output_dir: str | None = field(default="", metadata={"help": "Folder of the release and its checkpoints."})
-    logging_steps: float = field(default=10, metadata={"help": "Steps between two log entries."})
-    save_steps: float = field(default=500, metadata={"help": "Steps between two checkpoints."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Number of checkpoints to keep."})
-    report_to: None | str | list[str] = field(  # noqa: RUF036 - the order that HfArgumentParser reads
-        default="tensorboard" if find_spec("tensorboard") else "none",
-        metadata={"help": "Trackers that log curves: tensorboard (if installed), none or another integration."},
-    )
-
-    def __init__(self, **settings: Any) -> None:
-        options = {option.name: option for option in fields(self) if option.init}
-        for name in settings:
-            if name not in options:
-                raise UsageError(f"There is no option {name!r}{did_you_mean(name, options)}.")
-        name = str(settings.get("recipe", options["recipe"].default))
-        defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
-        for name in defaults:
-            if name not in options:
-                raise RecipeError(f"The recipe has an unknown training option {name!r}{did_you_mean(name, options)}.")
-        for name, option in options.items():
-            default = _default(option)
-            setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
-
-    __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
-
-    def training_arguments(self) -> AlignmentTrainingArguments:
-        """The arguments of the trainer; building them sets up the device and joins the processes of ``torchrun``.
-
-        Raises:
-            ValueError: A value is invalid, or two do not go together.
-        """
-        names = [option.name for option in fields(AlignmentTrainingArguments) if option.init]
-        return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
-
-    def command(self) -> list[str]:
-        """The ``metaphrase train`` command with these settings, for card and report.
-
-        >>> " ".join(RunConfig(recipe="tr", corpus=["pairs.tsv"], output_dir="runs/sw", max_steps=300).command())
-        'metaphrase train --recipe tr --corpus pairs.tsv --output_dir runs/sw --max_steps 300'
-        """
-        plain = RunConfig(recipe=self.recipe, paper_training=self.paper_training)
-        words = ["metaphrase", "train"]
-        for option in fields(self):
-            value = getattr(self, option.name, None)
-            is_default = value == getattr(plain, option.name, None) and option.name != "recipe"
-            if option.init and not is_default and value is not None and not option.name.endswith("_token"):
-                words += [f"--{option.name}", *_words(value)]
-        return words
+    if args.n_gpu > 1:
+        raise UsageError(
+            f"{args.n_gpu} GPUs are visible to one process. Start one process per GPU with torchrun, or select one with "
+            "CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.prompts:
+        raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")
+    size, processes = args.per_device_train_batch_size, args.world_size
+    alone = [
+        name
+        for name, objective in objectives.items()
+        if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
+    ]
+    if alone:
+        raise UsageError(
+            f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
+            "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size to at "
+            "least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
+        )
 
 
-def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any]:
-    """The training settings of a recipe.
-
-    Args:
-        name: Name or YAML file of the recipe.
-        paper_training: Take the paper's settings where the recipe has them.
-
-    Raises:
-        UsageError: The recipe holds a token.
-    """
-    recipe = Recipe.load(name)
-    settings = {**recipe.training, **(recipe.paper_training if paper_training else {})}
-    refuse_token(settings)
-    return settings
-
-
-def refuse_token(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a file that hold a token.
-
-    Raises:
-        UsageError: There is a ``hub_token``.
-    """
-    if settings.get("hub_token"):
-        raise UsageError("A settings file should hold no token, but has a hub_token. Set HF_TOKEN instead.")
-
-
-def _default(option: Field[Any]) -> Any:
-    return option.default_factory() if option.default_factory is not MISSING else option.default
-
-
-def _plain(value: Any, default: Any) -> Any:
-    """A setting with text for paths, and a list for a single word where one is expected."""
-    if isinstance(default, list) and isinstance(value, str | Path):
-        value = [value]
-    if isinstance(value, list | tuple) and isinstance(default, list):
-        return [_plain(item, None) for item in value]
-    return str(value) if isinstance(value, Path) else value
-
-
-def _words(value: Any) -> list[str]:
-    """A value as words of a command line."""
-    if isinstance(value, list | tuple):
-        return [word for item in value for word in _words(item)]
-    if isinstance(value, bool):
-        return ["true" if value else "false"]
-    if isinstance(value, Mapping):
-        return [json.dumps(dict(value))]
-    return [str(value.value if isinstance(value, Enum) else value)]
+def _has_bfloat16_instructions() -> bool:
+    """Whether this CPU has AVX512-BF16, AMX or Arm's bfloat16 instructions."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -21,7 +21,7 @@ from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.publishing.plots import retention
 from metaphrase.publishing.report import describe_model
-from metaphrase.training.arguments import RunConfig
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, w
 from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.exceptions import UsageError
-from metaphrase.training.arguments import CLEANINGS, RunConfig
+from metaphrase.training.configuration import CLEANINGS, RunConfig
 from metaphrase.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)

@@ -27,17 +27,18 @@ from transformers.integrations.integration_utils import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
+from metaphrase.checkpoints.folders import tidy
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
-from metaphrase.exceptions import CheckpointError, CorpusError, MissingExtraError, UsageError
+from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
+from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
@@ -45,7 +46,6 @@ from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.report import usage_lines, write_report
-from metaphrase.training.arguments import CLEANINGS, RunConfig
 from metaphrase.training.baseline import (
     Baseline,
     Sets,
@@ -56,10 +56,13 @@ from metaphrase.training.baseline import (
     read_test_sets,
     split_retention,
 )
+from metaphrase.training.callbacks import LoggingCallback
+from metaphrase.training.configuration import CLEANINGS, RunConfig
 from metaphrase.training.corpora import check_text, leakage, read_bitext, read_dev, with_columns
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.releases import TRANSFORMS, describe, usage_by_language, write_release
+from metaphrase.training.resuming import checkpoint_to_resume
 from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
@@ -119,15 +122,6 @@ class Inputs:
     dev: Mapping[str, ParallelSet] | None = None
     tests: Sets | None = None
     baseline: Baseline | None = None
-
-
-class LoggingCallback(TrainerCallback):
-    """Logs what the trainer would print to stdout, which belongs to results."""
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Log the trainer's values."""
-        if state.is_local_process_zero:
-            logger.info("%s", logs)
 
 
 class TrainingRun:
@@ -535,30 +529,3 @@ def build_loss(
         logger.info("English subset vocabulary: %d pieces.", len(english_ids))
     languages = {language for file in corpus.files for language in file.get("languages", ())}
     return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
-
-
-def checkpoint_to_resume(arguments: Any) -> str | None:
-    """The checkpoint of ``--resume_from_checkpoint``: a path, or the last good one of the output folder for ``true``.
-
-    Raises:
-        CheckpointError: The checkpoint does not exist or is damaged, or the folder holds checkpoints and resuming is not
-            configured: a later resume could not tell them from this run's.
-    """
-    asked = str(arguments.resume_from_checkpoint or "false")
-    if asked.lower() in ("false", "no", "0"):
-        if present := checkpoint_folders(arguments.output_dir):
-            raise CheckpointError(
-                f"{arguments.output_dir} holds {present[-1].name} of an earlier run. Resume it with "
-                "--resume_from_checkpoint true, or choose another --output_dir."
-            )
-        return None
-    if asked.lower() in ("true", "yes", "1"):
-        checkpoint = newest(arguments.output_dir)
-        if checkpoint is None:
-            logger.info("No checkpoint in %s yet; training starts from the beginning.", arguments.output_dir)
-    else:
-        checkpoint = Path(asked)
-        verify(checkpoint)
-    if checkpoint is not None:
-        logger.info("Resuming from %s.", checkpoint)
-    return None if checkpoint is None else str(checkpoint)
