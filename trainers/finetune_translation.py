@@ -1,11 +1,11 @@
-"""Fine-tune an encoder on translation, below a decoder that starts at random; measure BLEU and chrF.
+"""Fine-tune an encoder with a randomly initialized decoder on translation, and measure BLEU and chrF.
 
-    python trainers/finetune_translation.py --config src/metaphrase/finetuning/small/translation.yaml \
+    python trainers/finetune_translation.py --config src/metaphrase/evaluation/transfer/small/translation.yaml \
         --model out/sw --train lafand --test lafand --language sw --output_dir out/mt
 
-It needs ``pip install 'metaphrase[finetuning]'``: sacreBLEU, whose signature names the tokenisation. The hyper-parameters
-of the paper are in ``configs/finetune/mgc-translation.yaml``. Called again, an interrupted program goes on where it was, and
-a finished one prints its table.
+It requires ``pip install 'metaphrase[finetuning]'`` (sacreBLEU, whose signature names the tokenization). The
+hyperparameters of the paper are in ``configs/finetune/mgc-translation.yaml``. An interrupted program resumes when it is
+called again, and a finished one prints its table.
 """
 
 import sys
@@ -20,7 +20,7 @@ from metaphrase.evaluation.transfer.translation import TranslationOptions, finet
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure, print the table; ``results.json`` holds the rest."""
+    """Train, measure and print the table. All results are in ``results.json``."""
     options, arguments = parse(
         "trainers/finetune_translation.py",
         [TranslationOptions, FineTuningArguments],

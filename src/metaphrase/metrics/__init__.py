@@ -1,4 +1,4 @@
-"""Metrics as modules of Hugging Face's ``evaluate``: thin shells over the package's own functions.
+"""Metrics as modules of Hugging Face ``evaluate``, based on the functions of the package.
 
 >>> from pathlib import Path
 >>> Path(path("aer")).name
@@ -17,10 +17,10 @@ def path(name: str) -> str:
     """Folder of a metric, for ``evaluate.load(path("aer"))``.
 
     Raises:
-        ValueError: There is no such metric.
+        ValueError: The metric is unknown.
     """
     known = sorted(folder.parent.name for folder in _FOLDER.glob("*/*.py") if folder.stem == folder.parent.name)
     if name not in known:
-        raise ValueError(f"There is no metric {name!r}; there is: {', '.join(known)}.")
-    importlib.invalidate_caches()  # `evaluate` copies the module to a folder that Python may have listed without it
+        raise ValueError(f"Unknown metric {name!r}. The metrics are {', '.join(known)}.")
+    importlib.invalidate_caches()  # `evaluate` copies the module to a folder whose listing Python may have cached
     return str(_FOLDER / name)

@@ -58,7 +58,7 @@ def test_machine_translated_training_data(tmp_path):
 
 def test_a_malformed_line_is_named(tmp_path):
     (tmp_path / "dev-en.tsv").write_text("a\tb\tentailment\na\tb\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"dev-en.tsv:2: a line should hold two sentences"):
+    with pytest.raises(ValueError, match=r"dev-en.tsv:2: a line must have two sentences"):
         read_languages(str(tmp_path), XNLI, split="dev")
     (tmp_path / "dev-en.tsv").write_text("a\tb\tperhaps\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"dev-en.tsv:1: .* one of entailment, neutral, contradiction"):

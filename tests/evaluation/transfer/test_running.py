@@ -17,20 +17,17 @@ from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, PairCollator, finetune_classification
 from metaphrase.evaluation.transfer.data import Benchmark, pairs_format
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.evaluation.transfer.planning import load_benchmark, plan
 from metaphrase.evaluation.transfer.running import (
     FineTuner,
-    FineTuningArguments,
-    FineTuningOptions,
     KeepChosen,
     choose,
     dev_history,
     last_checkpoint,
-    load_benchmark,
-    plan,
-    predict,
-    ratio_interval,
     results_table,
 )
+from metaphrase.evaluation.transfer.tasks import predict, ratio_interval
 from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
@@ -186,7 +183,7 @@ def test_dev_data_are_given_or_held_out(nli):
     found = load_benchmark(replace(options, dev=None), XNLI, seed=0)
     assert [len(data["sw"]) for data in (found.train, found.dev, found.test)] == [54, 6, 60]
     assert not set(found.train["en"]["premise"]) & set(found.dev["en"]["premise"])
-    with pytest.raises(ValueError, match="in place of"):
+    with pytest.raises(ValueError, match="--halves replaces"):
         load_benchmark(replace(options, halves=str(nli)), XNLI, seed=0)
     with pytest.raises(ValueError, match="Give --train and --test"):
         load_benchmark(FineTuningOptions(train=str(nli)), XNLI, seed=0)

@@ -11,7 +11,7 @@ from tokenizers import decoders
 from transformers import XLMRobertaConfig, XLMRobertaModel
 
 from metaphrase.evaluation.transfer.encoders import encoder_source
-from metaphrase.evaluation.transfer.running import FineTuningArguments
+from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.translation import (
     IGNORED,
     TargetPieces,
