@@ -1,4 +1,4 @@
-"""Fine-tune an encoder on natural language inference or paraphrases, and measure its accuracy in each language.
+"""Fine-tune an encoder on natural language inference or paraphrases and report its accuracy in each language.
 
     python trainers/finetune_nli.py --config src/metaphrase/evaluation/transfer/small/xnli.yaml \
         --model out/sw --halves xnli@dev --output_dir out/xnli
@@ -6,9 +6,9 @@
         --model out/dap --train hf:facebook/xnli:{language}@train --dev hf:facebook/xnli:{language}@validation \
         --test hf:facebook/xnli:{language}@test --output_dir out/xnli
 
-``metaphrase.evaluation.transfer.running`` describes the modes and the choice of checkpoints,
-``metaphrase.evaluation.transfer.data`` the data. The hyperparameters of the papers are in ``configs/finetune``. An
-interrupted program resumes when it is called again, and a finished one prints its table.
+``evaluation.transfer.running`` documents modes and the selection of checkpoints, ``evaluation.transfer.data`` the data.
+The papers' hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one
+prints its table.
 """
 
 import sys
@@ -27,7 +27,7 @@ from metaphrase.evaluation.transfer import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure and print the table. All results are in ``results.json``."""
+    """Train, evaluate and print the table; ``results.json`` contains all results."""
     options, arguments = parse(
         "trainers/finetune_nli.py",
         [ClassificationOptions, FineTuningArguments],

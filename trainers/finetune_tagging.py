@@ -1,14 +1,14 @@
-"""Fine-tune an encoder on part-of-speech tagging, and measure chunk F1 and accuracy in each language.
+"""Fine-tune an encoder on part-of-speech tagging and report chunk F1 and accuracy in each language.
 
     python trainers/finetune_tagging.py --config src/metaphrase/evaluation/transfer/small/ud.yaml \
         --model out/sw --train ud@dev --test ud@test --output_dir out/pos
     python trainers/finetune_tagging.py --config configs/finetune/amber-pos.yaml \
         --model out/amber --train UD_English-EWT --dev UD_English-EWT --test ud-treebanks --output_dir out/pos
 
-F1 is that of seqeval on bare tags, as reported by XTREME; ``metaphrase.evaluation.transfer.tag_scores`` explains it.
-``metaphrase.evaluation.transfer.running`` describes the choice of checkpoints, ``metaphrase.evaluation.transfer.data`` the
-data. The hyperparameters of the papers are in ``configs/finetune``. An interrupted program resumes when it is called again,
-and a finished one prints its table.
+F1 is that of seqeval on plain tags, as in XTREME; ``evaluation.transfer.tag_scores`` explains it.
+``evaluation.transfer.running`` documents the selection of checkpoints, ``evaluation.transfer.data`` the data. The papers'
+hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one prints its
+table.
 """
 
 import sys
@@ -22,7 +22,7 @@ from metaphrase.evaluation.transfer import FineTuningArguments, TaggingOptions, 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure and print the table. All results are in ``results.json``."""
+    """Train, evaluate and print the table; ``results.json`` contains all results."""
     options, arguments = parse(
         "trainers/finetune_tagging.py",
         [TaggingOptions, FineTuningArguments],
