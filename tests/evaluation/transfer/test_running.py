@@ -305,9 +305,9 @@ def test_a_finished_program_runs_nothing_again(options, tmp_path, monkeypatch):
     assert finetune_classification(options, arguments(tmp_path)) == json.loads(json.dumps(first))
     (tmp_path / "results.json").unlink()  # the runs are there still
     assert finetune_classification(options, arguments(tmp_path))["languages"] == first["languages"]
-    with pytest.raises(ValueError, match=r"begun with learning_rate 0.001, not 0.01"):
+    with pytest.raises(ValueError, match=r"started with learning_rate 0.001, not 0.01"):
         finetune_classification(options, arguments(tmp_path, learning_rate=1e-2))
-    with pytest.raises(ValueError, match=r"begun with max_length 48, not 40"):
+    with pytest.raises(ValueError, match=r"started with max_length 48, not 40"):
         finetune_classification(replace(options, max_length=40), arguments(tmp_path))
     with pytest.raises(ValueError, match="give --output_dir"):
         finetune_classification(options, arguments(""))
