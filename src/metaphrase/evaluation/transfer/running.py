@@ -37,8 +37,8 @@ from rich.table import Table
 from safetensors.torch import load_model
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from metaphrase.checkpoints.folders import checkpoints, exclusive, leave_out, remove, tidy, verify
-from metaphrase.checkpoints.saving import WholeCheckpoints
+from metaphrase.checkpoints.folders import checkpoints, remove, remove_file, tidy, verify
+from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.evaluation.transfer.data import ENGLISH, Benchmark, Languages, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource
@@ -48,6 +48,7 @@ from metaphrase.evaluation.transfer.tasks import Score, Task
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
 from metaphrase.io.environment import hardware
 from metaphrase.io.files import write_json
+from metaphrase.io.locks import exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +218,7 @@ def train_and_measure(
             if not options.keep_checkpoints or _step(checkpoint) not in chosen.values():
                 remove(checkpoint)
             else:
-                leave_out(checkpoint, OPTIMIZER)
+                remove_file(checkpoint, OPTIMIZER)
     return {
         "languages": {language: scores[language] for language in run.languages},
         "items": len(run.train),
@@ -267,7 +268,7 @@ def _measure(
     return scores
 
 
-class FineTuner(WholeCheckpoints):
+class FineTuner(AtomicCheckpoints):
     """transformers' Trainer that measures each dev language with the score of the task, and writes complete checkpoints.
 
     Args:
@@ -321,7 +322,7 @@ class KeepChosen(TrainerCallback):
             if _step(checkpoint) not in kept:
                 remove(checkpoint)
             elif _step(checkpoint) != state.global_step:
-                leave_out(checkpoint, OPTIMIZER)
+                remove_file(checkpoint, OPTIMIZER)
 
 
 def _step(checkpoint: Path) -> int:

@@ -18,15 +18,15 @@ _CITATION = """\
 """
 
 _DESCRIPTION = """\
-Precision, recall and F1 of mined sentence pairs against gold pairs, at a given threshold or at the threshold with the best
-F1 (oracle).
+Precision, recall and F1 of mined sentence pairs against gold pairs, above a given threshold or at the best threshold for
+these gold pairs (an oracle).
 """
 
 _INPUTS = """\
 Args:
     predictions: Mined pairs, "source-id<TAB>target-id<TAB>score".
-    references: Gold pairs, "source-id<TAB>target-id"; their number may differ from that of the mined pairs, so pass
-        both as one list in a list: `compute(predictions=[mined], references=[gold])`.
+    references: Gold pairs, "source-id<TAB>target-id"; their number may differ from that of the mined pairs, so pass both as a
+        list in a list: `compute(predictions=[mined], references=[gold])`.
     threshold: Minimum score of a pair; None uses the threshold with the best F1.
 
 Returns:
@@ -64,5 +64,5 @@ class BitextMiningF1(evaluate.Metric):
 def _columns(line: str, n: int) -> tuple[str, ...]:
     columns = tuple(line.split("\t"))
     if len(columns) != n:
-        raise ValueError(f"A line must have {n} columns separated by tabs, but {line!r:.80} has {len(columns)}.")
+        raise ValueError(f"Expected {n} tab-separated columns, got {len(columns)} in {line!r:.80}.")
     return columns
