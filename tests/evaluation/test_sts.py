@@ -99,7 +99,7 @@ def test_says_what_is_there_instead(tmp_path):
     with pytest.raises(ValueError, match="row 2 must be two sentences and a score, but is 'c,d'"):
         load_sts_folder(tmp_path, split="dev")
     write(tmp_path / "stsb-de-dev.csv.gz", [], header=True)
-    with pytest.raises(ValueError, match="holds no pairs"):
+    with pytest.raises(ValueError, match="has no pairs"):
         load_sts_folder(tmp_path, split="dev")
 
 
