@@ -34,7 +34,7 @@ import metaphrase.cli.report as report
 import metaphrase.encoders.starter
 from metaphrase.cli import COMMANDS, main
 from metaphrase.objectives import OBJECTIVES, Objective
-from metaphrase.publishing.hub import release
+from metaphrase.publishing.release import release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from tests.hub_server import Hub, reach, serve_hub

@@ -40,6 +40,11 @@ FORMAT = 1
 
 MANIFEST = "manifest.json"
 
+#: Folder of the objectives' heads, in a checkpoint and in the repository of a release.
+HEADS = "heads"
+#: Training arguments as JSON, in place of the pickle that transformers writes.
+TRAINING_ARGS = "training_args.json"
+
 #: Inside an output folder: where a checkpoint or a release is written, where an old checkpoint is taken to be deleted, and
 #: who writes. Uploads to the Hub pass over names that begin with an underscore.
 PARTIAL, DELETED, LOCK = "_partial", "_deleted", "_lock"

@@ -24,11 +24,11 @@ from metaphrase.cli.mine import (
     histogram,
     manifest,
     needs,
-    progress,
     search_shards,
     state_needs,
     text_histogram,
 )
+from metaphrase.cli.output import progress
 from metaphrase.corpus import check_writable, load_corpus, write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.environment import versions

@@ -6,8 +6,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,10 +18,10 @@ import torch
 from datasets import Dataset
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.cli import emit, notes, parse, show_progress
+from metaphrase.cli import emit, notes, parse
+from metaphrase.cli.output import progress
 from metaphrase.corpus import _BREAK, check_writable, write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.retrieval import resolve_prompt
@@ -347,24 +346,6 @@ def _megabytes(n: int) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------- search
-
-
-@contextmanager
-def progress(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
-    """Progress bars; gives what begins one: its text and total, and back comes what advances it.
-
-    Where bars are not drawn, a line says what begins.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not show_progress()) as bars:
-
-        def begin(description: str, total: int) -> Callable[[int], None]:
-            if not show_progress():
-                console.print(f"{description}: {total:,} …")
-            task = bars.add_task(description, total=total)
-            return lambda n: bars.advance(task, n)
-
-        yield begin
 
 
 def embed(

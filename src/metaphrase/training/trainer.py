@@ -33,7 +33,9 @@ from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_utils import HubStrategy, SaveStrategy
 
 from metaphrase.checkpoints.folders import (
+    HEADS,
     MANIFEST,
+    TRAINING_ARGS,
     check_space,
     differences,
     exclusive,
@@ -56,25 +58,24 @@ from metaphrase.exceptions import (
     WorkerError,
 )
 from metaphrase.io.environment import versions
+from metaphrase.io.hub import is_transient
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import accumulated_in_place, liger_kernel
 from metaphrase.modeling.packing import packed
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.hub import make_repository, may_pass, push, push_command, release
+from metaphrase.publishing.hub import make_repository, push, push_command
+from metaphrase.publishing.release import release
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 
 logger = logging.getLogger(__name__)
-
-#: Folder of the heads inside a checkpoint.
-HEADS = "heads"
 
 #: Name of the heads' parameters among the loss's.
 HEAD_PARAMETERS = r"^heads\."
 
 ONE_RELEASE = (
     "A model with a language embedding is a release for each language. Write them with "
-    "`metaphrase.publishing.hub.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
+    "`metaphrase.publishing.release.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
 )
 
 #: What manifests did not say of a run from the beginning.
@@ -82,9 +83,6 @@ ADDED_FACTS = frozenset({"corpus", "base_model", "base_model_revision", "pooling
 
 #: Steps in a row that float16's gradient scaler may leave out while it looks for its scale, which it halves each time.
 SCALE_SEARCH = 20
-
-#: Readable stand-in for the pickled arguments that the parent classes write.
-TRAINING_ARGS = "training_args.json"
 
 
 @dataclass
@@ -693,7 +691,7 @@ class AlignmentTrainer(WholeCheckpoints, SentenceTransformerTrainer):
         try:
             self.hub_model_id = make_repository(name, private=private, token=token or self.args.hub_token, later=later)
         except HubError as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise
             if "/" not in name:
                 raise UsageError(
