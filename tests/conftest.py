@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import gc
 import json
 import os
 import shutil
@@ -45,6 +46,12 @@ def pytest_configure(config):
     table = config.getoption("--fault-table")
     if table and not hasattr(config, "workerinput"):
         Path(table).write_text("")
+
+
+def pytest_collection_finish(session):
+    """Exempt what the libraries hold from garbage collection: scanning it takes most of a small test's time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config):

@@ -9,7 +9,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.publishing import analysis, run_report
 from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, trained_languages
 
@@ -78,11 +79,11 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     assert report["before"]["mini"]["languages"].keys() == {"de"}
     expected = {}
     for side, model in (("before", tiny_encoder), ("after", SentenceTransformer(str(finished), device="cpu"))):
-        expected[side] = evaluate_retrieval(model, sets, resamples=200)
+        expected[side] = evaluate_retrieval(model, sets, resamples=200).to_dict()
         assert report[side]["mini"]["languages"]["de"] == expected[side]["languages"]["de"]
         assert report[side]["mini"]["settings"]["pooling"] == "cls"
     untrained = [{**one, "languages": {x: one["languages"][x] for x in ("fr", "nl")}} for one in expected.values()]
-    comparison = compare_retrieval(*untrained, resamples=200)
+    comparison = compare(*untrained, resamples=200)
     retention = report["analysis"]["retention"]["mini"]
     assert retention["pooled"] == comparison["pooled"]
     assert {row["language"]: row["difference"] for row in retention["languages"]} == {

@@ -13,7 +13,7 @@ def retention(comparison: Mapping[str, Any], limit: float = 1.0) -> dict[str, An
     difference lies above the red line ``-limit``, ``"lost"`` if the whole interval lies below it, else ``"uncertain"``.
 
     Args:
-        comparison: Comparison of both models on the untrained languages of a test set, as `compare_retrieval` returns it.
+        comparison: Comparison of both models on the untrained languages of a test set, as `compare` returns it.
         limit: Acceptable loss in percentage points.
 
     Returns:

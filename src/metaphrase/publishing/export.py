@@ -26,7 +26,8 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.encoders import starter
 from metaphrase.encoders.loading import STARTER, load_encoder, split_revision
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.digests import file_sha256
@@ -192,7 +193,7 @@ def prepare_export(
             resamples=options.resamples,
             seed=options.seed,
             show_progress=show_progress,
-        )
+        ).to_dict()
 
     def card(export: Export, command: str) -> str:
         metadata, text = _own_card(model, options, notify)
@@ -205,7 +206,7 @@ def prepare_export(
     before = measure(model, options.model)
     with drafted(reduced, options.output_dir, source=_source(options.model)) as draft:
         after = measure(draft.model, options.output_dir)
-        comparison = compare_retrieval(before, after, resamples=options.resamples, seed=options.seed)
+        comparison = compare(before, after, resamples=options.resamples, seed=options.seed)
         lost = [
             language
             for language, row in comparison["languages"].items()

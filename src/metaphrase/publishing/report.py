@@ -12,7 +12,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS, compare_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
 from metaphrase.publishing.analysis import SIDES
@@ -48,10 +49,10 @@ def render_table(after: Results, before: Results | None = None, comparison: Resu
     Args:
         after: The result.
         before: The baseline's result on the same pairs; adds before → after, the difference and its verdict.
-        comparison: Result of `compare_retrieval`; computed if ``before`` is given without it.
+        comparison: Result of `compare`; computed if ``before`` is given without it.
     """
     if before is not None and comparison is None:
-        comparison = compare_retrieval(before, after)
+        comparison = compare(before, after)
     table = Table(
         title=Text(str(after["model"]), style="bold"),
         title_justify="left",
@@ -111,7 +112,7 @@ def write_report(
         before: Results of `evaluate_retrieval` with the baseline, per data set (``"demo test"``, ``"udhr"``); None for a
             report without a baseline.
         after: Results of the trained model, for the same data sets.
-        comparisons: Results of `compare_retrieval` per data set; computed if None.
+        comparisons: Results of `compare` per data set; computed if None.
         run: Facts of the run (command, seed, data, versions, hardware, seconds, …). ``log_history``, the trainer's log,
             is drawn as learning curves.
         descriptions: A sentence per data set.
@@ -131,7 +132,7 @@ def write_report(
             "Measure both models on the same data sets."
         )
     if comparisons is None:
-        comparisons = {name: compare_retrieval(before[name], after[name]) for name in after} if before else {}
+        comparisons = {name: compare(before[name], after[name]) for name in after} if before else {}
     report: dict[str, Any] = {
         "title": title,
         "before": before,

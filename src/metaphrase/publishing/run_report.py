@@ -21,8 +21,9 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retention import retention
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval, resolve_prompt
+from metaphrase.evaluation.retrieval import evaluate_retrieval, resolve_prompt
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.files import DEMO, UDHR
@@ -147,7 +148,7 @@ def report_run(
     notify("Computing word maps, alignments, margins and errors …")
     analyses = _analyse(subjects, sets, focus, trained, comparisons, options)
     analyses["retention"] = {
-        name: retention(compare_retrieval(pair["before"], pair["after"], **settings), options.red_line)
+        name: retention(compare(pair["before"], pair["after"], **settings), options.red_line)
         | {"models": {side: describe_model(result) for side, result in pair.items()}}
         for name, pair in others.items()
     }
@@ -220,7 +221,7 @@ class SentenceEmbeddings:
     def measure(self, sets: Mapping[str, ParallelSet], **settings: Any) -> dict[str, Any]:
         """Run `evaluate_retrieval` on the embeddings."""
         lookups: Any = {language: _Lookup(self, language) for language in (*sets, TARGET_LANGUAGE)}
-        result = evaluate_retrieval(lookups, sets, name=self.name, **settings)
+        result = evaluate_retrieval(lookups, sets, name=self.name, **settings).to_dict()
         first = next(iter(self.models.values()))
         result["settings"] |= {
             "prompt": self.prompt,
@@ -369,9 +370,7 @@ def _measure(
             if chosen and (is_trained or "before" in subjects):
                 into[name] = {side: one.measure(chosen, **settings) for side, one in subjects.items()}
     comparisons = {
-        name: compare_retrieval(one["before"], one["after"], **settings)
-        for name, one in results.items()
-        if "before" in one
+        name: compare(one["before"], one["after"], **settings) for name, one in results.items() if "before" in one
     }
     return results, others, comparisons
 

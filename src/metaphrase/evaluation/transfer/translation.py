@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from metaphrase.checkpoints.saving import WholeCheckpoints
-from metaphrase.corpus import load_corpus
+from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
