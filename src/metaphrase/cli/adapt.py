@@ -21,7 +21,7 @@ from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences, exclusive, tidy
 from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.diagnose import findings_table, lines_without_pair
+from metaphrase.cli.tables import findings_table, lines_without_pair
 from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
 from metaphrase.corpus.checks import check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import language_name

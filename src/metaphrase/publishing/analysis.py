@@ -21,7 +21,8 @@ from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import UNSPACED, Words
 from metaphrase.exceptions import UsageError
-from metaphrase.mining.search import margin_score, nearest_neighbours, neighbour_scores, unit_rows
+from metaphrase.mining.margins import margin_score, neighbour_scores
+from metaphrase.mining.search import nearest_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 
