@@ -21,9 +21,10 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retention import retention
-from metaphrase.evaluation.retrieval import evaluate_retrieval, resolve_prompt
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.files import DEMO, UDHR
