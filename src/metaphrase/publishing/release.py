@@ -25,11 +25,12 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
-from metaphrase.checkpoints.folders import HEADS, PARTIAL, TRAINING_ARGS, exclusive
+from metaphrase.checkpoints.folders import HEADS, PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.loading import disable_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import download
+from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
 from metaphrase.publishing.card import AlignmentModelCardData
