@@ -68,7 +68,7 @@ def fault(request):
 @pytest.fixture(autouse=True)
 def _deterministic():
     torch.manual_seed(0)
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     torch.set_flush_denormal(True)
 
 

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
 
 
 def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
     """The encoder itself, without pooler and gradient; it runs without padding where it can."""
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
+    remove_pooler(encoder)
     if can_pack(encoder):
         encoder.set_attn_implementation(ATTENTION)
     return encoder.requires_grad_(False)

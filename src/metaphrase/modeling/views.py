@@ -254,6 +254,7 @@ class Links(View):
     encoded: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
     max_length: int
+    mutual: bool = False
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -261,7 +262,7 @@ class Links(View):
         """Spans and links of each pair."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
-        kept = [kept_links(*row) for row in zip(examples, source, target, strict=True)]
+        kept = [kept_links(*row, mutual=self.mutual) for row in zip(examples, source, target, strict=True)]
         return {
             "source_spans": pad_arrays(source, (0, 2)),
             "target_spans": pad_arrays(target, (0, 2)),
@@ -271,9 +272,9 @@ class Links(View):
         }
 
 
-def links_view(max_length: int) -> Links:
-    """The view ``"links"``: the words of both sides and their links."""
-    return Links("links", max_length)
+def links_view(max_length: int, *, mutual: bool = False) -> Links:
+    """The view ``"links"`` or ``"mutual-links"``: the words of both sides and their links."""
+    return Links("mutual-links" if mutual else "links", max_length, mutual)
 
 
 def tokenize_words(
@@ -290,13 +291,16 @@ def tokenize_words(
         piece_spans(
             encoding,
             Words.of(example[side], example.get(f"{side}_lang"), example.get("segmenter") or "whitespace"),
+            disjoint=True,
         )
         for encoding, example in zip(encoded.encodings, examples, strict=True)
     ]
     return encoded["input_ids"], spans
 
 
-def kept_links(example: Example, source_w2: np.ndarray, target_w2: np.ndarray) -> tuple[list[Link], list[float], int]:
+def kept_links(
+    example: Example, source_w2: np.ndarray, target_w2: np.ndarray, *, mutual: bool = False
+) -> tuple[list[Link], list[float], int]:
     """The links of an example both of whose words are whole.
 
     Returns:
@@ -313,9 +317,36 @@ def kept_links(example: Example, source_w2: np.ndarray, target_w2: np.ndarray) -
             f"words: {example['source'][:80]!r}, {example['target'][:80]!r}. Was the text changed, or segmented in "
             "another way, after it was aligned? Align it again with `metaphrase align --overwrite`."
         )
-    whole = [bool(source_w2[i, 1] and target_w2[j, 1]) for i, j in links]
-    kept = [(link, score) for link, score, keep in zip(links, scores, whole, strict=True) if keep]
-    return [link for link, _ in kept], [score for _, score in kept], len(links) - len(kept)
+    distinct: dict[Link, float] = {}
+    for link, score in zip(links, scores, strict=True):
+        distinct[link] = max(score, distinct.get(link, score))
+    if mutual:
+        distinct = {link: distinct[link] for link in mutual_links(list(distinct), list(distinct.values()))}
+    kept = {(i, j): score for (i, j), score in distinct.items() if source_w2[i, 1] and target_w2[j, 1]}
+    return list(kept), list(kept.values()), len(distinct) - len(kept)
+
+
+def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
+    """For each linked word of the first side, its partner with the highest score, the first in a tie.
+
+    >>> surest_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
+    {0: 1, 2: 1}
+    """
+    ranked = sorted(zip(scores, links, strict=True), key=lambda scored: (scored[0], -scored[1][1]))
+    return {x: y for _, (x, y) in ranked}
+
+
+def mutual_links(links: Sequence[Link], scores: Sequence[float]) -> list[Link]:
+    """Links whose two words are each other's surest partner (see :func:`surest_partners`).
+
+    The result is one-to-one. Links that are one-to-one already, such as the intersection of two directions, are all kept.
+
+    >>> mutual_links([(0, 0), (0, 1), (1, 1)], [0.5, 0.9, 0.8])
+    [(0, 1)]
+    """
+    forward = surest_partners(links, scores)
+    backward = surest_partners([(y, x) for x, y in links], scores)
+    return [(x, y) for x, y in links if forward[x] == y and backward[y] == x]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.corpus.words import Link
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import (
     UNSCORED,
@@ -20,6 +19,7 @@ from metaphrase.modeling.views import (
     kept_links,
     languages_of,
     pad_rows,
+    surest_partners,
     tokenize_words,
 )
 from metaphrase.objectives.base import Granularity
@@ -60,7 +60,7 @@ class MaskedWords(View):
             partners = surest_partners(links, scores)
             if self.max_mask_ratio < 1:
                 room = self.max_mask_ratio * (len(ids) - tokenizer.num_special_tokens_to_add())
-                partners = {word: partners[word] for word in _drawn(partners, spans_w2, room, rng)}
+                partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, rng)}
             masked_l, labels_l = np.array(ids), np.full(len(ids), UNSCORED)
             for word, partner in partners.items():
                 start, end = spans_w2[word]
@@ -72,21 +72,15 @@ class MaskedWords(View):
         return {**pad_rows(tokenizer, **rows), "language": languages_of(examples, self.side)}
 
 
-def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
-    """For each linked word of the first side its partner: the word of its highest score, the first of equals.
-
-    >>> surest_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
-    {0: 1, 2: 1}
-    """
-    ranked = sorted(zip(scores, links, strict=True), key=lambda scored: (scored[0], -scored[1][1]))
-    return {x: y for _, (x, y) in ranked}
-
-
-def _drawn(words: Mapping[int, Any], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:
-    """Words in random order, as many as have room for their pieces."""
-    order = rng.permutation(np.array(list(words), dtype=np.int64))
-    pieces = np.cumsum(spans_w2[order, 1] - spans_w2[order, 0])
-    return order[pieces <= room].tolist()
+def _draw_words(words: Iterable[int], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:
+    """Draw words in random order, skipping those with more pieces than there is room left for."""
+    drawn = []
+    for word in rng.permutation(np.array(list(words), dtype=np.int64)).tolist():
+        pieces = int(spans_w2[word, 1] - spans_w2[word, 0])
+        if pieces <= room:
+            drawn.append(word)
+            room -= pieces
+    return drawn
 
 
 def aligned_word_prediction(

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
@@ -71,11 +72,8 @@ class ReconstructionHead(nn.Module):
         settings = {**config.to_dict(), "num_hidden_layers": layers, "vocab_size": (config.pad_token_id or 0) + 1}
         settings |= {"bos_token_id": None, "eos_token_id": None}  # ids that the stub of a vocabulary does not hold
         settings.pop("model_type", None)
-        self.layers: PreTrainedModel = AutoModel.from_config(
-            AutoConfig.for_model(config.model_type, **settings), attn_implementation="sdpa"
-        )
-        if getattr(self.layers, "pooler", None) is not None:
-            self.layers.pooler = None
+        shape = AutoConfig.for_model(config.model_type, **settings)
+        self.layers: PreTrainedModel = remove_pooler(AutoModel.from_config(shape, attn_implementation="sdpa"))
         self.layers.get_input_embeddings().weight.requires_grad_(False)  # states and masks come as embeddings
         if can_pack(self.layers):
             self.layers.set_attn_implementation(ATTENTION)
@@ -99,8 +97,44 @@ class ReconstructionHead(nn.Module):
         self.mask_h.copy_(sources.encoder.get_input_embeddings().weight[sources.tokenizer.mask_token_id])
         self.vocabulary.fill(sources)
 
+    def fill_slots(
+        self, shape: tuple[int, int], masked_bt: Tensor | None, target_bth: Tensor | None, language_b: Tensor | None
+    ) -> Tensor:
+        """Fill the target slots with mask embeddings, or with states where a slot is not masked.
+
+        Args:
+            shape: ``(batch, target)``.
+            masked_bt: True at masked slots; None masks all.
+            target_bth: States of the reconstructed sentences, required with ``masked_bt``.
+            language_b: Code of each reconstructed sentence's language, required where the head knows languages.
+
+        Returns:
+            Shape ``(batch, target, hidden)``.
+        """
+        slots_bth = self.mask_h.expand(*shape, -1)
+        language_b1h: Any = 0.0
+        if self.languages is not None:
+            assert language_b is not None
+            language_b1h = self.languages(language_b)[:, None]
+        if self.positions == "double":
+            position_t = first_position(self.layers) + torch.arange(shape[1], device=slots_bth.device)
+            slots_bth = self.layers.embeddings(inputs_embeds=slots_bth, position_ids=position_t[None])
+        else:
+            slots_bth = slots_bth + language_b1h
+        if masked_bt is not None:
+            assert target_bth is not None
+            slots_bth = torch.where(masked_bt[..., None], slots_bth, target_bth)
+        return slots_bth + language_b1h if self.positions == "double" else slots_bth
+
     def forward(
-        self, source_bsh: Tensor, source_mask_bs: Tensor, slots_bth: Tensor, slot_mask_bt: Tensor, labels_bt: Tensor
+        self,
+        source_bsh: Tensor,
+        source_mask_bs: Tensor,
+        slots_bth: Tensor,
+        slot_mask_bt: Tensor,
+        labels_bt: Tensor,
+        *,
+        slots_first: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """States and labels of the scored target slots.
 
@@ -111,18 +145,19 @@ class ReconstructionHead(nn.Module):
                 ``(batch, target, hidden)``.
             slot_mask_bt: True at real slots.
             labels_bt: Pieces to predict, ``UNSCORED`` elsewhere.
+            slots_first: Number the positions of the slots from 0 and those of the states from ``offset``.
 
         Returns:
             ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
         """
         source, target = source_bsh.shape[1], slots_bth.shape[1]
-        first = first_position(self.layers)
-        own_t = torch.arange(1, target, device=source_bsh.device)
-        position_l = first + torch.cat([torch.arange(1, source, device=own_t.device), self.offset + own_t])
-        slots_bth = slots_bth[:, 1:]
-        if self.positions == "double":
-            slots_bth = self.layers.embeddings(inputs_embeds=slots_bth, position_ids=(first + own_t)[None])
-        inputs_blh = torch.cat([source_bsh[:, 1:], slots_bth], dim=1)
+        starts = (self.offset, 0) if slots_first else (0, self.offset)
+        positions = [
+            torch.arange(start + 1, start + length, device=source_bsh.device)
+            for start, length in zip(starts, (source, target), strict=True)
+        ]
+        position_l = first_position(self.layers) + torch.cat(positions)
+        inputs_blh = torch.cat([source_bsh[:, 1:], slots_bth[:, 1:]], dim=1)
         mask_bl = torch.cat([source_mask_bs[:, 1:], slot_mask_bt[:, 1:]], dim=1)
         unscored_bs = labels_bt.new_full((len(labels_bt), source - 1), UNSCORED)
         labels_bl = torch.cat([unscored_bs, labels_bt[:, 1:]], dim=1).masked_fill(~mask_bl, UNSCORED)
@@ -151,6 +186,7 @@ def representation_translation(
     masked_bt: Tensor | None = None,
     target_bth: Tensor | None = None,
     language_b: Tensor | None = None,
+    slots_first: bool = False,
 ) -> Tensor:
     """Reconstruct the pieces of one sentence from the states of its translation.
 
@@ -169,6 +205,7 @@ def representation_translation(
             ``target_bth``. None masks all.
         target_bth: Encoder states of the reconstructed sentences, needed with ``masked_bt``.
         language_b: Code of each reconstructed sentence's language, where the head knows languages.
+        slots_first: Number the positions of the slots from 0 and those of the source states from the head's ``offset``.
 
     Returns:
         Scalar; a zero with a graph where nothing is predicted.
@@ -176,16 +213,12 @@ def representation_translation(
     Reference: Li et al. 2023 (DAP), section 3.3, equation 6; the slots, labels and blocked positions that the text
     leaves open follow the released code.
     """
-    slots_bth = head.mask_h.expand(*target_ids_bt.shape, -1)
-    if head.languages is not None:
-        assert language_b is not None
-        slots_bth = slots_bth + head.languages(language_b)[:, None]
-    labels_bt = target_ids_bt
-    if masked_bt is not None:
-        assert target_bth is not None
-        slots_bth = torch.where(masked_bt[..., None], slots_bth, target_bth)
-        labels_bt = labels_bt.masked_fill(~masked_bt, UNSCORED)
-    hidden_nh, labels_n = head(source_bsh, source_mask_bs, slots_bth, target_mask_bt, labels_bt)
+    batch, length = target_ids_bt.shape
+    slots_bth = head.fill_slots((batch, length), masked_bt, target_bth, language_b)
+    labels_bt = target_ids_bt if masked_bt is None else target_ids_bt.masked_fill(~masked_bt, UNSCORED)
+    hidden_nh, labels_n = head(
+        source_bsh, source_mask_bs, slots_bth, target_mask_bt, labels_bt, slots_first=slots_first
+    )
     return head.vocabulary(hidden_nh, labels_n, table_vh)
 
 
@@ -293,16 +326,25 @@ class RepresentationTranslation(Objective):
         """Scalar reconstruction loss."""
         source, target = encodings["source"], encodings["target"]
         masked_bl = encodings["reconstructed-slots"].features["masked"] if self.ratio < 1 else None
+        slots_first = self.positions == "double"  # the released code concatenates source and target in this order
         half = len(source.ids_bl) // 2
         if self.direction == "source_to_target" or (self.direction == "both" and not half):
             return self._reconstruct(target, source, masked_bl, slice(None))
         if self.direction == "target_to_source":
-            return self._reconstruct(source, target, masked_bl, slice(None))
-        first = self._reconstruct(source, target, masked_bl, slice(0, half))
+            return self._reconstruct(source, target, masked_bl, slice(None), slots_first=slots_first)
+        first = self._reconstruct(source, target, masked_bl, slice(0, half), slots_first=slots_first)
         second = self._reconstruct(target, source, masked_bl, slice(half, None))
         return (first + second) / 2
 
-    def _reconstruct(self, wanted: Encoding, read: Encoding, masked_bl: Tensor | None, rows: slice) -> Tensor:
+    def _reconstruct(
+        self,
+        wanted: Encoding,
+        read: Encoding,
+        masked_bl: Tensor | None,
+        rows: slice,
+        *,
+        slots_first: bool = False,
+    ) -> Tensor:
         length = wanted.ids_bl.shape[1]
         return representation_translation(
             self.head,
@@ -314,4 +356,5 @@ class RepresentationTranslation(Objective):
             masked_bt=None if masked_bl is None else masked_bl[rows, :length],
             target_bth=wanted.tokens_blh[rows],
             language_b=wanted.features["language"][rows],
+            slots_first=slots_first,
         )

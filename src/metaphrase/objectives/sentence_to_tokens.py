@@ -40,6 +40,8 @@ class DistributionHead(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.languages = LanguageEmbedding(languages, LANGUAGE_WIDTH) if languages else None
+        self.language_norm = nn.LayerNorm(LANGUAGE_WIDTH, eps=1e-12) if languages else None
+        self.dropout = nn.Dropout(getattr(config, "hidden_dropout_prob", 0.1))
         width = hidden + (LANGUAGE_WIDTH if languages else 0)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.LayerNorm(hidden, eps=1e-12))
         self.vocabulary = VocabularyHead(config, **vocabulary)
@@ -55,8 +57,9 @@ class DistributionHead(nn.Module):
         Returns:
             Shape ``(batch, hidden)``.
         """
-        if self.languages is not None:
-            sentence_bh = torch.cat([self.languages(language_b), sentence_bh], dim=-1)
+        if self.languages is not None and self.language_norm is not None:
+            language_bh = self.dropout(self.language_norm(self.languages(language_b)))
+            sentence_bh = torch.cat([language_bh, sentence_bh], dim=-1)
         return self.mlp(sentence_bh)
 
 

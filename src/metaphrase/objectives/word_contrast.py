@@ -208,6 +208,7 @@ class WordContrast(Objective):
         max_length: int = 32,
         kind: Kind = "hard",
         temperature: float = 0.1,
+        mutual: bool = False,
         mask_positives: bool = False,
         units: Units = "mean",
         reduction: Reduction = "token_mean",
@@ -224,7 +225,7 @@ class WordContrast(Objective):
         self.mask_positives = mask_positives
         self.units: Units = units
         self.reduction: Reduction = reduction
-        self.words: View = links_view(max_length) if kind == "hard" else WordPieces("words", max_length)
+        self.words: View = links_view(max_length, mutual=mutual) if kind == "hard" else WordPieces("words", max_length)
 
     def views(self) -> tuple[View, ...]:
         """Both sides and their words."""

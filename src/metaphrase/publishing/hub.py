@@ -54,6 +54,7 @@ from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.checkpoints.folders import PARTIAL, checkpoints, exclusive
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -618,11 +619,9 @@ def _release_form(
 
 def _load_without_pooler(model: SentenceTransformer, folder: Path) -> None:
     """Has sentence-transformers build the encoder without a pooler; transformers would make up a random one."""
-    path = folder / "sentence_bert_config.json"
-    if path.is_file() and "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config["model_args"] = {"add_pooling_layer": False}
-        path.write_text(json.dumps(config, indent=4), encoding="utf-8")
+    has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
+    if has_option and (folder / CONFIG_FILE).is_file():
+        disable_pooler(folder)
 
 
 def _check_release(model: SentenceTransformer, folder: Path) -> None:
