@@ -1,4 +1,4 @@
-# Everything runs in a virtual environment of the project's own; PYTHON makes it, VENV says where.
+# All targets run in the virtual environment VENV, which PYTHON creates.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -6,12 +6,12 @@ INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check style docs ablations bench bench-quick bench-gpu clean
+.PHONY: help install demo test test-portable test-all check style docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
 
-install: $(INSTALLED)  ## Install the package and its tests into .venv, at the tested versions
+install: $(INSTALLED)  ## Install the package and its test dependencies into .venv, with the tested versions
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -25,7 +25,19 @@ demo: install  ## Train DAP on the bundled bitext and write runs/demo/report.htm
 test: install  ## Run the tests (10 minutes on 2 cores, no network)
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2
 
-test-all: install  ## Run the slow lane too, with every fault of docs/reliability.md (an hour on 2 cores)
+# The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.
+NUMERIC := tests/aligners tests/evaluation tests/mining tests/modeling tests/objectives tests/training/test_loss.py
+CAPABILITIES ?= default avx2 native
+THREADS ?= 1 2
+
+test-portable: install  ## Run the numeric tests under other CPU instruction sets, with 1 and 2 threads
+	@for capability in $(CAPABILITIES); do for threads in $(THREADS); do \
+		echo "ATEN_CPU_CAPABILITY=$$capability OMP_NUM_THREADS=$$threads"; \
+		env $$(test $$capability = native || echo ATEN_CPU_CAPABILITY=$$capability) OMP_NUM_THREADS=$$threads \
+			$(BIN)/python -m pytest -q -m 'not slow and not gpu' -n 2 $(NUMERIC) || exit 1; \
+	done; done
+
+test-all: install  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
 	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl
 	$(BIN)/python scripts/reliability.py faults.jsonl
 
@@ -33,13 +45,14 @@ $(VENV)/.dev: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-check: $(VENV)/.dev  ## Lint, check formatting, types and spelling
+check: $(VENV)/.dev  ## Check lint, formatting, layers, types and spelling
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo --no-cache
 	$(BIN)/mypy
 	$(BIN)/typos
 
-style: $(VENV)/.dev  ## Mend lint and formatting
+style: $(VENV)/.dev  ## Fix lint and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -47,21 +60,21 @@ $(VENV)/.docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-docs: $(VENV)/.docs  ## Write the documentation as a site to build/site
+docs: $(VENV)/.docs  ## Build the documentation site in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-ablations: install  ## Run two of the papers' ablations on the demo's bitext (an hour on one core)
+ablations: install  ## Run two ablations on the demo's bitext (an hour on one core)
 	$(BIN)/python scripts/ablations.py wacse-table10 --batch_size 6 --freeze_word_embeddings --keep
 	$(BIN)/python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english --keep
 
-bench: install  ## Measure the ratios of README's table on a CPU, row by row; it goes on where it was stopped
+bench: install  ## Measure speed and memory on a CPU, for docs/speed.md; an interrupted run resumes
 	$(BIN)/python scripts/benchmarks/run.py
 
-bench-quick: install  ## The same with fewer rounds and rows
+bench-quick: install  ## Run the benchmark with fewer rounds and rows
 	$(BIN)/python scripts/benchmarks/run.py --quick
 
-bench-gpu: install  ## The same on a CUDA device
+bench-gpu: install  ## Run the benchmark on a CUDA device
 	$(BIN)/python scripts/benchmarks/run.py --device cuda
 
-clean:  ## Remove the environment and caches
+clean:  ## Remove the virtual environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

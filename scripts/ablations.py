@@ -39,7 +39,7 @@ from datasets import Dataset
 from scipy.stats import t as student
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser, set_seed
-from update_readme import fill
+from update_tables import fill
 
 from metaphrase.cli.train import (
     ModelOptions,
@@ -54,7 +54,7 @@ from metaphrase.cli.train import (
     train,
     with_choices,
 )
-from metaphrase.corpus import find_files
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -400,7 +400,7 @@ def encoder(options: ModelOptions, recipe: Recipe, arguments: TrainArguments) ->
 
 def measured(model: Any, tests: Mapping[str, Mapping[str, ParallelSet]], name: str) -> dict[str, Any]:
     """Retrieval on every test set."""
-    return {test: evaluate_retrieval(model, sets, name=name) for test, sets in tests.items()}
+    return {test: evaluate_retrieval(model, sets, name=name).to_dict() for test, sets in tests.items()}
 
 
 def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) -> float:

@@ -32,7 +32,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
-from metaphrase.corpus import Corpus, check_writable, load_corpus, write_corpus
+from metaphrase.corpus import Corpus, load_corpus
+from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.objectives.sentence_contrast import SEPARATOR
 
 METHODS = ("beam", "top-k")

@@ -38,7 +38,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from transformers import AutoTokenizer, HfArgumentParser
 
-from metaphrase.corpus import BitextFile, Cleaning, CorpusReport, find_files, read_pairs
+from metaphrase.corpus import Cleaning
+from metaphrase.corpus.files import BitextFile, find_files
+from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.report import CorpusReport
 
 Pair = tuple[str, str]
 

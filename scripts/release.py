@@ -25,7 +25,8 @@ from huggingface_hub import ModelCard
 from metaphrase.cli import main as metaphrase
 from metaphrase.cli.demo import defaults as demo_defaults
 from metaphrase.cli.train import parse_options
-from metaphrase.corpus import find_files, load_corpus
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.files import find_files
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.recipe import Recipe, list_recipes
 

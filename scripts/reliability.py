@@ -1,4 +1,4 @@
-"""Write the table of docs/reliability.md: faults that were triggered, how often, and how often nothing was lost.
+"""Write the table of docs/reliability.md: which faults were triggered, how often, and how often a run survived.
 
 pytest --fault-table faults.jsonl
 python scripts/reliability.py faults.jsonl
@@ -17,7 +17,7 @@ BEGIN, END = "<!-- begin: the table is written by scripts/reliability.py -->", "
 
 
 def read(paths: list[Path]) -> list[dict[str, Any]]:
-    """The rows of one or several runs of the tests; of a test that ran twice, the last."""
+    """Read the rows of one or several test runs; of a test that ran twice, the last row counts."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for path in paths:
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -27,7 +27,7 @@ def read(paths: list[Path]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """A Markdown table, the same faults of several tests put together."""
+    """Format a Markdown table, with the same fault of several tests combined into one row."""
     sums: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         total = sums.setdefault((row["number"], row["fault"]), [0, 0])
@@ -46,14 +46,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def faults_of(table: str) -> set[str]:
-    """Number and name of the faults in a table."""
+    """Return number and name of each fault in a table."""
     return {line.rsplit("|", 3)[0].strip("| ") for line in table.splitlines() if re.match(r"\| [A-Z]\d", line)}
 
 
 def main() -> int:
-    """Put the table into the page; exit with 1 where something was lost."""
+    """Write the table to the page; return 1 if a fault was not survived."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="+", type=Path, help="what `pytest --fault-table` wrote")
+    parser.add_argument("rows", nargs="+", type=Path, help="output of `pytest --fault-table`")
     parser.add_argument("--page", type=Path, default=PAGE)
     options = parser.parse_args()
     rows = read(options.rows)
@@ -62,9 +62,9 @@ def main() -> int:
     old, there = rest.split(END)[0], table(rows)
     options.page.write_text(f"{before}{BEGIN}\n{there}\n{END}{rest.split(END)[1]}", encoding="utf-8")
     lost = sum(row["tried"] - row["survived"] for row in rows)
-    print(f"{len(rows)} rows, {lost} lost.")
+    print(f"{len(rows)} rows, {lost} not survived.")
     for fault in sorted(faults_of(old) - faults_of(there)):
-        print(f"Not tried any more: {fault}")
+        print(f"No longer tested: {fault}")
     return int(lost > 0)
 
 

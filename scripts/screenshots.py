@@ -1,7 +1,7 @@
-"""Screenshots of a report in headless Chromium: ``python scripts/screenshots.py RUN/report/report.html docs/report``.
+"""Take screenshots of a report: ``python scripts/screenshots.py RUN/report/report.html docs/report``.
 
-Takes one picture of each part that the documentation shows. A local chromium is needed (``apt install chromium``); where
-pngquant is installed, the pictures are compressed with it.
+Writes one picture for each part that the documentation shows. Requires Chromium (``apt install chromium``). Pictures are
+compressed if pngquant is installed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-#: Which sections of the page a picture shows: those whose beginning contains one of the words.
+#: The sections that a picture shows: those whose beginning contains one of the words.
 PARTS = {
     "summary": ("<h2>demo<", "retention"),
     "curves": ("learning curves",),
@@ -21,27 +21,27 @@ PARTS = {
     "alignment": ("alignments",),
     "margins-and-errors": ("margins", "errors"),
 }
-#: What stands above the first section when a picture begins with it.
+#: Removes the space above the first section of a picture.
 _NO_GAP = "<style>body > section:first-of-type > h2 { margin-top: 0; padding-top: 0; border-top: 0; }</style>"
 _MARGIN = 24
 _SECTION = re.compile(r"<section.*?</section>\n?", re.DOTALL)
 
 
 def chromium() -> str | None:
-    """A Chromium on this machine."""
+    """Return the path of a Chromium browser, or None."""
     names = ("chromium", "chromium-browser", "google-chrome", "chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 def shoot(page: Path, picture: Path, *, width: int = 1100, height: int = 1600, dark: bool = False) -> Path:
-    """Render a page and write what is seen.
+    """Render a page and write a screenshot.
 
     Raises:
-        FileNotFoundError: There is no Chromium.
+        FileNotFoundError: Chromium is not installed.
     """
     browser = chromium()
     if browser is None:
-        raise FileNotFoundError("No chromium on PATH; install it (apt install chromium).")
+        raise FileNotFoundError("Chromium is not on PATH. Install it (apt install chromium).")
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
     options += ["--disable-background-networking", "--disable-component-update", "--hide-scrollbars"]
     options += [f"--window-size={width},{height}"]
@@ -53,7 +53,7 @@ def shoot(page: Path, picture: Path, *, width: int = 1100, height: int = 1600, d
 
 
 def part_of(html: str, words: tuple[str, ...], *, top: bool = False) -> str:
-    """The page with some of its sections only, and with what stands above the sections where ``top`` is set."""
+    """Keep only some sections of the page, and the part above the sections if ``top`` is set."""
     sections = [one for one in _SECTION.findall(html) if any(word in one[:200].lower() for word in words)]
     head, _, rest = html.partition("<body>")
     above = rest[: rest.index("<section")] if top else _NO_GAP
@@ -61,10 +61,10 @@ def part_of(html: str, words: tuple[str, ...], *, top: bool = False) -> str:
 
 
 def crop(picture: Path) -> None:
-    """Cut away what is empty above and below the content.
+    """Remove the empty space above and below the content.
 
     Raises:
-        ValueError: The content reaches the lower edge, where the rest of it may be cut off.
+        ValueError: The content reaches the lower edge, so that it may be truncated.
     """
     from PIL import Image, ImageChops
 
@@ -73,19 +73,19 @@ def crop(picture: Path) -> None:
     empty = Image.new("RGB", pixels.size, pixels.getpixel((0, pixels.height - 1)))
     _, top, _, bottom = ImageChops.difference(pixels, empty).getbbox() or (0, 0, 0, pixels.height)
     if bottom + _MARGIN > pixels.height:
-        raise ValueError(f"{picture} is cut off at {pixels.height} pixels; give a larger --height.")
+        raise ValueError(f"{picture} is truncated at {pixels.height} pixels. Pass a larger --height.")
     pixels.crop((0, max(0, top - _MARGIN), pixels.width, bottom + _MARGIN)).save(picture, optimize=True)
     if shutil.which("pngquant"):
         subprocess.run(["pngquant", "--force", "--ext", ".png", "64", str(picture)], check=True)
 
 
 def main() -> None:
-    """Take the pictures."""
+    """Write the pictures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", type=Path, help="report.html of `metaphrase report`")
-    parser.add_argument("output", type=Path, help="folder of the pictures")
+    parser.add_argument("report", type=Path, help="report.html, as written by `metaphrase report`")
+    parser.add_argument("output", type=Path, help="folder to write the pictures to")
     parser.add_argument("--width", type=int, default=1100, help="width of the window, e.g. 390 for a phone")
-    parser.add_argument("--height", type=int, default=6000, help="largest height of a picture")
+    parser.add_argument("--height", type=int, default=6000, help="maximum height of a picture")
     parser.add_argument("--dark", action="store_true", help="prefer dark colours")
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)

@@ -8,4 +8,4 @@ lafand=$1 tatoeba=$2 output=${3:-out/swahili}
 "$bin"metaphrase train --recipe dap --model starter --corpus "$lafand/sw-en.train.tsv.gz" --languages sw \
     --freeze_word_embeddings --vocabulary english --max_steps 90 --save_steps 45 \
     --test "$lafand" "$tatoeba" --output_dir "$output"
-"$bin"python "$(dirname "$0")/update_readme.py" --swahili "$output/report.json"
+"$bin"python "$(dirname "$0")/update_tables.py" --swahili "$output/report.json"

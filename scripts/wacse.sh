@@ -10,4 +10,4 @@ mkdir -p "$output"
     --output "$output/sw-en.aligned.tsv.gz" --summary "$output/alignment.json"
 "$bin"metaphrase train --recipe wacse --model starter --corpus "$output/sw-en.aligned.tsv.gz" --languages sw \
     --freeze_word_embeddings --max_steps 30 --save_steps 30 --output_dir "$output/model"
-"$bin"python "$(dirname "$0")/update_readme.py" --alignment "$output/alignment.json"
+"$bin"python "$(dirname "$0")/update_tables.py" --alignment "$output/alignment.json"

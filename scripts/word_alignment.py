@@ -6,7 +6,7 @@
 ``WPT05`` holds the English-Hindi gold of ACL 2005 (test.eng, test.hin, test.eng.hin.wa). Everything is aligned from Hindi
 to English. fast_align and the HMM learn from the corpus and the test sentences (not their links), punctuation set apart.
 Each aligner's section of ``results/word_alignment.json`` beside this file is replaced when it is run again;
-``scripts/update_readme.py`` writes docs/word_alignment.md from it.
+``scripts/update_tables.py`` writes docs/word_alignment.md from it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from metaphrase.aligners.base import Aligner
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
 from metaphrase.aligners.span import SpanAligner
 from metaphrase.aligners.statistical import HEURISTICS, StatisticalAligner
-from metaphrase.corpus import read_parallel
+from metaphrase.corpus.readers import read_parallel
 from metaphrase.corpus.words import Words
 from metaphrase.encoders.loading import STARTER, load_encoder
 from metaphrase.encoders.starter import starter_info

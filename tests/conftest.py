@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import gc
 import json
 import os
 import shutil
@@ -38,12 +39,19 @@ BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 
 def pytest_addoption(parser):
     parser.addoption("--fault-table", help="write what the tests of faults tried and what survived to this JSONL file")
+    parser.addoption("--update-contracts", action="store_true", help="write the shapes in tests/contracts anew")
 
 
 def pytest_configure(config):
     table = config.getoption("--fault-table")
     if table and not hasattr(config, "workerinput"):
         Path(table).write_text("")
+
+
+def pytest_collection_finish(session):
+    """Exempt what the libraries hold from garbage collection: scanning it takes most of a small test's time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_unconfigure(config):

@@ -1,8 +1,9 @@
-"""What the documentation points at exists."""
+"""Files, functions and tests that the documentation names exist, and its tables are up to date."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,24 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 def test_links_between_pages_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text(encoding="utf-8"))
     assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_architecture_names_every_package():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = {path.parent.name for path in SOURCE.glob("*/__init__.py")} | {"exceptions"}
+    assert set(re.findall(r"^\| `metaphrase\.(\w+)` \|", page, re.MULTILINE)) == packages
+
+
+def test_the_readme_is_a_front_page():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_pages_show_the_stored_results():
+    """Tables are those that ``scripts/update_tables.py`` writes."""
+    tables = runpy.run_path(str(ROOT / "scripts" / "update_tables.py"))["stored_tables"]()
+    shown = {}
+    for page in PAGES:
+        for name, content in re.findall(r"<!-- ([\w-]+) -->\n(.*?)<!-- /\1 -->", page.read_text("utf-8"), re.DOTALL):
+            shown[name] = content.rstrip("\n")
+    assert tables.keys() <= shown.keys()
+    assert [name for name, content in tables.items() if shown[name] != content] == []

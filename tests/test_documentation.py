@@ -1,7 +1,7 @@
-"""What README and the pages under docs/ tell people to type: it parses, it runs, and what they quote is there.
+"""The code of README and docs/ works: Python runs, commands parse and run, quoted messages and files exist.
 
-Python runs in the fast lane. Commands are parsed there by their own parsers, and run in the slow lane; the starter is a tiny
-encoder then, the Hub one on loopback, and files of the names that the pages use are small.
+Python snippets run in the fast lane. Commands are parsed there by their own parsers, and run in the slow lane with a tiny
+encoder as the starter, a local Hub, and small files with the names that the pages use.
 """
 
 from __future__ import annotations
@@ -28,11 +28,9 @@ import pytest
 import yaml
 from sentence_transformers import SentenceTransformer
 
-import metaphrase.cli.adapt as adapt
-import metaphrase.cli.demo as demo
-import metaphrase.cli.report as report
 import metaphrase.encoders.starter
 from metaphrase.cli import COMMANDS, main
+from metaphrase.io.files import PACKAGED_DATA
 from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.publishing.hub import release
 from metaphrase.training.loss import AlignmentLoss
@@ -41,36 +39,36 @@ from tests.hub_server import Hub, reach, serve_hub
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-DATA = demo.PACKAGED_DATA
+DATA = PACKAGED_DATA
 
 # huggingface_hub hands httpx2 a stream as `data` where `content` is wanted by now.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
-#: Lines that are neither run nor parsed by metaphrase, and why.
+#: Lines that are neither run nor parsed by metaphrase, with the reason.
 ELSEWHERE = {
-    r"python -m venv ": "makes an environment",
-    r"source venv/": "enters an environment",
-    r"pip install ": "installs; its extras are looked up",
-    r"make ": "its target is looked up; what it runs has tests of its own",
+    r"python -m venv ": "creates an environment",
+    r"source venv/": "activates an environment",
+    r"pip install ": "installs; its extras are checked",
+    r"make ": "its target is checked; the programs it runs have their own tests",
     r"torchrun ": "needs several GPUs; its options are parsed, and tests/test_trainer.py runs two processes by torchrun",
     r"pytest ": "is this test suite",
 }
 
-#: Commands that are parsed but not run, and why.
+#: Commands that are parsed but not run, with the reason.
 PARSED_ONLY = {
     r"--suite all": "fine-tunes for minutes; tests/evaluation and tests/cli/test_evaluate.py run its parts",
     r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
     r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
-    r"scripts/reliability\.py": "needs the rows of a whole test run",
+    r"scripts/reliability\.py": "requires the rows of a whole test run",
 }
 
-#: What a fine-tuning program asks for beside a file of settings.
+#: Options that a fine-tuning program requires in addition to a settings file.
 NEEDED_BY_FINETUNING = ["--model", "my-encoder", "--output_dir", "out/finetuned"]
 
-#: Languages of fences that hold no code to run: output and drawings; YAML is loaded.
-SHOWN = {"", "text", "yaml"}
+#: Languages of code fences that are not run: output, drawings and references. YAML is loaded as a recipe.
+SHOWN = {"", "text", "yaml", "bibtex"}
 
-#: Given after the options of the page, and winning over them.
+#: Appended to the options of a page, and taking precedence over them.
 SMALL_TRAINING = [
     "--max_steps",
     "2",
@@ -114,7 +112,7 @@ BLOCKS = list(blocks())
 
 @dataclass(frozen=True)
 class Command:
-    """A line of a bash block: words, and where its input comes from and its output goes."""
+    """A line of a bash block: its words, its input and its output."""
 
     block: Block
     line: str
@@ -143,7 +141,7 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """What ``metaphrase`` gets."""
+        """Return the arguments of ``metaphrase``."""
         words = self.bare
         if words[0] == "metaphrase":
             return words[1:]
@@ -193,7 +191,7 @@ def write(path: Path, lines: list[str], header: str = "source\ttarget") -> Path:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
-    """A folder with everything that the pages name, small."""
+    """Write small versions of all files that the pages name."""
     folder = tmp_path_factory.mktemp("documented")
     pairs = lines_of("sw", 400)
     for name in ("sw-en.tsv.gz", "my.tsv", "good.tsv.gz"):
@@ -255,20 +253,20 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture
 def starter(monkeypatch, tiny_encoder_dir):
-    """The starter is the tiny encoder."""
+    """Use the tiny encoder as the starter."""
     monkeypatch.setattr(metaphrase.encoders.starter, "starter_path", lambda: tiny_encoder_dir)
 
 
 @pytest.fixture
 def there(template, starter, monkeypatch) -> Path:
-    """Among the files, to look at them only."""
+    """Change to the folder with the files, for tests that only read it."""
     monkeypatch.chdir(template)
     return template
 
 
 @pytest.fixture
 def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
-    """A copy of the files, and a Hub that has a model for every id that the pages name."""
+    """Change to a copy of the files, with a Hub that has a model for every id that the pages name."""
     folder = Path(shutil.copytree(template, tmp_path / "documented", symlinks=True))
     monkeypatch.chdir(folder)
     reach(hub, monkeypatch.setattr, tmp_path / "client")
@@ -280,9 +278,10 @@ def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
     for name in ("BAAI/bge-m3", "me/e5-small-swahili"):
         hub.put(name, released)
         hub.repositories["model", name].user = "me"
-    for module in (adapt, demo):
-        monkeypatch.setattr(module, "DATA", folder / "packaged")
-    monkeypatch.setattr(report, "PACKAGED", folder / "packaged")
+    for path in (ROOT / "src" / "metaphrase").rglob("*.py"):
+        if re.search(r"\bPACKAGED_DATA\b", path.read_text(encoding="utf-8")):
+            module = ".".join(path.relative_to(ROOT / "src").with_suffix("").parts).removesuffix(".__init__")
+            monkeypatch.setattr(f"{module}.PACKAGED_DATA", folder / "packaged")
     return folder
 
 
@@ -301,7 +300,7 @@ def test_every_block_is_of_a_kind_that_is_tested(block):
 
 @pytest.mark.parametrize("line", [line for line in LINES if not line.is_ours], ids=str)
 def test_every_other_line_is_known(line):
-    assert line.is_script or listed(line, ELSEWHERE, re.match), "say in ELSEWHERE why this is not run"
+    assert line.is_script or listed(line, ELSEWHERE, re.match), "add a reason to ELSEWHERE"
     if line.bare[0] == "make":
         assert re.search(rf"^{line.bare[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     if line.is_script:
@@ -323,7 +322,7 @@ def test_no_reason_is_left_over():
 
 
 def program(*words: str, folder: Path) -> str:
-    """What a program of this repository prints, in a process of its own."""
+    """Return the output of a program of this repository, run in a new process."""
     command = [sys.executable, *words]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -333,7 +332,7 @@ def program(*words: str, folder: Path) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [line for line in LINES if line.is_script], ids=str)
 def test_every_other_program_knows_its_options(line, template):
-    """By the help that it prints; of a program with ``--config``, by the options that it would run with."""
+    """Options occur in the printed help, and the settings of a ``--config`` file in the printed configuration."""
     words = [word for word in line.bare[1:] if word != "--help"]
     described = program(words[0], "--help", folder=template)
     flags = {word for word in words if word.startswith("--") and word != "--config"}
@@ -341,9 +340,9 @@ def test_every_other_program_knows_its_options(line, template):
     if "--config" in words:
         given = yaml.safe_load(program(*words, *NEEDED_BY_FINETUNING, "--print-config", folder=template))
         file = yaml.safe_load((ROOT / words[words.index("--config") + 1]).read_text(encoding="utf-8"))
-        told = file.keys() & given.keys()  # what is as it would be without the file is not printed
-        assert len(told) > len(file) / 2
-        assert {key: given[key] for key in told} == {key: file[key] for key in told}
+        printed = file.keys() & given.keys()  # settings that equal the default are not printed
+        assert len(printed) > len(file) / 2
+        assert {key: given[key] for key in printed} == {key: file[key] for key in printed}
 
 
 @pytest.mark.parametrize("line", OURS, ids=str)
@@ -362,7 +361,7 @@ def test_every_command_is_understood(line, there, capsys):
 
 @pytest.mark.parametrize("line", OURS, ids=str)
 def test_what_commands_read_is_there(line, there):
-    """Names of files in the pages are those of the fixture, so that the slow lane runs what the pages say."""
+    """Files named in the pages are those of the fixture, so that the slow lane runs the pages as written."""
     page = [other for other in OURS if other.block.page == line.block.page]
     outputs = ("-o", "--output", "--output_dir")
     pairs = [(a, b) for other in page for a, b in itertools.pairwise(other.bare) if a in outputs]
@@ -374,7 +373,7 @@ def test_what_commands_read_is_there(line, there):
 @pytest.mark.slow
 @pytest.mark.parametrize("page", sorted({line.block.page for line in OURS}), ids=lambda page: page.stem)
 def test_every_command_runs(page, world, monkeypatch, capsys):
-    """The commands of a page in their order, as each may need what those before it wrote."""
+    """Run the commands of a page in order, as each may read the output of earlier ones."""
     for line in OURS:
         if line.block.page != page or listed(line, PARSED_ONLY) or "torchrun" in line.line:
             continue
@@ -396,7 +395,7 @@ def test_every_command_runs(page, world, monkeypatch, capsys):
     "page", sorted({block.page for block in BLOCKS if block.language == "python"}), ids=lambda page: page.stem
 )
 def test_python_runs(page, world, tiny_encoder, capsys):
-    """The Python of a page, block after block; names that its text speaks of are given."""
+    """Run the Python of a page, block by block, with the variables that its text assumes."""
     similarity_qk, row_qk = np.array([[0.9, 0.2], [0.8, 0.1]], np.float32), np.array([[0, 1], [1, 0]], np.int32)
     names = {"model": tiny_encoder, "__name__": "documented"}
     names |= {"similarity_qk": similarity_qk, "row_qk": row_qk, "similarity_pk": similarity_qk, "row_pk": row_qk}
@@ -408,7 +407,7 @@ def test_python_runs(page, world, tiny_encoder, capsys):
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
 def test_yaml_is_a_recipe(block, tmp_path, monkeypatch):
-    """With the objective that CONTRIBUTING.md adds, which tests/test_contributing.py trains."""
+    """Recipes may name the objective that CONTRIBUTING.md adds, which tests/test_contributing.py trains."""
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     added = set(re.findall(r'\bname: ClassVar\[str\] = "(\w+)"', guide))
     named = set(re.findall(r"objective: (\w+)", block.text))
@@ -424,7 +423,7 @@ def test_yaml_is_a_recipe(block, tmp_path, monkeypatch):
 
 
 def test_errors_that_are_explained_are_ours():
-    """Texts between the … of the first column occur in the source."""
+    """The texts between the … in the first column occur in the source."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src" / "metaphrase").rglob("*.py"))
     source = re.sub(r'"\s*\n\s*f?"', "", source)
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
@@ -460,6 +459,7 @@ def test_every_public_module_of_the_reference_exists():
     ]
     source = ROOT / "src" / "metaphrase"
     there = {str(path.relative_to(source).with_suffix("")).replace("/", ".") for path in source.rglob("*.py")}
+    there |= {name.removesuffix(".__init__") for name in there}
     assert len(named) > 30
     assert set(named) <= there
 

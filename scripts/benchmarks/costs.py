@@ -111,7 +111,7 @@ def model_table(pairs: int = 1024) -> str:
     """The model as Markdown: a step of some pairs, padding-free, on Tatoeba's lengths and at full length."""
     lines = [
         f"A step of {pairs:,} pairs, padding-free, at Tatoeba's lengths / all 32 tokens. Weights: with gradients and AdamW's "
-        "moments, float32. Activations: bf16. Time: an H200 at 40 % of 790 TFLOP/s, which is assumed.",
+        "moments, float32. Activations: bf16. Time: an H200, assumed to reach 40 % of 790 TFLOP/s.",
         "",
         "| encoder | recipe | weights, GB | activations, GB | TFLOP | ms |",
         "|---|---|--:|--:|--:|--:|",
@@ -157,7 +157,7 @@ def measured_table() -> str:
             cells = [where, figure["of"], f"`{recipe}`", str(given["pairs"]), f"{seconds:.2g}"]
             cells += [f"{operations / seconds / 1e9:,.0f}", f"{figure['value']:,.0f}", f"{modelled:,.0f}"]
             lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) if len(lines) > 2 else "Nothing has been measured yet: `make bench`."
+    return "\n".join(lines) if len(lines) > 2 else "Not measured yet: `make bench`."
 
 
 def main() -> None:

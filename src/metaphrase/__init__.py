@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from metaphrase.corpus import Cleaning, load_corpus
+    from metaphrase.corpus.cleaning import Cleaning
+    from metaphrase.corpus.loading import load_corpus
     from metaphrase.encoders.loading import load_encoder
     from metaphrase.evaluation.retrieval import RetrievalEvaluator
     from metaphrase.exceptions import MetaphraseError
@@ -31,7 +32,7 @@ _HOMES = {
     "AlignmentModelCardData": "publishing.card",
     "AlignmentTrainer": "training.trainer",
     "AlignmentTrainingArguments": "training.trainer",
-    "Cleaning": "corpus",
+    "Cleaning": "corpus.cleaning",
     "MetaphraseError": "exceptions",
     "OBJECTIVES": "objectives",
     "Objective": "objectives",
@@ -41,7 +42,7 @@ _HOMES = {
     "Term": "training.recipe",
     "View": "modeling.views",
     "list_recipes": "training.recipe",
-    "load_corpus": "corpus",
+    "load_corpus": "corpus.loading",
     "load_encoder": "encoders.loading",
     "packed": "modeling.packing",
     "push": "publishing.hub",

@@ -1,8 +1,7 @@
-"""What can go wrong, as one tree: ``except MetaphraseError`` catches whatever this library refuses.
+"""The exceptions of this library, as one tree: ``except MetaphraseError`` catches every error it raises on bad input.
 
-Every class is also the builtin that stands for its kind, so that ``except ValueError`` and ``except OSError`` work as they
-do elsewhere. Misuse of a function by a programmer stays a plain ``ValueError`` or ``TypeError``; errors of other libraries
-stay theirs.
+Each class also inherits from the matching builtin, so that ``except ValueError`` and ``except OSError`` work as usual.
+Programming errors raise a plain ``ValueError`` or ``TypeError``. Errors of other libraries are passed on unchanged.
 
 >>> from metaphrase.exceptions import AlignmentFormatError, MetaphraseError
 >>> issubclass(AlignmentFormatError, MetaphraseError) and issubclass(AlignmentFormatError, ValueError)
@@ -13,88 +12,88 @@ from __future__ import annotations
 
 
 class MetaphraseError(Exception):
-    """The root. Its message says what was wanted, what came, and what to do."""
+    """Base class. The message states what was expected, what was found, and what to do."""
 
 
 class UsageError(MetaphraseError, ValueError):
-    """Options that are unknown, wrong or do not go together. Raised by the command line and by training arguments."""
+    """Unknown, invalid or conflicting options, from the command line or from training arguments."""
 
 
 class ConfigError(MetaphraseError, ValueError):
-    """A YAML file that cannot be used; the message has line and column. Raised by ``--config`` and by recipes."""
+    """An invalid YAML file, from ``--config`` or a recipe. The message contains the line and column."""
 
 
 class RecipeError(ConfigError):
-    """A recipe with a key, an objective or a value that is unknown or of the wrong kind. Raised by :class:`Recipe`."""
+    """A recipe with an unknown or invalid key, objective or value."""
 
 
 class MissingFileError(MetaphraseError, FileNotFoundError):
-    """A file, folder, recipe or language that is not there. Raised by whatever reads files."""
+    """A file, folder, recipe or language does not exist."""
 
 
 class DataError(MetaphraseError, ValueError):
-    """Data that cannot be read as what they should be. Raised by readers of test sets and of fine-tuning data."""
+    """Test or fine-tuning data in an unexpected format."""
 
 
 class CorpusError(DataError):
-    """A bitext or a monolingual text that is malformed, empty or of no known format. Raised by the corpus readers."""
+    """A bitext or monolingual text that is malformed, empty or in an unknown format."""
 
 
 class AlignmentFormatError(CorpusError):
-    """Word links that are not in Pharaoh's form (``0-0 1-2``), or that point outside of their sentences."""
+    """Word links that are not in Pharaoh format (``0-0 1-2``) or point outside their sentences."""
 
 
 class DataMismatchError(DataError):
-    """Things that should belong together and do not: two results over different pairs, work that another command left."""
+    """Inputs that do not belong together, such as two results over different pairs."""
 
 
 class ModelError(MetaphraseError, ValueError):
-    """An encoder or an aligner that cannot do what is asked of it. Raised when one is loaded or taken into use."""
+    """An encoder or aligner that does not support the requested operation."""
 
 
 class ModelFileError(ModelError, OSError):
-    """Files of a model that are damaged or were altered. Raised by the starter encoder and by saved aligners."""
+    """Damaged or modified files of an encoder or aligner."""
 
 
 class CheckpointError(MetaphraseError, ValueError):
-    """A checkpoint that is damaged, of another run, or in the way. Raised by training and by resuming."""
+    """A checkpoint that is damaged, belongs to another run, or cannot be written."""
 
 
 class NewerCheckpointError(CheckpointError):
-    """A checkpoint in a format that a later version of this library writes."""
+    """A checkpoint in the format of a later version of this library."""
 
 
 class NonFiniteError(MetaphraseError, ValueError):
-    """A loss, a gradient, a weight or an embedding that is infinite or no number. Raised by training and by releases."""
+    """A loss, gradient, weight or embedding that is NaN or infinite."""
 
 
 class WorkerError(MetaphraseError, ChildProcessError):
-    """A process that prepares batches died. Raised by training."""
+    """A data loader worker died or did not respond in time."""
 
 
 class HubError(MetaphraseError, RuntimeError, OSError):
-    """A release that cannot go to the Hub or did not arrive there as it was sent. Raised by ``push``."""
+    """A failed upload to, or download from, the Hub."""
 
 
 class HubAccessError(HubError, PermissionError):
-    """There is no token, or the Hub does not let it do what was asked for."""
+    """The access token is missing, invalid or lacks the required permission."""
 
 
 class HubConnectionError(HubError, ConnectionError):
-    """The Hub is not there, or fails for longer than there was patience."""
+    """The Hub cannot be reached, or kept failing after all retries."""
 
 
 class HubMissingError(HubError, FileNotFoundError):
-    """The Hub has no such repository, or does not show it to this token."""
+    """The repository does not exist on the Hub, or is not visible with this token."""
 
 
 class StorageError(MetaphraseError, OSError):
-    """A disk that is too small, or a place where nothing can be written. Raised by what writes much or for long."""
+    """Not enough disk space, or a location that is not writable."""
 
 
 class MissingExtraError(MetaphraseError, ImportError):
-    """An optional dependency that is not installed; the message has the ``pip install`` that brings it."""
+    """An optional dependency that is not installed. The message contains the ``pip install`` command."""
 
 
 class MemoryBudgetError(MetaphraseError, MemoryError):
-    """Work that does not fit into the memory that there is; the message says what to lower. Raised by training."""
+    """Training does not fit into memory. The message names the options to lower."""

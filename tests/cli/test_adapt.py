@@ -44,7 +44,7 @@ def small_data(tmp_path, monkeypatch):
     (folder / "udhr").mkdir()
     for language in ("sw", "fi", "de", "fr"):
         shutil.copy(adapt.PACKAGED_DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
-    monkeypatch.setattr(adapt, "DATA", folder)
+    monkeypatch.setattr(adapt, "PACKAGED_DATA", folder)
     return folder
 
 
@@ -187,7 +187,7 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
         assert "allow_changes" not in error
         assert "Choose another --output_dir, or delete that folder" in error
         refused += said in error
-    fault("A5", "`adapt` gone on with by other options or data", tried=len(changes), survived=refused)
+    fault("A5", "`adapt` resumed with other options or data", tried=len(changes), survived=refused)
     assert len(trained) == 1
     assert {path: path.read_bytes() for path in training} == training
     (tmp_path / "out" / adapt.PLAN).write_text("{")
@@ -250,7 +250,7 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
     assert main(command) == 0
     assert json.loads((output / "run.json").read_text())["steps"] == run["steps"]
     same = (output / "model.safetensors").read_bytes() == released
-    fault("A3", "SIGTERM to `adapt`, and the same command again", tried=1, survived=same)
+    fault("A3", "SIGTERM to `adapt`, then the same command again", tried=1, survived=same)
 
 
 def test_bad_options_are_refused(tmp_path, capsys):

@@ -332,7 +332,7 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
     ("arguments", "message"),
     [
         (["x.tsv"], "Files need -o FILE"),
-        (["x.tsv", "-o", "y.csv"], "of no format that can be written"),
+        (["x.tsv", "-o", "y.csv"], "the format is unknown"),
         (["x.tsv", "-", "-o", "y.tsv"], "cannot be mixed"),
         (["x.tsv", "-o", "y.tsv", "--pharaoh"], "--pharaoh is for"),
         (["nowhere.tsv", "-o", "y.tsv"], "There is no file"),

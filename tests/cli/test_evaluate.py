@@ -11,8 +11,13 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.cli import evaluate, main
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.suites import NoData
+from metaphrase.evaluation.suites import DataUnavailable, running
 from metaphrase.io.digests import model_hash
+
+
+def measured(*args, **options):
+    """The JSON form of a result."""
+    return evaluate_retrieval(*args, **options).to_dict()
 
 
 class EchoModel:
@@ -54,8 +59,8 @@ def loaded(monkeypatch):
         prepared.append(options)
         return model
 
-    monkeypatch.setattr(evaluate, "load_encoder", models.__getitem__)
-    monkeypatch.setattr(evaluate, "prepare", prepare)
+    monkeypatch.setattr(running, "load_encoder", models.__getitem__)
+    monkeypatch.setattr(running, "prepare", prepare)
     return models, prepared
 
 
@@ -142,7 +147,7 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}/nowhere"], "is no folder"),
         (["strong", "--data", "{data}", "--split", "test"], "Its splits are: dev, none"),
         (["strong", "--data", "{data}", "--suite", "minig"], "retrieval"),
-        (["strong", "--data", "{data}", "--suite", "mining"], "mining needs a folder of BUCC's files"),
+        (["strong", "--data", "{data}", "--suite", "mining"], "mining needs a folder of BUCC files"),
         (["strong", "--suite", "mteb"], "--suite sts (STS22) and --suite mteb --tasks read the Hub without it"),
         (["strong", "--data", "{data}", "--k", "3"], "--k applies to --suite mining, not to what --suite retrieval"),
         (["strong", "--data", "{data}", "--tasks", "udhr"], "--tasks applies to --suite mteb"),
@@ -156,7 +161,7 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
-        (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "no result of"),
+        (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "is not a result of"),
         (["strong", "--data", "{data}", "--baseline", "{data}/broken.json"], "not JSON"),
     ],
 )
@@ -176,7 +181,7 @@ def test_nothing_is_written_when_the_comparison_is_refused(data, loaded, tmp_pat
     with gzip.open(data / "sw-en.dev.tsv.gz", "wt") as file:
         file.write("source\ttarget\nsw 1\ten 1\n")
     assert main([*arguments, "--baseline", str(before)]) == 2
-    assert "'sw' are over different pairs (40 before, 1 after)" in capsys.readouterr().err
+    assert "'sw' are over different items (40 before, 1 after)" in capsys.readouterr().err
     assert not after.exists()
 
 
@@ -264,7 +269,7 @@ def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tm
     assert list(results["parts"]) == ["tatoeba", "udhr"]
     encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
     assert results["model_hash"] == model_hash(encoder)
-    expected = evaluate_retrieval(encoder, load_parallel_folder(sets / "tatoeba"), resamples=50)
+    expected = measured(encoder, load_parallel_folder(sets / "tatoeba"), resamples=50)
     found = results["scores"]["tatoeba both directions"]
     assert found["average"]["score"] == pytest.approx(expected["average"]["mean"]["accuracy"])
     assert results["parts"]["tatoeba"]["data"]["sha256"] != results["parts"]["udhr"]["data"]["sha256"]
@@ -282,15 +287,15 @@ def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tm
 
 def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
     measured = []
-    run_part = evaluate.run_part
+    run_benchmark = running.run_benchmark
 
     def interrupted(part, subject):
         if part.name == "udhr" and len(measured) == 1:
             raise KeyboardInterrupt
         measured.append(part.name)
-        return run_part(part, subject)
+        return run_benchmark(part, subject)
 
-    monkeypatch.setattr(evaluate, "run_part", interrupted)
+    monkeypatch.setattr(running, "run_benchmark", interrupted)
     assert command(tiny_encoder_dir, sets, tmp_path) == 130
     assert not (tmp_path / "kept" / "results.json").exists()
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "kept").rglob("tatoeba-*.json")}
@@ -300,7 +305,7 @@ def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkey
     assert command(tiny_encoder_dir, sets, tmp_path) == 0
     _, printed = capsys.readouterr()
     assert "done" in printed.split("[1/2]")[0]
-    assert "kept from before" in " ".join(printed.split())
+    assert "(cached)" in " ".join(printed.split())
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert list(json.loads((tmp_path / "kept" / "results.json").read_text())["parts"]) == ["tatoeba", "udhr"]
 
@@ -369,10 +374,10 @@ def test_a_classifier_that_says_one_class_is_marked():
 
 
 def test_all_says_what_an_option_leaves_alone(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "find_parts", lambda *args: ([], {}))
+    monkeypatch.setattr(running, "find_benchmarks", lambda *args: ([], {}))
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
     notes = " ".join(capsys.readouterr().err.split())
-    assert "Note: --pooling applies to mining, mteb, retrieval, sts alone." in notes
+    assert "Note: --pooling applies only to mining, mteb, retrieval, sts." in notes
 
 
 def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
@@ -384,8 +389,8 @@ def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch,
     assert results["failed"] == {}
     assert len(list((tmp_path / "kept" / "mteb").rglob("*-bitext.json"))) == 2
     _, printed = capsys.readouterr()
-    assert "Left out: nli, which needs xnli/dev-xx.tsv.gz" in printed
-    assert "Left out: sts22" in printed
+    assert "Skipped: nli, which needs xnli/dev-xx.tsv.gz" in printed
+    assert "Skipped: sts22" in printed
 
 
 def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
@@ -393,13 +398,13 @@ def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, m
 
     def nothing(part, subject):
         if part.name == "sts22":
-            raise NoData("no Hub")
+            raise DataUnavailable("no Hub")
         if part.name == "udhr":
             raise RuntimeError("out of memory")
-        return run_part(part, subject)
+        return run_benchmark(part, subject)
 
-    run_part = evaluate.run_part
-    monkeypatch.setattr(evaluate, "run_part", nothing)
+    run_benchmark = running.run_benchmark
+    monkeypatch.setattr(running, "run_benchmark", nothing)
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "sts") == 2
     assert "Nothing could be measured: sts22: no Hub; stsb:" in capsys.readouterr().err
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--tasks", "udhr") == 2

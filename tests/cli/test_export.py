@@ -70,7 +70,7 @@ def test_a_loss_that_is_too_large_is_not_written(command, tmp_path, capsys, monk
         }
         return {"languages": {"de": row}, "pooled": row, "settings": {}}
 
-    monkeypatch.setattr(export, "compare_retrieval", lost)
+    monkeypatch.setattr(export, "compare", lost)
     assert main([*command, "--layers", "1", "--max_loss", "5"]) == 1
     assert "de lost significantly more than 5 points" in capsys.readouterr().out
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "data") == []

@@ -183,7 +183,7 @@ def test_kept_work_serves_other_margins(encoder, texts, tmp_path, capsys):
 KILLED = """
 import os, signal, sys
 import numpy as np
-from metaphrase.mining.search import shards
+from metaphrase.mining import shards
 from metaphrase.cli import main
 left, which, replace = int(sys.argv[1]), sys.argv[2], shards.Path.replace
 def counted(self, target):

@@ -10,10 +10,16 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.cli import main
 from metaphrase.cli.report import Sentences, default_folders, languages_of
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.publishing import plots
 
 HOSTILE = '<img src=x onerror="alert(1)">'
+
+
+def measured(*args, **options):
+    """The JSON form of a result."""
+    return evaluate_retrieval(*args, **options).to_dict()
 
 
 @pytest.fixture
@@ -78,11 +84,11 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     assert report["before"]["mini"]["languages"].keys() == {"de"}
     expected = {}
     for side, model in (("before", tiny_encoder), ("after", SentenceTransformer(str(finished), device="cpu"))):
-        expected[side] = evaluate_retrieval(model, sets, resamples=200)
+        expected[side] = measured(model, sets, resamples=200)
         assert report[side]["mini"]["languages"]["de"] == expected[side]["languages"]["de"]
         assert report[side]["mini"]["settings"]["pooling"] == "cls"
     untrained = [{**one, "languages": {x: one["languages"][x] for x in ("fr", "nl")}} for one in expected.values()]
-    comparison = compare_retrieval(*untrained, resamples=200)
+    comparison = compare(*untrained, resamples=200)
     retention = report["analysis"]["retention"]["mini"]
     assert retention["pooled"] == comparison["pooled"]
     assert {row["language"]: row["difference"] for row in retention["languages"]} == {

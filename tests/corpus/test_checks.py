@@ -166,7 +166,7 @@ def test_identical_sides(demo, share, severity, fault):
     copied = replace(pairs, targets=tuple(text.upper() for text in pairs.sources[:n]) + pairs.targets[n:])
     (finding,) = [finding for finding in check_pairs(copied) if finding.code == "identical-sides"]
     assert (finding.severity, finding.count, finding.of) == (severity, n, 200)
-    fault("C8", "sides that are copies of each other", tried=1, survived=1)
+    fault("C8", "identical sides", tried=1, survived=1)
 
 
 @pytest.mark.parametrize(("copies", "severity"), [(10, "info"), (100, "warning")])
@@ -176,7 +176,7 @@ def test_duplicates(demo, copies, severity, fault):
     (finding,) = [finding for finding in check_pairs(doubled) if finding.code == "duplicates"]
     assert (finding.severity, finding.count, finding.of) == (severity, copies, 200 + copies)
     assert finding.examples[0] == [doubled.sources[0], doubled.targets[0]]
-    fault("C6", "pairs that are repeated, found by the check", tried=1, survived=1)
+    fault("C6", "repeated pairs, found by the check", tried=1, survived=1)
 
 
 def test_uneven_lengths():
@@ -217,7 +217,7 @@ def test_leakage_of_sides_and_pairs(fault):
     assert (finding.severity, finding.code, finding.count, finding.of) == ("error", "leakage", 3, 4)
     assert "2 sources, 2 targets, 1 whole pairs" in finding.message
     assert finding.examples == [["HABARI ", "Hello"], ["Kwa heri", "ｈi  Friend"], ["asante", "Ta"]]
-    fault("C7", "test sentences in the training text, written otherwise", tried=3, survived=finding.count)
+    fault("C7", "test sentences in the training text, in another form", tried=3, survived=finding.count)
 
 
 def test_leakage_of_english_through_another_language():
@@ -293,7 +293,7 @@ def test_reading_keeps_what_cleaning_would_take(tmp_path):
     sets, report = read_corpus(str(path), languages=["sw"])
     assert sets["sw"].sources == ("Habari", "Habari", "OK")
     assert report.dropped == {"empty side": 1}
-    with pytest.raises(CorpusError, match="does not tell its language"):
+    with pytest.raises(CorpusError, match="Cannot infer the language of"):
         read_corpus(str(path))
     path.write_text("source\ttarget\tsource_lang\nHabari\tHello\tsw\n", encoding="utf-8")
     with pytest.raises(CorpusError, match="no pair for te; it has sw"):

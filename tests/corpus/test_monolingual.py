@@ -4,8 +4,7 @@ import logging
 import pytest
 from datasets import Dataset, Features, IterableDataset, Value
 
-from metaphrase import corpus
-from metaphrase.corpus import monolingual
+from metaphrase.corpus import hub as hub_module
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
 
 COLUMNS = ("source", "target", "source_lang", "target_lang")
@@ -38,14 +37,14 @@ def test_files_are_documents_of_their_own(write):
 @pytest.mark.parametrize("content", ["", "\n\n", "  \n\t\n"])
 def test_a_file_without_text_is_refused(write, content):
     good = write("a\n", "good.txt")
-    with pytest.raises(ValueError, match=r"text\.de\.txt holds no text"):
+    with pytest.raises(ValueError, match=r"text\.de\.txt contains no text"):
         load_monolingual([good, write(content)])
 
 
 def test_a_damaged_file_is_refused(write):
     path = write("ein Satz\n" * 5000, "text.txt.gz")
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"text\.txt\.gz, after line .* damaged or ends early"):
+    with pytest.raises(ValueError, match=r"text\.txt\.gz, after line .* damaged or truncated"):
         load_monolingual(path)
 
 
@@ -60,15 +59,15 @@ def test_what_cannot_be_read_ends_a_document(write, caplog):
     path = write(b"a\nb\nc\n\xff\nd\n" + b"e" * 50 + b"\nf\ng\n")
     with caplog.at_level(logging.WARNING, "metaphrase"):
         assert load_monolingual(path, max_chars=40) == ["a\nb", "c", "d", "f\ng"]
-    assert "2 of 8 lines were left out; line 4: not UTF-8" in caplog.text
+    assert "2 of 8 lines were skipped; line 4: not UTF-8" in caplog.text
 
 
 def test_missing_files_are_told_before_any_is_read(write):
     with pytest.raises(FileNotFoundError, match=r"monolingual text .*nowhere\.txt"):
         load_monolingual([write(""), write("").with_name("nowhere.txt")])
-    with pytest.raises(FileNotFoundError, match="no file"):
+    with pytest.raises(FileNotFoundError, match="does not exist"):
         check_monolingual([write("").parent])
-    with pytest.raises(ValueError, match="is no Hub data set"):
+    with pytest.raises(ValueError, match="is not the name of a Hub data set"):
         check_monolingual(["hf:"])
     check_monolingual(["hf:org/name:config@split"])
 
@@ -78,7 +77,7 @@ def hub(monkeypatch):
     """Gives the rows of every Hub data set, and what has been asked for."""
     asked = []
     commit = type("Builder", (), {"hash": "c0ffee" + "0" * 34})
-    monkeypatch.setattr(corpus, "load_dataset_builder", lambda *names, **options: commit)
+    monkeypatch.setattr(hub_module, "load_dataset_builder", lambda *names, **options: commit)
 
     def give(*rows):
         def load_dataset(*names, **options):
@@ -86,7 +85,7 @@ def hub(monkeypatch):
             assert options["revision"] == commit.hash
             return iter(rows)
 
-        monkeypatch.setattr(monolingual, "load_dataset", load_dataset)
+        monkeypatch.setattr(hub_module, "load_dataset", load_dataset)
         return asked
 
     return give
@@ -107,7 +106,7 @@ def test_rows_of_the_hub_that_are_no_text_end_a_document(hub, caplog):
     hub(*({"text": text} for text in ["a", "b", "c", 7, "d", "e\0", "f", "g" * 50 + "\nh\ni", ["j"]]))
     with caplog.at_level(logging.WARNING, "metaphrase"):
         assert load_monolingual("hf:org/name", max_chars=40) == ["a\nb", "c", "d", "f", "h\ni"]
-    assert "hf:org/name: 4 of 13 lines were left out; line 4: not text, 7." in caplog.text
+    assert "hf:org/name: 4 of 13 lines were skipped; line 4: not text, 7." in caplog.text
     hub(*[{"text": 7}] * 1000)
     with pytest.raises(ValueError, match="hf:org/name: 1000 of the first 1000 lines are unreadable"):
         load_monolingual("hf:org/name")

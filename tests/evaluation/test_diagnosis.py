@@ -122,7 +122,7 @@ def test_a_collapsed_model(tiny_encoder, german, fault):
     assert codes(result) == ["collapse"]
     assert "Train again" in result.findings[0].message
     assert result.geometry["mean_cosine"] == pytest.approx(1)
-    fault("B2", "an encoder that has collapsed, diagnosed", tried=1, survived=1)
+    fault("B2", "collapsed encoder, detected by `diagnose`", tried=1, survived=1)
 
 
 def test_an_unchanged_model(tiny_encoder, german, monkeypatch):

@@ -58,7 +58,7 @@ def groups(monkeypatch):
         }
         monkeypatch.setattr(retrieval, "find_translations", lambda *args, **options: hits)
         sets = {language: ParallelSet(language, ("a",), ("b",)) for language in hits}
-        return evaluate_retrieval(None, sets, resamples=2)["groups"]
+        return evaluate_retrieval(None, sets, resamples=2).to_dict()["groups"]
 
     return measured
 

@@ -11,16 +11,21 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation import diagnosis, retrieval
+from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
     RetrievalEvaluator,
-    compare_retrieval,
     evaluate_retrieval,
     prepare,
     resolve_prompt,
     retrieval_hits,
     unrelated_cosine,
 )
+
+
+def measured(*args, **options):
+    """The JSON form of a result."""
+    return evaluate_retrieval(*args, **options).to_dict()
 
 
 class EchoModel:
@@ -222,7 +227,7 @@ def test_bad_embeddings_are_refused():
 
 def test_result_is_the_published_contract(toy):
     sets, good, _ = toy
-    result = evaluate_retrieval(good, sets, name="toy", resamples=500)
+    result = measured(good, sets, name="toy", resamples=500)
     assert json.loads(json.dumps(result)) == result
     assert (result["suite"], result["model"]) == ("retrieval", "toy")
     sw = result["languages"]["sw"]
@@ -245,7 +250,7 @@ def test_result_is_the_published_contract(toy):
 
 def test_a_sentence_of_several_languages_is_encoded_once(toy):
     sets, good, _ = toy
-    evaluate_retrieval(good, sets, resamples=10)
+    measured(good, sets, resamples=10)
     ((texts, _),) = good.calls
     assert sorted(texts) == ["e0", "e1", "e2", "e3", "s0", "s1", "s2", "s3", "t0", "t1", "t2"]
 
@@ -260,7 +265,7 @@ def test_groups_are_means_of_their_languages_where_all_are_there():
         sets[language] = ParallelSet(
             language, tuple(f"{language}{i}" for i in range(20)), tuple(f"e{i}" for i in range(20))
         )
-    result = evaluate_retrieval(EchoModel(vectors), sets, resamples=50)
+    result = measured(EchoModel(vectors), sets, resamples=50)
     assert list(result["groups"]) == ["8", "5", "4"]
     for key in ("source_to_target", "target_to_source", "mean"):
         by_hand = np.mean([result["languages"][language][key]["accuracy"] for language in TATOEBA_GROUPS["4"]])
@@ -275,14 +280,14 @@ def test_groups_are_means_of_their_languages_where_all_are_there():
 def test_text_equality_counts_copies(toy):
     _, good, _ = toy
     doubled = {"sw": ParallelSet("sw", ("s0", "s1", "s2"), ("e0", "e1", "e1"))}
-    strict = evaluate_retrieval(good, doubled, resamples=10)
-    lenient = evaluate_retrieval(good, doubled, resamples=10, text_equality=True)
+    strict = measured(good, doubled, resamples=10)
+    lenient = measured(good, doubled, resamples=10, text_equality=True)
     assert strict["languages"]["sw"]["source_to_target"]["hits"] == "110"
     assert lenient["languages"]["sw"]["target_to_source"]["hits"] == "110"
     assert lenient["settings"]["text_equality"] is True
     copied = {"sw": ParallelSet("sw", ("s0", "s1", "s1"), ("e0", "e1", "e1"))}
-    assert evaluate_retrieval(good, copied, resamples=10)["average"]["mean"]["accuracy"] == pytest.approx(200 / 3)
-    assert evaluate_retrieval(good, copied, resamples=10, text_equality=True)["average"]["mean"]["accuracy"] == 100
+    assert measured(good, copied, resamples=10)["average"]["mean"]["accuracy"] == pytest.approx(200 / 3)
+    assert measured(good, copied, resamples=10, text_equality=True)["average"]["mean"]["accuracy"] == 100
 
 
 def test_prompts(toy):
@@ -293,15 +298,15 @@ def test_prompts(toy):
     assert resolve_prompt(e5, "passage: ") == "passage: "
     assert resolve_prompt(good, "auto") == ""
     for prompt in ("auto", None):
-        result = evaluate_retrieval(e5, sets, prompt=prompt, resamples=10)
+        result = measured(e5, sets, prompt=prompt, resamples=10)
         assert e5.calls[-1][1]["prompt"] == result["settings"]["prompt"] == resolve_prompt(e5, prompt)
 
 
 def test_encode_can_be_replaced(toy):
     sets, good, bad = toy
-    replaced = evaluate_retrieval(bad, sets, resamples=10, encode=good.encode)
+    replaced = measured(bad, sets, resamples=10, encode=good.encode)
     assert bad.calls == []
-    assert replaced["average"] == evaluate_retrieval(good, sets, resamples=10)["average"]
+    assert replaced["average"] == measured(good, sets, resamples=10)["average"]
 
 
 # --- Comparing ---
@@ -322,8 +327,8 @@ def many_pairs(gain, n=120, seed=0):
 @pytest.mark.parametrize(("gain", "word"), [(30, "better"), (1, "tie"), (-30, "worse")])
 def test_verdicts(gain, word):
     sets, before, after = many_pairs(gain)
-    old, new = (evaluate_retrieval(model, sets, resamples=200) for model in (before, after))
-    comparison = compare_retrieval(old, new, resamples=2000)
+    old, new = (measured(model, sets, resamples=200) for model in (before, after))
+    comparison = compare(old, new, resamples=2000)
     sw = comparison["languages"]["sw"]
     assert sw["verdict"] == comparison["pooled"]["verdict"] == word
     assert sw["difference"] == pytest.approx(sw["after"] - sw["before"])
@@ -335,12 +340,12 @@ def test_verdicts(gain, word):
 
 def test_verdicts_are_corrected_for_the_number_of_languages():
     sets, before, after = many_pairs(5)
-    old, new = (evaluate_retrieval(model, sets, resamples=200) for model in (before, after))
-    alone = compare_retrieval(old, new)
+    old, new = (measured(model, sets, resamples=200) for model in (before, after))
+    alone = compare(old, new)
     assert alone["languages"]["sw"]["verdict"] == "better"
     for results in (old, new):
         results["languages"] |= {f"x{i}": old["languages"]["sw"] for i in range(40)}
-    among = compare_retrieval(old, new)
+    among = compare(old, new)
     assert among["languages"]["sw"]["p_value"] == alone["languages"]["sw"]["p_value"]
     assert among["languages"]["sw"]["p_adjusted"] == pytest.approx(min(1, 41 * alone["languages"]["sw"]["p_value"]))
     assert among["languages"]["sw"]["verdict"] == "tie"
@@ -348,22 +353,22 @@ def test_verdicts_are_corrected_for_the_number_of_languages():
 
 def test_survives_json(toy):
     sets, good, bad = toy
-    old, new = (evaluate_retrieval(model, sets, resamples=50) for model in (bad, good))
-    assert compare_retrieval(json.loads(json.dumps(old)), new) == compare_retrieval(old, new)
+    old, new = (measured(model, sets, resamples=50) for model in (bad, good))
+    assert compare(json.loads(json.dumps(old)), new) == compare(old, new)
 
 
 def test_other_data_is_refused(toy):
     sets, good, _ = toy
-    result = evaluate_retrieval(good, sets, resamples=10)
+    result = measured(good, sets, resamples=10)
     shuffled = dict(sets, sw=ParallelSet("sw", sets["sw"].sources[::-1], sets["sw"].targets[::-1]))
-    with pytest.raises(ValueError, match="'sw' are over different pairs"):
-        compare_retrieval(result, evaluate_retrieval(good, shuffled, resamples=10))
-    fewer = evaluate_retrieval(good, {"te": sets["te"]}, resamples=10)
+    with pytest.raises(ValueError, match="'sw' are over different items"):
+        compare(result, measured(good, shuffled, resamples=10))
+    fewer = measured(good, {"te": sets["te"]}, resamples=10)
     with pytest.raises(ValueError, match="lacks sw; it has te"):
-        compare_retrieval(fewer, result)
-    assert list(compare_retrieval(result, fewer)["languages"]) == ["te"]
-    with pytest.raises(ValueError, match="equal texts"):
-        compare_retrieval(result, evaluate_retrieval(good, sets, resamples=10, text_equality=True))
+        compare(fewer, result)
+    assert list(compare(result, fewer)["languages"]) == ["te"]
+    with pytest.raises(ValueError, match="differ in text_equality: False before, True after"):
+        compare(result, measured(good, sets, resamples=10, text_equality=True))
 
 
 # --- Protocols of a real model ---
@@ -406,7 +411,7 @@ def test_max_length_cuts(tiny_encoder):
 
 
 def test_prepare_explains_what_it_cannot_do(tiny_encoder):
-    with pytest.raises(ValueError, match="Layer 3 was asked for, but the encoder has layers 0 to 2"):
+    with pytest.raises(ValueError, match="Layer 3 was requested, but the encoder has layers 0 to 2"):
         prepare(tiny_encoder, layer=3)
     with pytest.raises(ValueError, match="first"):
         prepare(tiny_encoder, pooling="first")
@@ -422,9 +427,9 @@ def test_real_model_settings_and_prompt(tiny_encoder):
     sets = {"de": ParallelSet("de", tuple(texts[:2]), tuple(texts[2:]))}
     tiny_encoder.prompts = {"query": "milk "}
     tiny_encoder.default_prompt_name = "query"
-    plain = evaluate_retrieval(tiny_encoder, sets, resamples=10)
+    plain = measured(tiny_encoder, sets, resamples=10)
     assert plain["settings"] | {"prompt": "", "pooling": "cls", "layer": 2, "max_length": 32} == plain["settings"]
-    other = evaluate_retrieval(prepare(tiny_encoder, layer=1, pooling="mean"), sets, prompt="auto", resamples=10)
+    other = measured(prepare(tiny_encoder, layer=1, pooling="mean"), sets, prompt="auto", resamples=10)
     assert other["settings"] | {"prompt": "milk ", "pooling": "mean", "layer": 1} == other["settings"]
     seen = []
 
@@ -433,7 +438,7 @@ def test_real_model_settings_and_prompt(tiny_encoder):
         return seen[-1]
 
     for prompt in (None, "auto"):
-        evaluate_retrieval(tiny_encoder, sets, prompt=prompt, resamples=10, encode=encode)
+        measured(tiny_encoder, sets, prompt=prompt, resamples=10, encode=encode)
     unprompted = tiny_encoder.encode(texts, prompt="")
     np.testing.assert_allclose(seen[0], unprompted, atol=1e-6)  # None overrules the model's own default
     np.testing.assert_allclose(seen[1], tiny_encoder.encode([f"milk {text}" for text in texts], prompt=""), atol=1e-6)
@@ -507,11 +512,9 @@ def test_an_encoder_that_collapsed_is_warned_of(tiny_encoder, bitext, tmp_path, 
     collapsed = evaluator(model, str(tmp_path), steps=20)["dev_unrelated_cosine"]
     assert collapsed > 0.9999
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert warning.startswith(
-        "The embeddings have collapsed at step 20: sentences that do not translate each other have"
-    )
-    assert f"a mean cosine of {collapsed:.4f}, where at most 0.99 is expected" in warning
+    assert warning.startswith("The embeddings have collapsed at step 20: unrelated sentences have")
+    assert f"a mean cosine of {collapsed:.4f}, but at most 0.99 is expected" in warning
     assert "lower learning rate or larger batches" in warning
     with (tmp_path / "retrieval_evaluation_dev_results.csv").open() as file:
         assert [float(row["unrelated_cosine"]) for row in csv.DictReader(file)] == [sound, collapsed]
-    fault("B2", "an encoder that has collapsed, at the next evaluation", tried=1, survived=1)
+    fault("B2", "collapsed encoder, detected by the next evaluation", tried=1, survived=1)

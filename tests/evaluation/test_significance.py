@@ -149,7 +149,7 @@ def test_same_seed_same_result(scores):
 def test_chunks_do_not_change_the_result(scores, monkeypatch):
     before, after = scores
     whole = paired_bootstrap(before, after)
-    monkeypatch.setattr(significance, "_CHUNK", 7)
+    monkeypatch.setattr(significance, "CHUNK", 7)
     assert paired_bootstrap(before, after) == whole
 
 

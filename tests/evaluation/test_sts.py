@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.sts import (
     STS22_GROUPS,
     STS22_SUBSETS,
     STSSet,
-    compare_sts,
     cross_lingual,
     evaluate_sts,
     load_sts_folder,
@@ -21,6 +21,11 @@ from metaphrase.exceptions import DataError
 
 ROWS = 30
 GOLD = tuple(round(5 * (i % 13) / 12, 2) for i in range(ROWS))
+
+
+def measured(*args, **options):
+    """The JSON form of a result."""
+    return evaluate_sts(*args, **options).to_dict()
 
 
 class AngleModel:
@@ -114,24 +119,22 @@ def test_pairs_of_languages_are_taken_from_the_same_row(sets):
 def test_correlation_is_that_of_the_cosines(sets):
     model = AngleModel(0.3)
     chosen = sets | cross_lingual(sets)
-    result = evaluate_sts(model, chosen, resamples=300)
+    result = measured(model, chosen, resamples=300)
     for name, one in chosen.items():
         expected = 100 * spearmanr(GOLD, np.round(cosine_loop(model, one), 7)).statistic
         row = result["languages"][name]
-        assert row["spearman"] == pytest.approx(expected, abs=1e-9)
-        assert 20 < row["spearman"] < 95
-        assert row["interval"][0] < row["spearman"] < row["interval"][1]
+        assert row["score"] == pytest.approx(expected, abs=1e-9)
+        assert 20 < row["score"] < 95
+        assert row["interval"][0] < row["score"] < row["interval"][1]
         assert (row["n"], row["sha256"]) == (ROWS, one.sha256)
-    assert result["average"]["spearman"] == pytest.approx(
-        np.mean([row["spearman"] for row in result["languages"].values()])
-    )
-    assert result["languages"]["de"]["spearman"] != result["languages"]["zh"]["spearman"]
+    assert result["average"]["score"] == pytest.approx(np.mean([row["score"] for row in result["languages"].values()]))
+    assert result["languages"]["de"]["score"] != result["languages"]["zh"]["score"]
     json.dumps(result, allow_nan=False)
 
 
 def test_each_sentence_is_encoded_once(sets):
     model = AngleModel(0.3, prompts={"query": "query: "})
-    result = evaluate_sts(model, sets | cross_lingual(sets), prompt="auto", batch_size=7, resamples=2)
+    result = measured(model, sets | cross_lingual(sets), prompt="auto", batch_size=7, resamples=2)
     ((texts, options),) = model.calls
     assert len(texts) == len(set(texts)) == 3 * 2 * ROWS
     assert (options["prompt"], options["batch_size"]) == ("query: ", 7)
@@ -140,21 +143,21 @@ def test_each_sentence_is_encoded_once(sets):
 
 def test_perfect_reversed_and_collapsed_encoders(sets):
     german = {"de": sets["de"]}
-    assert evaluate_sts(AngleModel(0), german, resamples=9)["average"] == {
+    assert measured(AngleModel(0), german, resamples=9)["average"] == {
         "n": 1,
-        "spearman": pytest.approx(100),
+        "score": pytest.approx(100),
         "interval": pytest.approx([100, 100]),
     }
     assert spearman(GOLD, [-score for score in GOLD]) == pytest.approx(-100)
-    collapsed = evaluate_sts(AngleModel(0), german, resamples=9, encode=lambda texts, **_: np.ones((len(texts), 3)))
-    assert collapsed["average"] == {"n": 1, "spearman": 0.0, "interval": [0.0, 0.0]}
+    collapsed = measured(AngleModel(0), german, resamples=9, encode=lambda texts, **_: np.ones((len(texts), 3)))
+    assert collapsed["average"] == {"n": 1, "score": 0.0, "interval": [0.0, 0.0]}
 
 
 def test_order_of_the_pairs_does_not_matter(sets):
     one = sets["de"]
     order = np.random.default_rng(0).permutation(ROWS)
     shuffled = STSSet("de", *(tuple(side[i] for i in order) for side in (one.first, one.second, one.scores)))
-    results = [evaluate_sts(AngleModel(0.3), {"de": s}, resamples=2)["average"]["spearman"] for s in (one, shuffled)]
+    results = [measured(AngleModel(0.3), {"de": s}, resamples=2)["average"]["score"] for s in (one, shuffled)]
     assert results[0] == pytest.approx(results[1])
 
 
@@ -183,52 +186,56 @@ def test_the_subsets_of_sts22():
 
 def test_both_averages_of_sts22():
     sets = {name: make_set(chr(97 + at), GOLD[: 10 + at]) for at, name in enumerate(STS22_SUBSETS)}
-    result = evaluate_sts(AngleModel(0.5), sets, groups=STS22_GROUPS, resamples=50)
-    scores = {name: row["spearman"] for name, row in result["languages"].items()}
-    assert result["groups"]["18"]["spearman"] == pytest.approx(np.mean(list(scores.values())))
+    result = measured(AngleModel(0.5), sets, groups=STS22_GROUPS, resamples=50)
+    scores = {name: row["score"] for name, row in result["languages"].items()}
+    assert result["groups"]["18"]["score"] == pytest.approx(np.mean(list(scores.values())))
     fewer = [score for name, score in scores.items() if name != "fr-pl"]
-    assert result["groups"]["without fr-pl"]["spearman"] == pytest.approx(np.mean(fewer))
+    assert result["groups"]["without fr-pl"]["score"] == pytest.approx(np.mean(fewer))
     assert {group: row["n"] for group, row in result["groups"].items()} == {"18": 18, "without fr-pl": 17}
-    assert result["groups"]["18"]["spearman"] != result["groups"]["without fr-pl"]["spearman"]
+    assert result["groups"]["18"]["score"] != result["groups"]["without fr-pl"]["score"]
     del sets["it"]
-    assert evaluate_sts(AngleModel(0.5), sets, groups=STS22_GROUPS, resamples=2)["groups"] == {}
+    assert measured(AngleModel(0.5), sets, groups=STS22_GROUPS, resamples=2)["groups"] == {}
 
 
 # --- Before and after ---
 
 
 def test_verdicts(sets):
-    weak, strong = (evaluate_sts(AngleModel(noise), sets, resamples=300) for noise in (1.5, 0.05))
-    better = compare_sts(weak, strong, resamples=500)
+    weak, strong = (measured(AngleModel(noise), sets, resamples=300) for noise in (1.5, 0.05))
+    better = compare(weak, strong, resamples=500)
     assert {row["verdict"] for row in better["languages"].values()} == {"better"}
     row = better["languages"]["de"]
     assert row["difference"] == pytest.approx(row["after"] - row["before"])
     assert row["interval"][0] < row["difference"] < row["interval"][1]
     assert row["p_adjusted"] >= row["p_value"]
-    assert better["pooled"]["difference"] == pytest.approx(strong["average"]["spearman"] - weak["average"]["spearman"])
-    worse = compare_sts(strong, weak, resamples=500)
+    assert better["pooled"]["difference"] == pytest.approx(strong["average"]["score"] - weak["average"]["score"])
+    worse = compare(strong, weak, resamples=500)
     assert worse["pooled"]["verdict"] == "worse"
     assert worse["pooled"]["interval"] == pytest.approx([-end for end in better["pooled"]["interval"][::-1]])
-    same = compare_sts(strong, json.loads(json.dumps(strong)), resamples=50)
+    same = compare(strong, json.loads(json.dumps(strong)), resamples=50)
     assert {row["verdict"] for row in same["languages"].values()} == {"tie"}
     assert same["pooled"]["p_value"] == 1
 
 
 def test_other_pairs_are_refused(sets):
-    before = evaluate_sts(AngleModel(0.1), {"de": sets["de"]}, resamples=2)
-    after = evaluate_sts(AngleModel(0.1), sets, resamples=2)
-    with pytest.raises(ValueError, match="same pairs of 'en'"):
-        compare_sts(before, after)
-    other = evaluate_sts(AngleModel(0.1), {"de": make_set("de", GOLD[1:])}, resamples=2)
-    with pytest.raises(ValueError, match="same pairs of 'de'"):
-        compare_sts(other, before)
+    before = measured(AngleModel(0.1), {"de": sets["de"]}, resamples=2)
+    after = measured(AngleModel(0.1), sets, resamples=2)
+    with pytest.raises(ValueError, match="baseline result lacks en, zh"):
+        compare(before, after)
+    other = measured(AngleModel(0.1), {"de": make_set("de", GOLD[1:])}, resamples=2)
+    with pytest.raises(ValueError, match="'de' are over different items"):
+        compare(other, before)
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
         ("stsb-de-test.csv", b"a,b,1\n" * 3000 + b"caf\xe9,b,1\n", r"de-test\.csv:3001: this is not UTF-8"),
-        ("stsb-de-test.csv.gz", gzip.compress(b"a,b,1\n" * 3000)[:-9], r"csv\.gz: the gzip file is damaged or ends"),
+        (
+            "stsb-de-test.csv.gz",
+            gzip.compress(b"a,b,1\n" * 3000)[:-9],
+            r"csv\.gz: the gzip file is damaged or truncated",
+        ),
         ("stsb-de-test.csv", b"a,b,1\n" + b"x" * 200_000 + b",b,1\n", r"csv:2: this is no CSV \(field larger"),
     ],
     ids=["encoding", "packed", "long"],

@@ -2,34 +2,40 @@ import copy
 import csv
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 
-from metaphrase.corpus.parallel import ParallelSet
-from metaphrase.evaluation import suites
+from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.bucc import PROTOCOLS
-from metaphrase.evaluation.bucc import xsim_error as xsim
-from metaphrase.evaluation.retrieval import evaluate_retrieval, retrieval_hits
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.measures import MEASURES
+from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.retrieval import evaluate_retrieval, in_direction, retrieval_hits
 from metaphrase.evaluation.suites import (
-    COMPARISONS,
     FINETUNED,
     SUITES,
-    NoData,
-    Part,
-    Remembered,
+    Benchmark,
+    CachedEncoder,
+    DataUnavailable,
     Settings,
     Subject,
-    compare,
-    compare_finetuned,
-    compare_word_alignment,
-    find_parts,
-    kept,
-    run_part,
-    speed,
 )
+from metaphrase.evaluation.suites.retrieval import parallel_folders
+from metaphrase.evaluation.suites.running import (
+    cache_path,
+    compare_scores,
+    encoding_speed,
+    find_benchmarks,
+    run_benchmark,
+)
+from metaphrase.evaluation.suites.transfer import finetuned_results, gold_labels
 from metaphrase.evaluation.transfer.data import UPOS
+from metaphrase.evaluation.word_alignment import alignment_scores, load_wpt
+from tests.mining.test_search import mine_loop
 
 SETTINGS = Settings(resamples=50)
 LABELS = ("xx→en", "en→xx", "both directions", "xsim xx→en", "xsim en→xx", "xsim, both directions")
@@ -93,7 +99,7 @@ def test_the_table():
 
 
 def test_finds_what_is_there_and_says_what_is_not(data):
-    parts, missing = find_parts(data, list(SUITES), SETTINGS)
+    parts, missing = find_benchmarks(data, list(SUITES), SETTINGS)
     assert [(part.suite, part.name) for part in parts] == [
         ("retrieval", "news"),
         ("retrieval", "tatoeba"),
@@ -118,21 +124,21 @@ def test_finds_what_is_there_and_says_what_is_not(data):
     text = sum(len(gzip.decompress(path.read_bytes())) for path in named["tatoeba"].files)
     assert named["tatoeba"].work == text
     assert named["mteb tatoeba"].work == 0  # its texts are embedded for retrieval
-    (alone,), _ = find_parts(data, ["mteb"], SETTINGS)
+    (alone,), _ = find_benchmarks(data, ["mteb"], SETTINGS)
     assert alone.work == text
 
 
 def test_languages_and_tasks_limit_what_is_found(data):
-    parts, missing = find_parts(data, list(SUITES), Settings(languages=("sw",)))
+    parts, missing = find_benchmarks(data, list(SUITES), Settings(languages=("sw",)))
     assert [part.name for part in parts] == ["tatoeba", "sts22", "gold", "mteb tatoeba"]
     assert {"sts", "mining", "paraphrase"} < missing.keys()
-    parts, _ = find_parts(data, ["sts"], Settings(languages=("de",)))
+    parts, _ = find_benchmarks(data, ["sts"], Settings(languages=("de",)))
     assert [path.name for path in parts[0].files] == ["stsb-de-test.csv.gz", "stsb-en-test.csv.gz"]
-    parts, missing = find_parts(data, ["mteb"], Settings(tasks=("news", "STS22")))
+    parts, missing = find_benchmarks(data, ["mteb"], Settings(tasks=("news", "STS22")))
     assert [(part.name, bool(part.files)) for part in parts] == [("mteb news", True), ("mteb STS22", False)]
-    assert find_parts(None, ["mteb"], Settings(tasks=("STS22",)))[0][0].name == "mteb STS22"
-    with pytest.raises(FileNotFoundError, match="is no folder"):
-        find_parts(data / "nowhere", ["sts"], SETTINGS)
+    assert find_benchmarks(None, ["mteb"], Settings(tasks=("STS22",)))[0][0].name == "mteb STS22"
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
+        find_benchmarks(data / "nowhere", ["sts"], SETTINGS)
 
 
 def test_a_data_set_itself_can_be_the_folder(data):
@@ -144,28 +150,28 @@ def test_a_data_set_itself_can_be_the_folder(data):
         ("gold", "word-alignment", "gold"),
         ("pawsx", "paraphrase", "pawsx"),
     ):
-        assert find_parts(data / folder, [suite], SETTINGS)[0][0].name == name
+        assert find_benchmarks(data / folder, [suite], SETTINGS)[0][0].name == name
 
 
 def test_bucc_is_mined_under_every_protocol_whose_splits_are_there(data):
     for path in list((data / "bucc").iterdir()):
         path.with_name(path.name.replace("sample", "training")).write_bytes(path.read_bytes())
-    names = [part.name for part in find_parts(data, ["mining"], SETTINGS)[0]]
+    names = [part.name for part in find_benchmarks(data, ["mining"], SETTINGS)[0]]
     assert names == [f"bucc {protocol}" for protocol in PROTOCOLS if "test" not in protocol]
-    parts, _ = find_parts(data, ["mining"], Settings(protocols=("train_oracle",)))
+    parts, _ = find_benchmarks(data, ["mining"], Settings(protocols=("train_oracle",)))
     assert [part.name for part in parts] == ["bucc train_oracle"]
     assert all(".training." in path.name for path in parts[0].files)
 
 
 def test_languages_that_bucc_lacks_leave_the_others(data):
     for settings in (Settings(languages=("sw", "de")), Settings(languages=("de",))):
-        (part,) = find_parts(data, ["mining"], settings)[0]
+        (part,) = find_benchmarks(data, ["mining"], settings)[0]
         assert len(part.files) == 3
-    assert find_parts(data, ["mining"], Settings(languages=("sw",)))[0] == []
+    assert find_benchmarks(data, ["mining"], Settings(languages=("sw",)))[0] == []
 
 
 def test_mining_can_be_set_up(data, tiny_encoder, tiny_encoder_dir, tmp_path):
-    default = find_parts(data, ["mining"], SETTINGS)[0][0]
+    default = find_benchmarks(data, ["mining"], SETTINGS)[0][0]
     assert default.protocol == (
         "sample_oracle: threshold from sample, scored on sample; ratio margin, k=4, max retrieval, repeated lines kept, "
         "score >= threshold"
@@ -174,10 +180,10 @@ def test_mining_can_be_set_up(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     files = set()
     for settings in (SETTINGS, Settings(resamples=50, duplicates="keep"), Settings(resamples=50, **chosen)):
         subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
-        (part,) = find_parts(data, ["mining"], settings)[0]
-        files.add(kept(part, subject))
+        (part,) = find_benchmarks(data, ["mining"], settings)[0]
+        files.add(cache_path(part, subject))
     assert len(files) == 2
-    told = run_part(part, subject)["scores"]["bucc sample_oracle"]["detail"]["settings"]
+    told = run_benchmark(part, subject)["scores"]["bucc sample_oracle"]["settings"]
     assert {key: told[key] for key in chosen} == chosen
     for word in ("distance margin, k=2, intersection retrieval", "unified", "score > threshold"):
         assert word in part.protocol
@@ -197,12 +203,13 @@ def test_mining_can_be_set_up(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     ],
 )
 def test_a_part_has_scores_of_one_form(data, subject, name, scores):
-    part = next(part for part in find_parts(data, list(SUITES), SETTINGS)[0] if part.name == name)
-    result = run_part(part, subject)
+    part = next(part for part in find_benchmarks(data, list(SUITES), SETTINGS)[0] if part.name == name)
+    result = run_benchmark(part, subject)
     assert list(result["scores"]) == scores
     for one in result["scores"].values():
         assert one["protocol"] == result["protocol"]
-        assert one["kind"] in {"", "mteb", *COMPARISONS}
+        assert one["statistic"] in {None, *MEASURES}
+        assert Result.from_dict(one).to_dict() == one
         for row in (*one["languages"].values(), *one["groups"].values(), one["average"]):
             assert -100 <= row["score"] <= 200
         mean = np.mean([row["score"] for row in one["languages"].values()])
@@ -219,10 +226,10 @@ def test_a_part_has_scores_of_one_form(data, subject, name, scores):
 
 
 def test_scores_are_the_evaluations_own(data, subject):
-    (part,) = (part for part in find_parts(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
-    scores = run_part(part, subject)["scores"]
-    sets = suites.load_parallel_folder(data / "tatoeba")
-    expected = evaluate_retrieval(subject.model, sets, resamples=50)
+    (part,) = (part for part in find_benchmarks(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
+    scores = run_benchmark(part, subject)["scores"]
+    sets = load_parallel_folder(data / "tatoeba")
+    expected = evaluate_retrieval(subject.model, sets, resamples=50).to_dict()
     for label, direction in (
         ("xx→en", "source_to_target"),
         ("en→xx", "target_to_source"),
@@ -234,61 +241,78 @@ def test_scores_are_the_evaluations_own(data, subject):
             assert row["interval"] == expected["languages"][language][direction]["interval"]
 
 
+def xsim_loop(source, target, k=4):
+    pairs = mine_loop(
+        *(side / np.linalg.norm(side, axis=1, keepdims=True) for side in (source, target)), k, "ratio", "forward"
+    )
+    return 100 * sum(i != j for _, i, j in pairs) / len(source)
+
+
 def test_xsim_is_directed(data, subject):
-    (part,) = (part for part in find_parts(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
-    scores = run_part(part, subject)["scores"]
-    for language, one in suites.load_parallel_folder(data / "tatoeba").items():
-        sources, targets = (subject.model.encode(list(side)) for side in (one.sources, one.targets))
-        errors = [xsim(sources, targets), xsim(targets, sources)]
+    """Constructed embeddings, far from any tie: sources are noisy copies of their targets."""
+    sets = load_parallel_folder(data / "tatoeba")
+    rng = np.random.default_rng(0)
+    vectors = {}
+    for one in sets.values():
+        for source, target in zip(one.sources, one.targets, strict=True):
+            vectors[target] = rng.normal(size=8)
+            vectors[source] = vectors[target] + 1.5 * rng.normal(size=8)
+
+    def encode(texts, **options):
+        return np.array([vectors[text] for text in texts], dtype=np.float32)
+
+    (part,) = (part for part in find_benchmarks(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
+    scores = run_benchmark(part, replace(subject, encode=encode))["scores"]
+    directed = set()
+    for language, one in sets.items():
+        sources, targets = (np.array([vectors[text] for text in side]) for side in (one.sources, one.targets))
+        errors = [xsim_loop(sources, targets), xsim_loop(targets, sources)]
+        directed.add(errors[0] != errors[1])
         for label, error in zip(("xx→en", "en→xx"), errors, strict=True):
             assert scores[f"tatoeba xsim {label}"]["languages"][language]["score"] == pytest.approx(error)
         both = scores["tatoeba xsim, both directions"]["languages"][language]["score"]
         assert both == pytest.approx(np.mean(errors))
+    assert True in directed
 
 
 def test_quotation_marks_can_be_stripped(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     write_pairs(data / "tatoeba" / "de-en.tsv.gz", [{"source": '"a" b', "target": 'c "d"'}])
     settings = Settings(resamples=50, strip_quotes=True)
-    ((sets, _),) = (one for name, one in suites._parallel_folders(data, settings).items() if name == "tatoeba")
+    ((sets, _),) = (one for name, one in parallel_folders(data, settings).items() if name == "tatoeba")
     assert (sets["de"].sources, sets["de"].targets) == (("a b",), ("c d",))
     part, plain = (
-        next(part for part in find_parts(data, ["retrieval"], one)[0] if part.name == "tatoeba")
+        next(part for part in find_benchmarks(data, ["retrieval"], one)[0] if part.name == "tatoeba")
         for one in (settings, SETTINGS)
     )
     one, other = (
         Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", of) for of in (settings, SETTINGS)
     )
-    assert kept(part, one) != kept(plain, other)
-    protocol = run_part(part, one)["protocol"]
+    assert cache_path(part, one) != cache_path(plain, other)
+    protocol = run_benchmark(part, one)["protocol"]
     assert "quotation marks stripped" in protocol
     assert protocol.endswith("cls pooling of layer 2, 32 tokens, no prompt")
 
 
 def test_word_alignment_is_the_evaluators(data, subject):
-    (part,) = find_parts(data, ["word-alignment"], SETTINGS)[0]
-    one = run_part(part, subject)["scores"]["gold"]
-    pairs = suites.load_wpt(*part.files)
-    evaluator = suites.EmbeddingAligner(subject.model)
+    (part,) = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
+    one = run_benchmark(part, subject)["scores"]["gold"]
+    pairs = load_wpt(*part.files)
+    evaluator = EmbeddingAligner(subject.model)
     links = [alignment.links for alignment in evaluator.align([pair.pair for pair in pairs])]
-    aer = suites.alignment_scores(links, [pair.sure for pair in pairs], [pair.possible for pair in pairs]).aer
+    aer = alignment_scores(links, [pair.sure for pair in pairs], [pair.possible for pair in pairs]).aer
     assert one["average"]["score"] == pytest.approx(100 * aer)
     assert one["lower_is_better"]
     low, high = one["average"]["interval"]
     assert low < 100 * aer < high
-    counts = np.sum(one["detail"]["languages"]["gold"]["counts"], axis=0)
+    counts = np.sum(one["languages"]["gold"]["counts"], axis=0)
     assert aer == pytest.approx(1 - (counts[2] + counts[3]) / (counts[0] + counts[1]))
 
 
-@pytest.mark.parametrize("n", [3, 40])
-def test_margin_misses_are_the_xsim_error(n):
-    rng = np.random.default_rng(n)
-    source, noise = rng.normal(size=(2, n, 6)).astype(np.float32)
+def test_a_margin_finds_other_neighbours_than_the_cosine():
+    rng = np.random.default_rng(40)
+    source, noise = rng.normal(size=(2, 40, 6)).astype(np.float32)
     target = source + 0.9 * noise
-    for one, other, hits in ((source, target, 0), (target, source, 1)):
-        found = retrieval_hits(source, target, margin_k=4)[hits]
-        assert 100 - 100 * found.mean() == pytest.approx(xsim(one, other, k=4))
-    if n == 40:
-        assert not np.array_equal(retrieval_hits(source, target)[0], retrieval_hits(source, target, margin_k=4)[0])
+    assert not np.array_equal(retrieval_hits(source, target)[0], retrieval_hits(source, target, margin_k=4)[0])
 
 
 def test_identical_sides_are_all_found_by_margin_too():
@@ -303,36 +327,36 @@ def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
     monkeypatch.setattr(
         tiny_encoder, "encode", lambda texts, **options: seen.extend(texts) or encode(texts, **options)
     )
-    remembered = Remembered(tiny_encoder)
+    cached = CachedEncoder(tiny_encoder)
     texts = [row["source"] for row in bitext[:4]]
-    first = remembered(texts[:3])
-    again = remembered([texts[3], texts[0], texts[0]])
+    first = cached(texts[:3])
+    again = cached([texts[3], texts[0], texts[0]])
     assert seen == texts
     assert np.array_equal(again[1], first[0])
     assert np.array_equal(again[1], again[2])
     np.testing.assert_allclose(again, encode([texts[3], texts[0], texts[0]]), atol=1e-6)
-    assert not np.allclose(remembered(texts[:1], prompt="query: "), first[:1])
+    assert not np.allclose(cached(texts[:1], prompt="query: "), first[:1])
 
 
 def test_fine_tuned_parts_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24, "use_cpu": True}
     settings = Settings(resamples=50, finetuning=tiny)
     subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
-    (part,) = find_parts(data, ["paraphrase"], settings)[0]
-    result = run_part(part, subject)
+    (part,) = find_benchmarks(data, ["paraphrase"], settings)[0]
+    result = run_benchmark(part, subject)
     (scores,) = result["scores"].values()
     assert list(scores["languages"]) == ["en", "de"]
     assert scores["languages"]["de"]["n"] == 12
     assert scores["groups"]["without English"]["score"] == scores["languages"]["de"]["score"]
-    assert scores["detail"]["training"]["max_steps"] == 2
-    assert [path.name for path in subject.folder.iterdir()] == [kept(part, subject).name]
-    assert scores["detail"]["settings"]["limit_test"] == 300
+    assert scores["facts"]["training"]["max_steps"] == 2
+    assert [path.name for path in subject.folder.iterdir()] == [cache_path(part, subject).name]
+    assert scores["settings"]["limit_test"] == 300
     assert "the first 300 in each language (limit_train none, limit_test 300)" in result["protocol"]
-    labels = suites.gold_labels("pawsx", data / "pawsx", ["de", "en"], settings)
+    labels = gold_labels("pawsx", data / "pawsx", ["de", "en"], settings)
     for language, row in scores["languages"].items():
         assert row["majority"] == 100 * max(labels[language].count(one) for one in (0, 1)) / 12
         assert row["learned"] in (True, False)
-    compared = compare(result["scores"], result["scores"], settings)["pawsx accuracy"]
+    compared = compare_scores(result["scores"], result["scores"], resamples=50, seed=0)["pawsx accuracy"]
     assert {row["verdict"] for row in compared["languages"].values()} == {"tie"}
 
 
@@ -359,7 +383,7 @@ def test_saying_one_class_is_not_learned(predicted, learned):
         },
         "average": {"accuracy": 50.0},
     }
-    row = suites.finetuned_scores("pawsx", result, {"de": gold})["pawsx accuracy"]["languages"]["de"]
+    row = finetuned_results("pawsx", result, {"de": gold})["pawsx accuracy"].languages["de"].details
     assert row["majority"] == pytest.approx(400 / 6)
     assert row["learned"] is learned
 
@@ -373,14 +397,14 @@ def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tm
             lines.append("")
         write_lines(data / "ud" / f"{name}-ud-{split}.conllu.gz", lines)
     settings = Settings(languages=("de",), finetuning={"max_steps": 1, "num_train_epochs": 1, "use_cpu": True})
-    (part,) = find_parts(data, ["pos"], settings)[0]
+    (part,) = find_benchmarks(data, ["pos"], settings)[0]
     assert len(part.files) == 3
     subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
-    scores = run_part(part, subject)["scores"]
+    scores = run_benchmark(part, subject)["scores"]
     assert list(scores) == ["ud f1", "ud accuracy"]
     assert list(scores["ud f1"]["languages"]) == ["de"]
-    assert scores["ud f1"]["kind"] == "finetuned"
-    assert scores["ud accuracy"]["kind"] == ""
+    assert scores["ud f1"]["statistic"] == "items"
+    assert scores["ud accuracy"]["statistic"] is None
 
 
 # --- Keeping ---
@@ -394,18 +418,17 @@ def counted(tmp_path):
 
     def measure(subject):
         calls.append(subject.name)
-        row = {"n": 1, "score": 50.0}
-        return {"x": {"kind": "", "measure": "m", "lower_is_better": False, "languages": {"a": row}, "groups": {}}}
+        return {"x": Result("retrieval", "x", "m", {"a": Measurement(1, 50.0)}, Measurement(1, 50.0))}
 
-    return calls, Part("x", "retrieval", "p", (file,), 1, measure)
+    return calls, Benchmark("x", "retrieval", "p", (file,), 1, measure)
 
 
 def test_a_part_is_measured_once(counted, subject):
     calls, part = counted
-    assert not kept(part, subject).exists()
-    first = run_part(part, subject)
-    assert kept(part, subject).parent.name == subject.sha[:12]
-    assert run_part(part, subject) == first
+    assert not cache_path(part, subject).exists()
+    first = run_benchmark(part, subject)
+    assert cache_path(part, subject).parent.name == subject.sha[:12]
+    assert run_benchmark(part, subject) == first
     assert len(calls) == 1
 
 
@@ -415,27 +438,27 @@ def test_a_part_is_measured_once(counted, subject):
 )
 def test_other_settings_are_measured_anew(counted, subject, change):
     calls, part = counted
-    run_part(part, subject)
-    run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
+    run_benchmark(part, subject)
+    run_benchmark(part, replace(subject, settings=replace(SETTINGS, **change)))
     assert len(calls) == 2
 
 
 def test_settings_of_other_suites_do_not_matter(counted, subject):
     calls, part = counted
-    run_part(part, subject)
+    run_benchmark(part, subject)
     for change in ({"finetuning": {"max_steps": 1}}, {"tasks": ("a",)}, {"protocols": ("b",)}, {"k": 3}):
-        run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
+        run_benchmark(part, replace(subject, settings=replace(SETTINGS, **change)))
     assert len(calls) == 1
 
 
 def test_what_fine_tuning_does_not_read_does_not_train_again(counted, subject):
     calls, part = counted
-    part = suites.replace(part, suite="qa")
-    run_part(part, subject)
+    part = replace(part, suite="qa")
+    run_benchmark(part, subject)
     for change in ({"text_equality": True}, {"resamples": 7}, {"seed": 1}, {"prompt": "a: "}, {"strip_quotes": True}):
-        run_part(part, suites.replace(subject, settings=suites.replace(SETTINGS, **change)))
+        run_benchmark(part, replace(subject, settings=replace(SETTINGS, **change)))
     assert len(calls) == 1
-    run_part(suites.replace(part, fixed={"small scale": {"limit_test": 1}}), subject)
+    run_benchmark(replace(part, fixed={"small scale": {"limit_test": 1}}), subject)
     assert len(calls) == 2
 
 
@@ -445,21 +468,21 @@ def test_stored_prompts_tell_models_apart(counted, subject, tiny_encoder_dir, tm
     prompted.prompts = {"query": "query: ", "passage": "passage: "}
     other = Subject.of(str(tiny_encoder_dir), prompted, tmp_path / "kept", SETTINGS)
     assert other.sha == subject.sha
-    assert kept(part, other) != kept(part, subject)
-    explicit = suites.replace(subject, settings=suites.replace(SETTINGS, prompt="query: "))
-    assert kept(part, explicit) == kept(part, other)
-    without = suites.replace(other, settings=suites.replace(SETTINGS, prompt=None))
-    assert kept(part, without) == kept(part, subject)
-    as_mteb = suites.replace(part, suite="mteb")
-    assert kept(as_mteb, explicit) != kept(as_mteb, other)  # documents are given the passage prompt
+    assert cache_path(part, other) != cache_path(part, subject)
+    explicit = replace(subject, settings=replace(SETTINGS, prompt="query: "))
+    assert cache_path(part, explicit) == cache_path(part, other)
+    without = replace(other, settings=replace(SETTINGS, prompt=None))
+    assert cache_path(part, without) == cache_path(part, subject)
+    as_mteb = replace(part, suite="mteb")
+    assert cache_path(as_mteb, explicit) != cache_path(as_mteb, other)  # documents are given the passage prompt
 
 
 def test_other_data_and_other_models_are_measured_anew(counted, subject):
     calls, part = counted
-    run_part(part, subject)
+    run_benchmark(part, subject)
     part.files[0].write_text("other")
-    run_part(part, subject)
-    run_part(part, suites.replace(subject, folder=subject.folder.with_name("another")))
+    run_benchmark(part, subject)
+    run_benchmark(part, replace(subject, folder=subject.folder.with_name("another")))
     assert len(calls) == 3
 
 
@@ -467,19 +490,19 @@ def test_what_is_not_measured_is_not_kept(counted, subject):
     _, part = counted
 
     def nothing(subject):
-        raise NoData("the Hub does not answer")
+        raise DataUnavailable("the Hub does not answer")
 
-    broken = suites.replace(part, measure=nothing)
-    with pytest.raises(NoData, match="does not answer"):
-        run_part(broken, subject)
-    assert not kept(broken, subject).exists()
+    broken = replace(part, measure=nothing)
+    with pytest.raises(DataUnavailable, match="does not answer"):
+        run_benchmark(broken, subject)
+    assert not cache_path(broken, subject).exists()
 
 
 def test_sts22_without_the_hub(data, subject, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
-    part = next(part for part in find_parts(data, ["sts"], SETTINGS)[0] if part.name == "sts22")
-    with pytest.raises(NoData, match="sts22"):
-        run_part(part, subject)
+    part = next(part for part in find_benchmarks(data, ["sts"], SETTINGS)[0] if part.name == "sts22")
+    with pytest.raises(DataUnavailable, match="sts22"):
+        run_benchmark(part, subject)
 
 
 @pytest.fixture
@@ -498,30 +521,30 @@ def sts22(bitext, monkeypatch):
 
 
 def test_sts22_needs_no_folder(subject, sts22):
-    ((part,), missing) = find_parts(None, ["sts"], SETTINGS)
-    assert missing["sts"].endswith("(but for STS22, whose data the Hub has)")
-    scores = run_part(part, subject)["scores"]["sts22"]
+    ((part,), missing) = find_benchmarks(None, ["sts"], SETTINGS)
+    assert missing["sts"].endswith("(except STS22, whose data are on the Hub)")
+    scores = run_benchmark(part, subject)["scores"]["sts22"]
     assert len(scores["languages"]) == 18
     assert {group: row["n"] for group, row in scores["groups"].items()} == {"18": 18, "without fr-pl": 17}
     assert scores["average"]["score"] == scores["groups"]["18"]["score"]
 
 
 def test_sts22_as_a_task_of_mteb_has_its_averages(subject, sts22):
-    ((part,), _) = find_parts(None, ["mteb"], Settings(tasks=("STS22",)))
-    scores = run_part(part, subject)["scores"]["mteb STS22"]
+    ((part,), _) = find_benchmarks(None, ["mteb"], Settings(tasks=("STS22",)))
+    scores = run_benchmark(part, subject)["scores"]["mteb STS22"]
     assert {group: row["n"] for group, row in scores["groups"].items()} == {"18": 18, "without fr-pl": 17}
     others = [row["score"] for subset, row in scores["languages"].items() if subset != "fr-pl"]
     assert scores["groups"]["without fr-pl"]["score"] == pytest.approx(np.mean(others))
 
 
 def test_without_a_folder_there_is_what_the_hub_has():
-    parts, missing = find_parts(None, list(SUITES), SETTINGS)
+    parts, missing = find_benchmarks(None, list(SUITES), SETTINGS)
     assert [part.name for part in parts] == ["sts22"]
     assert set(missing) == set(SUITES)
 
 
 def test_speed_is_measured(tiny_encoder):
-    assert 0 < speed(tiny_encoder) < 1
+    assert 0 < encoding_speed(tiny_encoder) < 1
 
 
 # --- Before and after ---
@@ -533,11 +556,17 @@ def finetuned(right):
         language: {"n": 40, "items": scores, "metrics": {"accuracy": 100 * sum(scores) / 40}}
         for language, scores in items.items()
     }
-    return {"languages": languages, "data": {"test": {language: {"sha256": "x"} for language in items}}}
+    data = {"test": {language: {"sha256": "x"} for language in items}}
+    return {"languages": languages, "data": data, "average": {"accuracy": 50.0}}
+
+
+def compared_finetuned(before, after):
+    sides = [finetuned_results("xnli", found)["xnli accuracy"] for found in (before, after)]
+    return compare(*sides, resamples=500)
 
 
 def test_fine_tuned_models_are_compared_by_items():
-    compared = compare_finetuned(finetuned(10), finetuned(35), resamples=500)
+    compared = compared_finetuned(finetuned(10), finetuned(35))
     assert {language: row["verdict"] for language, row in compared["languages"].items()} == {
         "en": "better",
         "sw": "tie",
@@ -545,24 +574,26 @@ def test_fine_tuned_models_are_compared_by_items():
     assert compared["languages"]["en"]["difference"] == pytest.approx(62.5)
     assert compared["languages"]["en"]["before"] == 25
     assert compared["pooled"]["verdict"] == "better"
-    assert compare_finetuned(finetuned(35), finetuned(10), resamples=500)["pooled"]["verdict"] == "worse"
+    assert compared_finetuned(finetuned(35), finetuned(10))["pooled"]["verdict"] == "worse"
     other = finetuned(10)
     other["data"]["test"]["sw"]["sha256"] = "y"
     with pytest.raises(ValueError, match="'sw' are over different items"):
-        compare_finetuned(other, finetuned(10))
+        compared_finetuned(other, finetuned(10))
 
 
 def aligned(right):
     counts = [[2, 2, 2, 2]] * right + [[2, 2, 0, 0]] * (40 - right)
-    return {"languages": {"gold": {"aer": 100 - 2.5 * right, "n": 40, "sha256": "x", "counts": counts}}}
+    gold = Measurement(40, 100 - 2.5 * right, None, "x", {"counts": counts})
+    average = Measurement(1, gold.score)
+    return Result("word-alignment", "m", "AER", {"gold": gold}, average, statistic="error_rate", lower_is_better=True)
 
 
 def test_a_lower_error_rate_is_better():
-    better = compare_word_alignment(aligned(10), aligned(30), resamples=500)
+    better = compare(aligned(10), aligned(30), resamples=500)
     assert better["pooled"]["difference"] == -50
     assert better["pooled"]["interval"][1] < 0
     assert better["languages"]["gold"]["verdict"] == better["pooled"]["verdict"] == "better"
-    assert compare_word_alignment(aligned(30), aligned(10), resamples=500)["pooled"]["verdict"] == "worse"
+    assert compare(aligned(30), aligned(10), resamples=500)["pooled"]["verdict"] == "worse"
 
 
 def test_an_xsim_error_that_falls_is_better(tiny_encoder):
@@ -576,13 +607,13 @@ def test_an_xsim_error_that_falls_is_better(tiny_encoder):
             return np.array([table[(row + shift) % 60] for row, shift in zip(rows, moved, strict=True)])
 
         result = evaluate_retrieval(tiny_encoder, sets, resamples=50, margin_k=4, encode=encode)
-        return suites._of_retrieval(result, "mean", errors=True)
+        return in_direction(result, "mean", errors=True).to_dict()
 
     weak, strong = score(10), score(60)
     assert strong["average"]["score"] == 0
     assert weak["average"]["score"] > 50
     assert weak["languages"]["sw"]["interval"][0] <= weak["average"]["score"] <= weak["languages"]["sw"]["interval"][1]
-    compared = compare({"x": weak}, {"x": strong}, Settings(resamples=500))["x"]
+    compared = compare_scores({"x": weak}, {"x": strong}, resamples=500, seed=0)["x"]
     assert compared["pooled"]["verdict"] == "better"
     assert compared["pooled"]["difference"] == pytest.approx(-weak["average"]["score"])
     assert compared["pooled"]["interval"][1] < 0
@@ -590,14 +621,14 @@ def test_an_xsim_error_that_falls_is_better(tiny_encoder):
 
 
 def test_results_that_were_read_from_files_can_be_compared(data, subject):
-    parts = find_parts(data, ["retrieval", "sts", "mining", "word-alignment", "mteb"], SETTINGS)[0]
+    parts = find_benchmarks(data, ["retrieval", "sts", "mining", "word-alignment", "mteb"], SETTINGS)[0]
     scores = {}
     for part in parts:
         if part.files:
-            scores |= run_part(part, subject)["scores"]
-    compared = compare(scores, json.loads(json.dumps(scores)), SETTINGS)
-    assert {name for name, one in scores.items() if one["kind"] in COMPARISONS} == set(compared)
-    assert {one["kind"] for one in scores.values()} == {"", "mteb", *COMPARISONS} - {"finetuned"}
+            scores |= run_benchmark(part, subject)["scores"]
+    compared = compare_scores(scores, json.loads(json.dumps(scores)), resamples=50, seed=0)
+    assert {name for name, one in scores.items() if one["statistic"] in MEASURES} == set(compared)
+    assert {one["statistic"] for one in scores.values()} == {None, *MEASURES} - {"items"}
     for one in compared.values():
         assert {row["verdict"] for row in one["languages"].values()} == {"tie"}
         assert one["pooled"]["verdict"] == "tie"
@@ -607,5 +638,5 @@ def test_results_that_were_read_from_files_can_be_compared(data, subject):
 def test_other_margins_are_not_compared(tiny_encoder):
     sets = {"sw": ParallelSet("sw", ("a", "b"), ("c", "d"))}
     one, other = (evaluate_retrieval(tiny_encoder, sets, resamples=2, margin_k=k) for k in (None, 4))
-    with pytest.raises(ValueError, match="different margins"):
-        suites.compare_retrieval(one, other)
+    with pytest.raises(ValueError, match="differ in margin_k: None before, 4 after"):
+        compare(one, other)

@@ -93,7 +93,7 @@ def test_nothing_in_a_checkpoint_needs_an_unsafe_pickle(trained):
 
 
 def test_damage_to_any_file_is_found(trained, fault):
-    """Each file cut off and with flipped bits at places from its first byte to its last, or gone, or grown.
+    """Each file truncated and with flipped bits at places from its first byte to its last, or gone, or grown.
 
     Of the manifest's first bytes every bit is flipped, and two of every third byte behind them; damage never looks like a
     newer version's checkpoint.
@@ -129,7 +129,7 @@ def test_damage_to_any_file_is_found(trained, fault):
             damaged(name)
         path.write_bytes(whole)
         verify(checkpoint)
-    fault("A6", "a file of a checkpoint cut off, grown, gone, or with a flipped bit", tried=tried, survived=found)
+    fault("A6", "checkpoint file truncated, extended, missing, or with a flipped bit", tried=tried, survived=found)
 
 
 def test_resuming_takes_the_last_that_verifies_and_names_the_rest(make_trainer, trained, kept, caplog, fault):
@@ -147,7 +147,7 @@ def test_resuming_takes_the_last_that_verifies_and_names_the_rest(make_trainer, 
     wanted = torch.load(kept / "weights.pt")
     same = all(torch.equal(value, wanted[name]) for name, value in trainer.loss.state_dict().items())
     verify(trained / "checkpoint-4")  # written again
-    fault("A6", "the last checkpoint damaged: the one before it is taken", tried=1, survived=same)
+    fault("A6", "latest checkpoint damaged: falls back to the previous one", tried=1, survived=same)
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused(make_trainer, trained):
@@ -201,7 +201,7 @@ def test_another_run_is_not_gone_on_with(make_trainer, trained, fault, changes, 
 def test_a_flipped_bit_of_the_format_is_no_newer_version(trained, fault):
     path = trained / "checkpoint-4" / MANIFEST
     path.write_text(path.read_text().replace('"format": 1', '"format": 9'))
-    fault("A6", "a flipped bit in a format's number", tried=1, survived=newest(trained) == trained / "checkpoint-2")
+    fault("A6", "flipped bit in the format version", tried=1, survived=newest(trained) == trained / "checkpoint-2")
 
 
 def _with_pooling(encoder, tmp_path):
@@ -313,7 +313,7 @@ def test_another_stream_is_noticed(make_trainer, bitext_path, tmp_path, fault):
         lines.write("noch einer\tone more\n")
     with pytest.raises(CheckpointError, match="differs in: corpus "):
         make().train(resume_from_checkpoint=True)
-    fault("A5", "resumed with another file behind a stream", tried=1, survived=1)
+    fault("A5", "resumed with another streamed file", tried=1, survived=1)
 
 
 def test_a_checkpoint_with_the_digest_of_old_is_gone_on_with(make_trainer, trained):
@@ -374,7 +374,7 @@ def test_no_checkpoint_goes_for_one_that_does_not_verify(make_checkpoint, tmp_pa
     rotate(tmp_path / "out", last, 1)
     assert "Older checkpoints are kept." in caplog.text
     kept = newest(tmp_path / "out") == tmp_path / "out" / "checkpoint-1"
-    fault("A6", "a checkpoint damaged while it is written", tried=1, survived=kept)
+    fault("A6", "checkpoint damaged while it is written", tried=1, survived=kept)
 
 
 def test_a_checkpoint_is_replaced_in_one_piece(make_checkpoint, tmp_path):
@@ -431,7 +431,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
 
 def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, monkeypatch, tmp_path):
     asked = []
-    for place in ("saving", "trainer"):
+    for place in ("checkpoints.saving", "training.trainer"):
         monkeypatch.setattr(
             f"metaphrase.{place}.last_good", lambda output: asked.append(output) or "The last good one."
         )
@@ -451,7 +451,7 @@ def test_a_trainer_on_a_file_is_refused(make_trainer, tmp_path, fault, below):
     (tmp_path / "run").touch()
     with pytest.raises(CheckpointError, match=r"The output folder .*run.* is a file, or lies in one\. Choose another"):
         make_trainer(f"run/{below}")
-    fault("A8", f"a trainer whose output folder {'lies in' if below else 'is'} a file", tried=1, survived=1)
+    fault("A8", f"output folder {'inside' if below else 'that is'} a file", tried=1, survived=1)
 
 
 def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fault):
@@ -471,7 +471,7 @@ def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fa
     child = Child(work, tmp_path / "log")
     assert child.wait() == 70
     assert "Nothing can be written to the output folder" in child.said()
-    fault("A8", "an output folder that is a file, or may not be written to", tried=3, survived=3)
+    fault("A8", "output folder that is a file, or not writable", tried=3, survived=3)
 
 
 def test_a_folder_that_vanishes_is_made_again(make_trainer, tmp_path, fault):
@@ -482,7 +482,7 @@ def test_a_folder_that_vanishes_is_made_again(make_trainer, tmp_path, fault):
     assert callback.vanished
     assert trainer.state.global_step == 3
     verify(tmp_path / "run" / "checkpoint-3")
-    fault("A8", "an output folder that vanishes", tried=1, survived=1)
+    fault("A8", "output folder deleted during training", tried=1, survived=1)
 
 
 def vanish(output):
@@ -509,7 +509,7 @@ def test_a_full_disk_is_noticed_before_the_first_step(make_trainer, tmp_path, mo
     assert trainer.state.global_step == 0
     check_space(tmp_path, 500, 2000)
     assert "The first checkpoint may not fit" in caplog.text
-    fault("A2", "a disk that is full before the first step", tried=1, survived=1)
+    fault("A2", "disk full before the first step", tried=1, survived=1)
 
 
 def test_weights_that_are_not_finite_are_not_written(make_trainer, tmp_path, fault):
@@ -528,7 +528,7 @@ def test_weights_that_are_not_finite_are_not_written(make_trainer, tmp_path, fau
             save()
     assert names(tmp_path / "run") == ["checkpoint-2"]
     assert not (tmp_path / "m").exists()
-    fault("B1", "weights that are not finite are to be written", tried=2, survived=2)
+    fault("B1", "attempt to save NaN or infinite weights", tried=2, survived=2)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["map", "stream"])
@@ -541,5 +541,5 @@ def test_a_finished_run_makes_no_step_more(make_trainer, full_bitext, tmp_path, 
     again = make_trainer(**options)
     again.train(resume_from_checkpoint=tmp_path / "run" / "checkpoint-4")
     assert again.state.global_step == 4
-    what = f"a finished run is resumed{', of a stream' if stream else ''}"
+    what = f"a finished run is resumed{', streaming' if stream else ''}"
     fault("A4", what, tried=1, survived=digest(again) == digest(whole))

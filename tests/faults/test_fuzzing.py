@@ -19,8 +19,12 @@ from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from metaphrase.corpus import OPTIONAL, WRITTEN, CorpusReport, load_corpus, read_pairs, write_corpus
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.report import CorpusReport
+from metaphrase.corpus.rows import OPTIONAL
 from metaphrase.corpus.words import format_links, parse_links
+from metaphrase.corpus.writing import WRITTEN, write_corpus
 from metaphrase.exceptions import AlignmentFormatError, ConfigError, CorpusError, MetaphraseError
 from metaphrase.io.configuration import read_yaml
 from metaphrase.training.recipe import Recipe, list_recipes
@@ -156,7 +160,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, survives, kind):
         for line, pair in zip(lines(good)[header:], PAIRS, strict=True):
             assert kind == "moses" or pairs.count(pair) >= whole[line]
 
-    survives("C9", f"a {kind} file with bits flipped, bytes put in and taken out, ends cut off", check, CHANGES)
+    survives("C9", f"a {kind} file with flipped bits, inserted and removed bytes, truncated ends", check, CHANGES)
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)], ids=["short", "long"])
@@ -176,7 +180,7 @@ def test_a_damaged_parquet_footer_does_not_end_the_process(tmp_path, fault, step
 
     child = Child(work, tmp_path / "log")
     assert child.wait(1200) == 0, child.said()
-    fault("C9", "a Parquet file whose footer is damaged", tried=2 * len(places), survived=2 * len(places))
+    fault("C9", "a parquet file with a damaged footer", tried=2 * len(places), survived=2 * len(places))
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -204,7 +208,7 @@ def test_any_bytes_are_read_or_refused(tmp_path, survives, kind):
     )
     survives(
         "C1",
-        f"any bytes as a {kind} file",
+        f"arbitrary bytes as a {kind} file",
         check,
         st.sampled_from(starts),
         scraps,
@@ -239,7 +243,7 @@ def test_a_file_cut_off_anywhere_gives_its_whole_lines_or_is_refused(tmp_path, f
         else:  # what follows the last pair tells nothing of pairs
             survived += pairs == PAIRS
     assert given or kind not in LINE_FORMATS
-    fault("C9", f"a {kind} file cut off", tried=len(sizes), survived=survived)
+    fault("C9", f"a {kind} file truncated", tried=len(sizes), survived=survived)
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
@@ -272,7 +276,7 @@ def test_lines_around_the_limit_are_counted_once(tmp_path, fault, kind):
                 path.with_suffix(".en").write_bytes(b"b\n" * n)
             pairs, report = read(path, max_chars=10)
             survived += (pairs, report.read) == ([("a", "b")] * (n - 1), n) and report.dropped.total() == 1
-    fault("C5", f"{kind} lines about as long as may be read", tried=4 * len(lengths), survived=survived)
+    fault("C5", f"{kind} lines near the length limit", tried=4 * len(lengths), survived=survived)
 
 
 # ---------------------------------------------------------------------------------------------------------- whole files
@@ -297,7 +301,9 @@ def test_what_is_written_is_read_again(tmp_path, survives, suffix):
             assert list(there) == [row[name].translate(clean) for row in rows]
         assert corpus.report.read == corpus.report.kept == len(rows)
 
-    survives("C3", f"any text, written as {suffix} and read again", check, st.lists(pair, min_size=1, max_size=8))
+    survives(
+        "C3", f"arbitrary text, written as {suffix} and read again", check, st.lists(pair, min_size=1, max_size=8)
+    )
 
 
 def test_any_value_in_any_column(tmp_path, survives):
@@ -322,7 +328,7 @@ def test_any_value_in_any_column(tmp_path, survives):
 
     survives(
         "C9",
-        "any value in any column of JSON",
+        "arbitrary values in JSON columns",
         check,
         st.lists(row, min_size=5, max_size=5),
         st.lists(st.booleans(), min_size=5, max_size=5),
@@ -369,7 +375,7 @@ def test_tmx_in_every_encoding_that_there_is(tmp_path, fault):
         understood |= {encoding} if pairs else set()
     assert understood >= {"ascii", "latin_1", "utf_8"}
     assert "no such" not in understood
-    fault("C1", "TMX that names an encoding", tried=len(encodings), survived=survived)
+    fault("C1", "TMX with a declared encoding", tried=len(encodings), survived=survived)
 
 
 def test_variants_within_a_tmx_unit_are_counted(tmp_path):
@@ -399,7 +405,7 @@ def test_pharaoh_is_parsed_or_refused(survives):
     )
     survives(
         "D1",
-        "any text as Pharaoh links",
+        "arbitrary text as Pharaoh links",
         check,
         st.text("0123456789- \t\n٣–x") | st.lists(link, max_size=5).map(" ".join),
     )
@@ -435,7 +441,7 @@ def test_yaml_is_a_recipe_or_refused(tmp_path, survives):
     few = CHANGES.filter(lambda changes: all(len(piece) < 6000 for *_, piece in changes)) | st.just([])
     survives(
         "H7",
-        "recipes with bytes changed and odd values put in",
+        "recipes with changed bytes and unexpected values",
         check,
         st.sampled_from(packaged),
         few,

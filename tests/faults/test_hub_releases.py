@@ -45,7 +45,7 @@ def test_an_output_folder_that_is_a_mount_point(tiny_encoder, again, disk, fault
         assert np.array_equal(SentenceTransformer(str(folder), device="cpu").encode(TEXTS), model.encode(TEXTS))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
     assert not [path.name for path in folder.iterdir() if path.name.startswith(("_", "."))]
-    fault("A8", "a release to a folder that is a disk of its own, and another after it", tried=2, survived=2)
+    fault("A8", "two releases to a folder that is a mount point", tried=2, survived=2)
 
 
 def test_a_parent_that_cannot_be_written_to(tiny_encoder, again, disk, fault):
@@ -63,7 +63,7 @@ def test_a_parent_that_cannot_be_written_to(tiny_encoder, again, disk, fault):
     finally:
         gc.collect()
         subprocess.run(["umount", str(folder)], check=True)
-    fault("A8", "a release to a folder whose parent cannot be written to", tried=2, survived=2)
+    fault("A8", "release to a folder with a read-only parent", tried=2, survived=2)
 
 
 def test_a_folder_that_cannot_be_written_to_is_told(tiny_encoder, disk, fault):
@@ -75,7 +75,7 @@ def test_a_folder_that_cannot_be_written_to_is_told(tiny_encoder, disk, fault):
     ):
         release(tiny_encoder, folder, recipe=None)
     assert verify(folder, device="cpu") == 0
-    fault("A8", "a release to a folder that cannot be written to", tried=1, survived=1)
+    fault("A8", "release to a read-only folder", tried=1, survived=1)
 
 
 def test_a_folder_that_another_process_writes_to_is_refused(tiny_encoder, tmp_path, fault):
@@ -86,7 +86,7 @@ def test_a_folder_that_another_process_writes_to_is_refused(tiny_encoder, tmp_pa
     os.kill(child.pid, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     assert verify(folder, device="cpu") == 0
-    fault("A7", "a release to a folder that another process writes to", tried=1, survived=1)
+    fault("A7", "release to a folder in use by another process", tried=1, survived=1)
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ def test_a_run_that_dies_in_the_middle_of_a_file_goes_on_to_the_same_weights(run
         assert run(folder) == 0
         survived += result(folder) == result("whole")
         shutil.rmtree(tmp_path / folder)
-    fault("A1", "death in the middle of writing a file of a checkpoint", tried=len(limits), survived=survived)
+    fault("A1", "process dies while writing a checkpoint file", tried=len(limits), survived=survived)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(run, result, undisturbed, tmp_path, fault):
@@ -84,7 +84,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, result, undisturbed, tmp_
         verify(tmp_path / folder / "checkpoint-2")
         assert run(folder) == 0
         survived += result(folder) == undisturbed()[0]
-    fault("A2", "no room for a checkpoint (files limited in size)", tried=len(limits), survived=survived)
+    fault("A2", "no space for a checkpoint (file size limit)", tried=len(limits), survived=survived)
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_small_disk(run, result, tmp_path, disk, fault):
     disk(100 << 20)
     assert run("disk/run", log="grown") == 0
     same = result("disk/run") == result("whole")
-    fault("A2", "a disk that is full behind the first checkpoint", tried=1, survived=same)
+    fault("A2", "disk full after the first checkpoint", tried=1, survived=same)
 
 
 def test_a_disk_without_room_for_the_weights_is_noticed_before_the_first_step(make_trainer, disk, fault):
@@ -108,7 +108,7 @@ def test_a_disk_without_room_for_the_weights_is_noticed_before_the_first_step(ma
         trainer.train()
     assert trainer.state.global_step == 0
     assert list((folder / "run").iterdir()) == []
-    fault("A2", "a disk without room for the weights, before the first step", tried=1, survived=1)
+    fault("A2", "no space for the weights, before the first step", tried=1, survived=1)
 
 
 def test_a_disk_that_is_read_only_is_refused_at_the_start(tiny_encoder_dir, bitext_path, disk, capsys, fault):
@@ -131,7 +131,7 @@ def test_a_disk_that_is_read_only_is_refused_at_the_start(tiny_encoder_dir, bite
             f"train: Nothing can be written to the output folder {output}: Read-only file system. Choose" in said
         )
         assert "Traceback" not in said
-    fault("A8", "metaphrase train on a disk that is read-only", tried=2, survived=refused)
+    fault("A8", "metaphrase train on a read-only disk", tried=2, survived=refused)
 
 
 def test_a_manifest_is_the_last_file(run, tmp_path):

@@ -72,7 +72,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(make_trainer, caplog, f
     )
     again.train()
     assert alone == pytest.approx(logs(again, "loss")[0])  # the mean is that of the step that was made
-    fault("B1", f"a loss that is {value}, {accumulation} micro-batches", tried=1, survived=1)
+    fault("B1", f"loss is {value}, {accumulation} micro-batches", tried=1, survived=1)
 
 
 def test_a_gradient_that_is_not_finite_is_skipped_too(make_trainer, caplog, fault):
@@ -84,7 +84,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(make_trainer, caplog, faul
     assert same(watch.weights[1], watch.weights[2])
     assert not same(watch.weights[2], watch.weights[3])
     assert "A gradient, or the loss of another process, is not finite in step 2" in caplog.text
-    fault("B1", "a gradient that is not finite", tried=1, survived=1)
+    fault("B1", "NaN or infinite gradient", tried=1, survived=1)
 
 
 @pytest.mark.parametrize("recipe", ["dap", "ppa", "wacse"])
@@ -102,7 +102,7 @@ def test_states_that_overflow_in_half_precision_are_skipped(make_trainer, caplog
     assert same(watch.weights[1], watch.weights[2])
     assert not same(watch.weights[2], watch.weights[3])
     assert "is not finite in step 2, which is skipped." in caplog.text
-    fault("B1", "states that overflow in half precision", tried=1, survived=1)
+    fault("B1", "hidden states that overflow in half precision", tried=1, survived=1)
 
 
 def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
@@ -113,7 +113,7 @@ def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
     assert "The loss of rtl is not finite in step 7, as in the 2 before it, which were skipped." in str(error.value)
     assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(error.value)
     assert trainer.state.global_step == 6
-    fault("B1", "losses that are not finite from some step on", tried=1, survived=1)
+    fault("B1", "NaN or infinite losses from one step on", tried=1, survived=1)
 
 
 def test_skipped_steps_are_counted_across_a_resume(make_trainer, tmp_path):
@@ -138,7 +138,7 @@ def test_a_step_size_that_breaks_the_weights_is_not_written(make_trainer, tmp_pa
     with pytest.raises(NonFiniteError, match=r"has become infinite or no number; the model is not written"):
         trainer.train()
     assert checkpoint_folders(tmp_path / "run") == []
-    fault("B1", "a learning rate that breaks the weights", tried=1, survived=1)
+    fault("B1", "learning rate that makes the weights diverge", tried=1, survived=1)
 
 
 def scaled(trainer, overflowing):
@@ -156,7 +156,7 @@ def test_a_scaler_that_never_finds_its_scale_ends_the_run(make_trainer, monkeypa
     with pytest.raises(NonFiniteError, match=r"gradients of step 9 are not finite in float16, as in the 5 .*bf16"):
         trainer.train()
     assert trainer.accelerator.scaler.get_scale() == 2.0**10
-    fault("B1", f"gradients that are not finite under a gradient scaler ({optimiser})", tried=1, survived=1)
+    fault("B1", f"NaN or infinite gradients with a gradient scaler ({optimiser})", tried=1, survived=1)
 
 
 def test_a_scaler_may_look_for_its_scale(make_trainer, caplog, fault):
@@ -174,7 +174,7 @@ def test_a_scaler_may_look_for_its_scale(make_trainer, caplog, fault):
     assert [at for at, made in enumerate(made, 1) if made] == [8, 16]
     assert all(moved)  # batches join the queue
     assert logs(trainer, "skipped_steps")[-1] == 14
-    fault("B1", "a gradient scaler that looks for its scale", tried=1, survived=1)
+    fault("B1", "gradient scaler searching for its scale", tried=1, survived=1)
 
 
 def test_overflows_in_a_row_are_counted_across_a_resume(make_trainer, monkeypatch):

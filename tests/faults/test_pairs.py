@@ -57,7 +57,7 @@ def test_links_of_words_without_pieces_are_dropped_and_counted(tokenizer, fault)
             and built["dropped"].tolist() == [2]
             and built["source_spans"][0, 1].tolist() == [0, 0]
         )
-    fault("D2", "a word that the tokenizer makes no piece of", tried=len(NOTHING), survived=survived)
+    fault("D2", "a word without any piece", tried=len(NOTHING), survived=survived)
 
 
 def test_links_of_words_that_are_unknown_stay(tokenizer, fault):
@@ -69,7 +69,7 @@ def test_links_of_words_that_are_unknown_stay(tokenizer, fault):
         built = build(links_view(32), [{**row, "source_lang": "de", "target_lang": "en"}], tokenizer)
         start, end = built["source_spans"][0, 1].tolist()
         survived += end > start and built["dropped"].tolist() == [0] and len(built["links"][0]) == 3
-    fault("D2", "a word that is unknown to the tokenizer", tried=len(words), survived=survived)
+    fault("D2", "a word unknown to the tokenizer", tried=len(words), survived=survived)
 
 
 @pytest.mark.parametrize("length", [2, 3, 5])
@@ -81,7 +81,7 @@ def test_every_link_of_a_cut_sentence_stays_or_is_counted(tokenizer, bitext, fau
     assert max(last) < length
     fault(
         "D1",
-        f"sentences cut to {length} pieces",
+        f"sentences truncated to {length} pieces",
         tried=len(bitext),
         survived=int((kept + built["dropped"] == given).sum()),
     )
@@ -105,7 +105,7 @@ def test_pairs_whose_links_are_all_cut_are_trained_on(make_trainer, full_bitext,
         for row in full_bitext
     ]
     trainer = make_trainer(recipe=recipe, dataset=Dataset.from_list(rows), save_strategy="no")
-    fault("D3", "pairs whose links are all behind the cut", tried=1, survived=int(learned(trainer, caplog)))
+    fault("D3", "pairs whose links are all truncated", tried=1, survived=int(learned(trainer, caplog)))
 
 
 # ------------------------------------------------------------------------------------------------------------- sentences
@@ -128,7 +128,7 @@ def test_sentences_without_a_piece_are_trained_on(make_trainer, full_bitext, tok
         rows[at]["alignment"] = "0-0"
     assert build(source_view(24), [rows[0]], tokenizer)["input_ids"].shape == (1, 2)
     trainer = make_trainer(recipe=recipe, dataset=Dataset.from_list(rows), save_strategy="no")
-    fault("B1", "sentences of which no piece is left", tried=3, survived=3 * int(learned(trainer, caplog)))
+    fault("B1", "sentences without any piece", tried=3, survived=3 * int(learned(trainer, caplog)))
 
 
 @pytest.mark.parametrize("sampler", ["no_duplicates", "no_duplicates_hashed"])
@@ -146,7 +146,7 @@ def test_no_text_is_twice_in_a_batch(make_trainer, fault, sampler):
     )
     assert sorted(at for batch in batches for at in batch) == list(range(len(rows)))
     clean = [len({rows[at][side] for at in batch}) == len(batch) for batch in batches for side in ("source", "target")]
-    fault("C6", "repeated sentences, kept out of each other's batches", tried=len(clean), survived=sum(clean))
+    fault("C6", "repeated sentences, kept in separate batches", tried=len(clean), survived=sum(clean))
 
 
 # ------------------------------------------------------------------------------------------------------------ tokenizers

@@ -82,7 +82,7 @@ def test_a_rank_that_dies_ends_all_and_the_run_goes_on(ranks, tmp_path, fault):
         statuses, resumed = ranks(folder)
         assert statuses == [0, 0], said(tmp_path, folder)
         survived += resumed == whole
-    fault("F1", "a rank of two is killed in a step", tried=2, survived=survived)
+    fault("F1", "one of two ranks is killed during a step", tried=2, survived=survived)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -98,7 +98,7 @@ def test_a_rank_that_dies_while_a_checkpoint_is_written(ranks, tmp_path, fault, 
     assert [path.name for path in checkpoint_folders(tmp_path / "dead")] == ["checkpoint-2"]
     statuses, resumed = ranks("dead")
     assert statuses == [0, 0], said(tmp_path, "dead")
-    fault("F2", "a rank of two is killed while a checkpoint is written", tried=1, survived=resumed == whole)
+    fault("F2", "one of two ranks is killed during a checkpoint", tried=1, survived=resumed == whole)
 
 
 def test_a_signal_to_one_rank_stops_all_behind_the_same_step(ranks, tmp_path, fault):
@@ -108,7 +108,7 @@ def test_a_signal_to_one_rank_stops_all_behind_the_same_step(ranks, tmp_path, fa
     assert newest(tmp_path / "stopped").name == "checkpoint-3"
     statuses, resumed = ranks("stopped")
     assert statuses == [0, 0]
-    fault("A3", "SIGTERM to a rank of two", tried=1, survived=resumed == whole)
+    fault("A3", "SIGTERM to one of two ranks", tried=1, survived=resumed == whole)
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_all(ranks, tmp_path, fault):
@@ -121,7 +121,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_all(ranks, tmp_path
     statuses, digests = ranks("spoilt", callbacks=[Spoil()])
     assert statuses == [0, 0], said(tmp_path, "spoilt")
     assert said(tmp_path, "spoilt").count("not finite in step 2, which is skipped") == 2
-    fault("B1", "a gradient that is not finite on one rank of two", tried=1, survived=len(set(digests)) == 1)
+    fault("B1", "NaN or infinite gradient on one of two ranks", tried=1, survived=len(set(digests)) == 1)
 
 
 def test_a_run_of_two_ranks_is_not_gone_on_with_by_one(ranks, make_trainer, tmp_path, fault):
@@ -164,7 +164,7 @@ def test_two_ranks_share_the_rows_of_a_pass(ranks, batches_of_ranks, tmp_path, f
     assert len(seen) == rows - rows % 8
     fault(
         "F3",
-        f"{rows} rows on two ranks: none twice",
+        f"{rows} rows on two ranks: none used twice",
         tried=len(seen),
         survived=len(set(seen) & set(dataset["source"])),
     )

@@ -32,7 +32,7 @@ def test_a_signal_ends_the_step_with_a_checkpoint(run, result, undisturbed, tmp_
     assert f"Stopped by {number.name} behind step 3 of 4; go on with --resume_from_checkpoint true." in said
     assert [path.name for path in checkpoint_folders(tmp_path / "stopped")] == ["checkpoint-3"]
     assert run("stopped", **options) == 0
-    fault("A3", f"{number.name} in a step", tried=1, survived=result("stopped") == undisturbed()[0])
+    fault("A3", f"{number.name} during a step", tried=1, survived=result("stopped") == undisturbed()[0])
 
 
 def test_a_second_signal_ends_it_at_once(run, tmp_path, fault):
@@ -55,7 +55,7 @@ def test_a_signal_behind_a_checkpoint(run, result, undisturbed, tmp_path, fault)
     assert run("stopped") == 0
     for checkpoint in checkpoint_folders(tmp_path / "stopped"):
         verify(checkpoint)
-    fault("A3", "SIGTERM behind the last step", tried=1, survived=result("stopped") == undisturbed()[0])
+    fault("A3", "SIGTERM after the last step", tried=1, survived=result("stopped") == undisturbed()[0])
 
 
 def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_path):
@@ -86,7 +86,7 @@ def test_what_came_after_the_best_checkpoint_stays(run, result, monkeypatch, tmp
     assert "checkpoint-2" in kept(tmp_path / "stopped") or step == 6
     assert run("stopped", **SETTINGS) == 0, (tmp_path / "stopped.log").read_text()
     resumed = result("stopped"), last.read_text(), kept(tmp_path / "stopped")
-    fault("A3", f"SIGTERM in step {step} of a run that keeps the best", tried=1, survived=resumed == whole)
+    fault("A3", f"SIGTERM during step {step} with load_best_model_at_end", tried=1, survived=resumed == whole)
 
 
 def kept(folder):
@@ -107,7 +107,7 @@ def test_a_run_killed_behind_its_last_evaluation_has_ended(run, result, monkeypa
     assert run("killed", callbacks=[Die()], **SETTINGS) == -signal.SIGKILL
     assert run("killed", **SETTINGS) == 0, (tmp_path / "killed.log").read_text()
     survived = (result("killed"), last.read_text()) == whole
-    fault("A1", "kill -9 where early stopping has ended a run", tried=1, survived=survived)
+    fault("A1", "kill -9 after early stopping", tried=1, survived=survived)
 
 
 def test_handlers_are_given_back(make_trainer):

@@ -53,7 +53,7 @@ def test_a_stream_goes_on_where_it_was_in_a_later_pass(make_trainer, stream, tmp
     assert rest == batches[step:]
     fault(
         "A4",
-        "a stream resumed in the middle and at the end of its passes",
+        "stream resumed within and at the end of an epoch",
         tried=1,
         survived=digest(resumed) == digest(whole),
     )
@@ -74,7 +74,7 @@ def test_accumulated_batches_of_a_stream_go_on_too(make_trainer, stream, tmp_pat
     rest = seen(resumed)
     resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-3")
     assert rest == batches[6:]
-    fault("A4", "a stream resumed, two micro-batches a step", tried=1, survived=digest(resumed) == digest(whole))
+    fault("A4", "stream resumed, with gradient accumulation", tried=1, survived=digest(resumed) == digest(whole))
 
 
 def test_a_stream_read_by_a_worker_goes_on_too(make_trainer, stream, tmp_path, fault):
@@ -83,7 +83,7 @@ def test_a_stream_read_by_a_worker_goes_on_too(make_trainer, stream, tmp_path, f
     whole.train()
     resumed = make_trainer("resumed", **options)
     resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-4")
-    fault("A4", "a stream resumed that a worker reads", tried=1, survived=digest(resumed) == digest(whole))
+    fault("A4", "stream resumed, read by a worker process", tried=1, survived=digest(resumed) == digest(whole))
 
 
 def test_batches_that_are_passed_over_are_not_made(make_trainer, stream, tmp_path, monkeypatch):
@@ -111,7 +111,7 @@ def test_a_dead_worker_ends_the_run_with_its_number(make_trainer, full_bitext, t
     trainer = make_trainer(dataset=broken, dataloader_num_workers=1, dataloader_prefetch_factor=1, save_steps=1)
     with pytest.raises(WorkerError, match=r"DataLoader worker \(pid\(?s?\)? \d+\).*lower --dataloader_num_workers"):
         trainer.train()
-    fault("E3", "a data loader's worker dies", tried=1, survived=1)
+    fault("E3", "a data loader worker dies", tried=1, survived=1)
 
 
 def is_killed(rows, passed):
@@ -142,7 +142,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(make_trainer, full_bi
     assert last.name == "checkpoint-3"
     assert str(last) in said
     verify(last)
-    fault("E2", "kill -9 of a data loader's worker", tried=1, survived=1)
+    fault("E2", "kill -9 of a data loader worker", tried=1, survived=1)
 
 
 def hangs(rows):
@@ -159,4 +159,4 @@ def test_a_worker_that_hangs_ends_the_run(make_trainer, full_bitext, fault):
     trainer = make_trainer(dataset=stuck, **options)
     with pytest.raises(WorkerError, match=r"within 3 seconds.*checkpoint-1"):
         trainer.train()
-    fault("E3", "a data loader's worker hangs", tried=1, survived=1)
+    fault("E3", "a data loader worker hangs", tried=1, survived=1)

@@ -136,7 +136,7 @@ def test_neighbours_are_those_of_a_loop(device, n, m, k, fault):
     np.testing.assert_allclose(found.similarity_qk, np.take_along_axis(cosines, order, axis=1), atol=1e-6)
     assert found.similarity_qk.dtype == np.float32
     if k > m:
-        fault("I1", "more neighbours asked for than there are", tried=1, survived=int(found.row_qk.shape == (n, m)))
+        fault("I1", "more neighbours requested than available", tried=1, survived=int(found.row_qk.shape == (n, m)))
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
@@ -215,7 +215,7 @@ def test_too_few_candidates_are_no_neighbours():
 def test_unusable_embeddings_are_refused(change, message, fault):
     with pytest.raises(ValueError, match=message):
         mine(*change(*random_sides(4, 5)))
-    fault("I1", "embeddings that are none, of other dimensions, or not finite", tried=1, survived=1)
+    fault("I1", "embeddings that are empty, of different dimensions, NaN or infinite", tried=1, survived=1)
 
 
 def test_unknown_options_are_refused():

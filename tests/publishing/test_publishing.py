@@ -28,7 +28,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.checkpoints.folders import publish
 from metaphrase.cli import main
-from metaphrase.corpus import load_corpus, write_corpus
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder, origin_of
 from metaphrase.exceptions import HubAccessError, HubConnectionError, MetaphraseError, UsageError
 from metaphrase.publishing import hub as publishing
@@ -594,7 +595,7 @@ class TestStrangers:
         with pytest.raises((OSError, ValueError)):
             verify("evil/code")
         assert not marker.exists()
-        fault("H2", f"code in a repository, asked for by its {wish}", tried=2, survived=2)
+        fault("H2", f"code in a repository, requested by its {wish}", tried=2, survived=2)
 
     @pytest.mark.parametrize("where", ["option", "config", "recipe", "training", "term"])
     def test_no_setting_of_ours_trusts_code(self, template, tmp_path, bitext_path, capsys, where, fault):
@@ -643,7 +644,7 @@ class TestStrangers:
         assert facts.data.to_dict()["base_model"] == "acme/tiny"
         assert facts.data.to_dict()["metaphrase"]["base_model_revision"] == sha
         assert f"[acme/tiny](https://huggingface.co/acme/tiny), revision {sha}" in facts.text
-        fault("H4", "the main branch moves on", tried=1, survived=1)
+        fault("H4", "the main branch changes", tried=1, survived=1)
 
 
 class TestHeadsAndCorpora:
@@ -783,7 +784,7 @@ class TestOverXet:
         assert xet.faults[0]["times"] < 1
         chunks.write_bytes(whole)
         self.assert_comes_back(released, tmp_path / "cache", repo_id="acme/tiny")
-        fault("G3", "over Xet: a download gets no token at first, and is cut", tried=2, survived=2)
+        fault("G3", "over Xet: a download gets no token at first, and is truncated", tried=2, survived=2)
 
 
 COMMAND = "from metaphrase.cli import main; raise SystemExit(main())"
@@ -927,7 +928,7 @@ class TestBeforeTraining:
         assert trainer.hub_model_id == "acme/run"
         assert repository(online, "acme/run").private
         assert "Training goes on" not in caplog.text
-        fault("G3", "a training run makes its repository: answers 503", tried=1, survived=1)
+        fault("G3", "repository creation before training: answers 503", tried=1, survived=1)
 
     def test_a_name_alone_is_the_users(self, online, make):
         assert make(hub_model_id="run").hub_model_id == "tester/run"
@@ -942,7 +943,7 @@ class TestBeforeTraining:
         trainer.train()
         assert self.titles(online) == ["initial commit", "Training in progress, step 2"]
         assert repository(online, "acme/run").private
-        fault("G3", "no repository can be made before a training run", tried=1, survived=1)
+        fault("G3", "repository cannot be created before training", tried=1, survived=1)
 
     @pytest.mark.parametrize(
         ("name", "value", "message"),
@@ -961,7 +962,7 @@ class TestBeforeTraining:
         assert online.requests == []
         with pytest.raises(HubConnectionError, match="push it later with"):
             trainer.push_to_hub()
-        fault("G6", f"a training run that is to be pushed, without a network ({name})", tried=1, survived=1)
+        fault("G6", f"training run with push, without a network ({name})", tried=1, survived=1)
 
     def test_without_a_token_nothing_begins(self, online, make, monkeypatch):
         monkeypatch.delenv("HF_TOKEN")
@@ -994,7 +995,7 @@ class TestBeforeTraining:
         with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
             make(hub_token="hf_other")
         assert make().hub_model_id == "acme/run"
-        fault("G1", "before training: a token that only reads, or another's", tried=2, survived=2)
+        fault("G1", "before training: a read-only token, or another user's", tried=2, survived=2)
 
     def test_a_hub_that_does_not_tell_who_may_write_is_taken_at_its_word(self, online, make):
         online.faults.append({"path": "/auth-check/write$", "status": 404})
@@ -1023,7 +1024,7 @@ class TestBeforeTraining:
         assert remote_files(online, "acme/run") == []
         with pytest.raises(UsageError, match="acme/run exists and is public"):
             trainer.push_to_hub()
-        fault("G2", "a public repository where a private one is wanted", tried=3, survived=3)
+        fault("G2", "public repository where a private one is required", tried=3, survived=3)
 
     @pytest.mark.parametrize("name", ["acme/my run", "acme/a/b"])
     def test_a_name_that_is_none_is_refused(self, online, make, name):

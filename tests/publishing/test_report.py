@@ -11,13 +11,19 @@ from PIL import Image
 from rich.console import Console
 
 from metaphrase.corpus.parallel import ParallelSet
-from metaphrase.evaluation.retrieval import TATOEBA_GROUPS, compare_retrieval, evaluate_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import TATOEBA_GROUPS, evaluate_retrieval
 from metaphrase.io.files import write_json
 from metaphrase.publishing.report import render_table, usage_lines, write_report
 from tests.publishing.test_plots import analysis
 
 HOSTILE = "<script>alert('x')</script>\"><img src=x onerror=y>&amp;{{ 7*7 }}"
 VOID = {"meta", "line", "circle", "rect", "polyline", "br", "img", "link", "input"}
+
+
+def measured(*args, **options):
+    """The JSON form of a result."""
+    return evaluate_retrieval(*args, **options).to_dict()
 
 
 class Page(HTMLParser):
@@ -70,7 +76,7 @@ def result(found, model="model", n=100):
         def encode(self, texts, **kwargs):
             return np.array([vectors[text] for text in texts])
 
-    return evaluate_retrieval(Echo(), sets, name=model, resamples=300)
+    return measured(Echo(), sets, name=model, resamples=300)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +138,7 @@ def test_page_shows_every_number(tmp_path, results, run):
             for key in ("source_to_target", "target_to_source", "mean"):
                 low, high = measured[key]["interval"]
                 assert f"{measured[key]['accuracy']:.1f} {low:.1f} – {high:.1f}" in page.text
-    comparison = compare_retrieval(before, after)
+    comparison = compare(before, after)
     for test in (*comparison["languages"].values(), comparison["pooled"]):
         low, high = test["interval"]
         assert f"{test['difference']:+.1f} {low:+.1f} to {high:+.1f}" in page.text
@@ -192,7 +198,7 @@ def test_hostile_text_stays_text(tmp_path, run, fault):
     assert "onerror" not in {name for name, _ in page.attributes}
     assert "49" not in page.text.split("alert", 1)[1][:60]
     assert HOSTILE in page.text
-    fault("H8", "names of models, data, languages and runs that are HTML and templates", tried=1, survived=1)
+    fault("H8", "names of models, data, languages and runs that contain HTML and templates", tried=1, survived=1)
 
 
 def test_json_holds_everything(tmp_path, results, run):
@@ -202,13 +208,13 @@ def test_json_holds_everything(tmp_path, results, run):
     before, after = results
     assert report["before"] == {"demo test": before}
     assert report["after"] == {"demo test": after}
-    assert report["comparisons"] == {"demo test": compare_retrieval(before, after)}
+    assert report["comparisons"] == {"demo test": compare(before, after)}
     assert report["run"] == run
     assert report["usage"] == usage_lines("runs/demo")
 
 
 def test_given_comparisons_are_used(tmp_path, results):
-    comparison = compare_retrieval(*results, resamples=500, seed=9)
+    comparison = compare(*results, resamples=500, seed=9)
     page = Page(write(tmp_path, results, comparisons={"demo test": comparison}).read_text(encoding="utf-8"))
     assert "500 resamples, seed 9" in page.text
 
@@ -270,9 +276,9 @@ def test_table_of_a_comparison(results):
     assert "better" in rows["sw"]
     assert "tie" in rows["te"]
     assert "worse" in rows["vi"]
-    low, high = compare_retrieval(before, after)["languages"]["sw"]["interval"]
+    low, high = compare(before, after)["languages"]["sw"]["interval"]
     assert f"{low:+.1f}…{high:+.1f}" in text
-    assert rendered(render_table(after, before, compare_retrieval(before, after))) == text
+    assert rendered(render_table(after, before, compare(before, after))) == text
 
 
 def test_table_fits_a_narrow_console(results):
@@ -400,7 +406,7 @@ def test_full_page_is_self_contained(analysed, fault):
     page = Page(html)
     assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
     assert not {"src", "href"} & {name for name, _ in page.attributes}
-    fault("H8", "a page that asks for nothing from elsewhere", tried=1, survived=1)
+    fault("H8", "report page that loads nothing external", tried=1, survived=1)
 
 
 def test_hostile_sentences_stay_text(tmp_path, results, fault):
@@ -410,7 +416,7 @@ def test_hostile_sentences_stay_text(tmp_path, results, fault):
     assert not {"onerror", "src"} & {name for name, _ in page.attributes}
     assert page.text.count(HOSTILE) > 20
     assert "{{ 7*7 }}" in page.text
-    fault("H8", "sentences and words that are HTML and templates", tried=1, survived=1)
+    fault("H8", "sentences and words that contain HTML and templates", tried=1, survived=1)
 
 
 def test_page_without_a_baseline(tmp_path, results):

@@ -27,7 +27,7 @@ def script():
     spec.loader.exec_module(module)
     yield module
     sys.path.remove(str(SCRIPTS))
-    for name in ("ablations", "update_readme", "costs"):
+    for name in ("ablations", "update_tables", "costs"):
         sys.modules.pop(name, None)
 
 

@@ -256,7 +256,7 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
     bench.costs.main()
     text = (tmp_path / "costs.md").read_text()
     assert text.count("| XLM-R base |") == 3
-    assert "Nothing has been measured yet" in text
+    assert "Not measured yet" in text
     of, given = "12 × 768, V = 250,002", {"recipe": "tr", "pairs": 16, "tokens": [182, 173]}
     figures = [
         {"of": of, "value": 2.2, "seconds": {"tr": [5.0, 4.0], "dap": [9.0]}, "given": {}},
@@ -273,7 +273,7 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
 
 def test_tables_are_put_between_markers(bench, results, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = import_module("update_readme")
+    script = import_module("update_tables")
     (tmp_path / "cpu").symlink_to(results)
     tables = script.benchmark_tables(tmp_path)
     assert tables.keys() == {"bench", "flops"}
@@ -283,4 +283,4 @@ def test_tables_are_put_between_markers(bench, results, tmp_path, monkeypatch):
     text = page.read_text()
     assert text.startswith(f"a\n<!-- bench -->\n{tables['bench']}\n<!-- /bench -->\nb\n")
     assert text.endswith("<!-- costs --><!-- /costs -->\n")
-    del sys.modules["update_readme"]
+    del sys.modules["update_tables"]

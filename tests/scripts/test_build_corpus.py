@@ -10,7 +10,8 @@ from types import ModuleType
 
 import pytest
 
-from metaphrase.corpus import Cleaning, load_corpus, read_parallel
+from metaphrase.corpus import Cleaning, load_corpus
+from metaphrase.corpus.readers import read_parallel
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_corpus.py"
 

@@ -1,7 +1,8 @@
 import pytest
 
-from metaphrase.corpus import load_corpus, normalised
+from metaphrase.corpus import load_corpus
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
 from metaphrase.training.adaptation import (
     EPOCHS,

@@ -87,7 +87,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
     assert len(losses(whole)) == 6
     assert losses(resumed) == losses(whole)
     assert_equal(weights(resumed), weights(whole))
-    fault("A4", f"a resumed run, to the bit: {recipe}", tried=1, survived=1)
+    fault("A4", f"bit-exact resume: {recipe}", tried=1, survived=1)
 
 
 class Died(Exception):
@@ -126,7 +126,7 @@ def test_two_resumes_in_a_row_are_the_uninterrupted_run(make_trainer, recipe, op
     assert losses(resumed) == losses(whole)
     assert_equal(weights(resumed), weights(whole))
     what = ", ".join([recipe, *sorted(options.keys() & {"gradient_accumulation_steps", "micro_batch_size"})])
-    fault("A4", f"two resumes in a row, to the bit: {what}", tried=1, survived=1)
+    fault("A4", f"bit-exact after two resumes: {what}", tried=1, survived=1)
 
 
 def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
@@ -394,7 +394,7 @@ def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path, 
     gathered, whole = ranks[0]["gathered"], ranks[0]["whole"]
     assert max(value.abs().max() for value in whole.values()) > 0
     same = [torch.allclose(value, whole[name], rtol=1e-9, atol=1e-12) for name, value in gathered.items()]
-    fault("F4", "the gradient over two ranks and that of the whole batch", tried=len(same), survived=sum(same))
+    fault("F4", "gradient over two ranks equals that of the whole batch", tried=len(same), survived=sum(same))
 
 
 @pytest.mark.parametrize("recipe", ["dap", "ppa"])
@@ -415,7 +415,7 @@ def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trai
     assert said == [8, 4]  # of 16 rows: two sides, or queries beside concatenations
     losses_of = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (plain, tight)]
     same = losses_of[1] == pytest.approx(losses_of[0], rel=1e-4)
-    fault("E1", f"memory runs out: smaller micro-batches, the same loss ({recipe})", tried=1, survived=same)
+    fault("E1", f"out of memory: smaller micro-batches, same loss ({recipe})", tried=1, survived=same)
     if recipe == "ppa":  # a batch joined the queue once, however often its step was made
         queues = [trainer._alignment_loss.heads.heads["moco"].pointer for trainer in (plain, tight)]
         assert queues[0] == queues[1] == 32 % 20
@@ -433,7 +433,7 @@ def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer
     trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
     with pytest.raises(MemoryBudgetError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
         trainer.train()
-    fault("E1", "memory runs out behind pending gradients", tried=1, survived=1)
+    fault("E1", "out of memory with accumulated gradients", tried=1, survived=1)
 
 
 def test_memory_that_runs_out_at_one_row_is_explained(make_trainer, fault):
@@ -445,7 +445,7 @@ def test_memory_that_runs_out_at_one_row_is_explained(make_trainer, fault):
     trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
     with pytest.raises(MemoryBudgetError, match=r"^Memory ran out at one row at a time\. Shorten texts"):
         trainer.train()
-    fault("E1", "memory runs out at one row", tried=1, survived=1)
+    fault("E1", "out of memory at one row", tried=1, survived=1)
 
 
 def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trainer, monkeypatch, fault):
@@ -454,7 +454,7 @@ def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trai
     batch = next(iter(trainer.get_train_dataloader()))
     with pytest.raises(MemoryBudgetError, match=r"at 16 rows in process 0, .* Resume with --micro_batch_size 8:"):
         trainer._smaller_micro_batch(batch, torch.OutOfMemoryError("CUDA out of memory. (not really)"))
-    fault("E1", "memory runs out in one of several processes", tried=1, survived=1)
+    fault("E1", "out of memory in one of several processes", tried=1, survived=1)
 
 
 def test_other_errors_are_not_taken_for_memory(make_trainer):

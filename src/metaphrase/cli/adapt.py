@@ -23,9 +23,9 @@ from metaphrase.checkpoints.folders import checkpoint_folders, differences, excl
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.diagnose import findings_table, lines_without_pair
 from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
-from metaphrase.corpus import load_corpus
 from metaphrase.corpus.checks import check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import language_name
+from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError

@@ -33,8 +33,9 @@ from metaphrase.aligners.linking import (
     segmenter_of,
 )
 from metaphrase.cli import emit, is_json, notes, parse, show_progress
-from metaphrase.corpus import check_writable, load_corpus, write_corpus
+from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.phrases import PhraseTable
+from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.mining.shards import clear_work_folder, open_work_folder
 

@@ -14,10 +14,10 @@ from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import progress
-from metaphrase.corpus import CorpusReport
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError

@@ -24,7 +24,8 @@ from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
 from metaphrase.encoders.loading import STARTER, load_encoder, split_revision
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.environment import versions
@@ -149,7 +150,7 @@ def run(argv: Sequence[str]) -> int:
         source=source,
     ) as draft:
         after = _measure(draft.model, options.output_dir, options, sets)
-        comparison = compare_retrieval(before, after, resamples=options.resamples, seed=options.seed)
+        comparison = compare(before, after, resamples=options.resamples, seed=options.seed)
         sizes = _sizes(model, changed, draft)
         lost = [
             language
@@ -287,7 +288,7 @@ def _measure(
         resamples=options.resamples,
         seed=options.seed,
         show_progress=show_progress(),
-    )
+    ).to_dict()
 
 
 def _sizes(model: SentenceTransformer, changed: SentenceTransformer, draft: Draft) -> dict[str, dict[str, float]]:

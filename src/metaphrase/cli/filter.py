@@ -29,7 +29,8 @@ from metaphrase.cli.mine import (
     state_needs,
     text_histogram,
 )
-from metaphrase.corpus import check_writable, load_corpus, write_corpus
+from metaphrase.corpus.loading import load_corpus
+from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json

@@ -23,7 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.corpus import _BREAK, check_writable, write_corpus
+from metaphrase.corpus.text import one_line
+from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.retrieval import resolve_prompt
 from metaphrase.exceptions import DataError, StorageError, UsageError
@@ -570,7 +571,7 @@ def write_sample(
         for score, source, target in zip(
             *(column.tolist() for column in pairs.take(slice(first, first + _SHOWN))), strict=True
         ):
-            texts = (_BREAK.sub(" ", text) for text in (sources[source], targets[target]))
+            texts = (one_line(text) for text in (sources[source], targets[target]))
             lines.append("\t".join([label, f"{score:.4f}", *texts]))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -25,7 +25,8 @@ from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.mine import progress
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder, pooling_of
-from metaphrase.evaluation.retrieval import compare_retrieval, evaluate_retrieval, resolve_prompt
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import evaluate_retrieval, resolve_prompt
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.files import PACKAGED_DATA
@@ -141,7 +142,7 @@ class Sentences:
     def measure(self, sets: Mapping[str, ParallelSet], **settings: Any) -> dict[str, Any]:
         """`evaluate_retrieval` from the embeddings that are there."""
         lookups: Any = {language: _Lookup(self, language) for language in (*sets, TARGET_LANGUAGE)}
-        result = evaluate_retrieval(lookups, sets, name=self.name, **settings)
+        result = evaluate_retrieval(lookups, sets, name=self.name, **settings).to_dict()
         first = next(iter(self.models.values()))
         result["settings"] |= {
             "prompt": self.prompt,
@@ -207,7 +208,7 @@ def run(argv: Sequence[str]) -> int:
     notes().print("Computing word maps, alignments, margins and errors …")
     analysis = analyse(subjects, sets, focus, trained, comparisons, options)
     analysis["retention"] = {
-        name: plots.retention(compare_retrieval(pair["before"], pair["after"], **settings), options.red_line)
+        name: plots.retention(compare(pair["before"], pair["after"], **settings), options.red_line)
         | {"models": {side: describe_model(one) for side, one in pair.items()}}
         for name, pair in others.items()
     }
@@ -348,9 +349,7 @@ def measure(
             if chosen and (is_trained or "before" in subjects):
                 into[name] = {side: one.measure(chosen, **settings) for side, one in subjects.items()}
     comparisons = {
-        name: compare_retrieval(one["before"], one["after"], **settings)
-        for name, one in results.items()
-        if "before" in one
+        name: compare(one["before"], one["after"], **settings) for name, one in results.items() if "before" in one
     }
     return results, others, comparisons
 

@@ -30,8 +30,11 @@ from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
 from metaphrase.cli import emit, is_quiet, parse, show_progress
-from metaphrase.corpus import Cleaning, Corpus, find_files, load_corpus, overlap
+from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import (
     STARTER,
@@ -40,10 +43,10 @@ from metaphrase.encoders.loading import (
     load_encoder,
     split_revision,
 )
+from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import (
     Encoders,
     RetrievalEvaluator,
-    compare_retrieval,
     evaluate_retrieval,
     resolve_prompt,
 )
@@ -359,7 +362,7 @@ def _train_and_report(
             load_encoder(output, device=str(model.device)) if embedding is None else fold_languages(model, embedding)
         )
         after = measure(trained, tests, name=str(output))
-        comparisons = {name: compare_retrieval(before[name], after[name]) for name in tests}
+        comparisons = {name: compare(before[name], after[name]) for name in tests}
         for name, comparison in comparisons.items():
             card.add_comparison(name, comparison)
             shown.append(f"\n{name}: {model_options.model} before, {output} after")
@@ -685,7 +688,7 @@ def languages_told(options: CorpusOptions) -> set[str]:
 def measure(model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str = "") -> dict[str, Any]:
     """Retrieval accuracy on every test set, without padding."""
     return {
-        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress())
+        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress()).to_dict()
         for test, sets in tests.items()
     }
 
@@ -750,7 +753,7 @@ def measure_retention(
     }
     after = measure(model, {test: sets for test, sets in untrained.items() if sets}, name=name)
     return {
-        test: retention(compare_retrieval(before[test], one))
+        test: retention(compare(before[test], one))
         | {"models": {"before": describe_model(before[test]), "after": describe_model(one)}}
         for test, one in after.items()
     }

@@ -14,9 +14,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.corpus import EXAMPLES, CorpusReport, find_files, normalised, read_pairs
+from metaphrase.corpus.files import bare_language, find_files, unknown_language
 from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.report import EXAMPLES, CorpusReport
+from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError, MissingExtraError
 
 Severity = Literal["error", "warning", "info"]
@@ -111,15 +114,12 @@ def read_corpus(
         CorpusError: A file does not tell its language, or holds no pair for one that is asked for.
     """
     report = CorpusReport()
-    wanted = {code.split("-")[0].split("_")[0].lower() for code in languages or ()}
+    wanted = {bare_language(code) for code in languages or ()}
     rows: list[dict[str, str]] = []
     for file in find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split):
         for _, source, target, known in read_pairs(file, report=report):
             if "source_lang" not in known:
-                raise CorpusError(
-                    f"{file.name} does not tell its language. Name it like 'sw-{file.into}.tsv', or pass "
-                    "--languages sw."
-                )
+                raise unknown_language(file)
             if not wanted or known["source_lang"] in wanted:
                 rows.append({"source": source, "target": target, "source_lang": known["source_lang"]})
     sets = by_language(rows)

@@ -1,4 +1,4 @@
-"""Monolingual text that is trained on beside a bitext, for objectives that read the column ``monolingual``."""
+"""Monolingual text mixed into a bitext, for objectives that read the column ``monolingual``."""
 
 from __future__ import annotations
 
@@ -10,19 +10,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from datasets import Dataset, Features, IterableDataset, List, Value, load_dataset
+from datasets import Dataset, Features, IterableDataset, List, Value
 
-from metaphrase.corpus import (
-    _HUB,
-    BAD_RATE_AFTER,
-    MAX_BAD_RATE,
-    MAX_CHARS,
-    BitextFile,
-    _Bad,
-    _hub_name,
-    _lines,
-    _pinned,
-)
+from metaphrase.corpus.hub import is_hub_name, parse_hub_name, pin_revision, stream_rows
+from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, read_lines
 from metaphrase.exceptions import CorpusError, MissingFileError
 
 logger = logging.getLogger(__name__)
@@ -31,18 +22,17 @@ AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 
 
 def check_monolingual(paths: Sequence[str | Path]) -> None:
-    """Refuse what :func:`load_monolingual` cannot find, before anything is read.
+    """Check that :func:`load_monolingual` finds its files, without reading them.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        FileNotFoundError: A file does not exist.
         ValueError: The name of a Hub data set is malformed.
     """
     for name in map(str, paths):
-        if name.startswith("hf:"):
-            if _HUB.fullmatch(name) is None:
-                raise CorpusError(f"{name!r} is no Hub data set; write hf:org/name, hf:org/name:config or …@split.")
+        if is_hub_name(name):
+            parse_hub_name(name)
         elif not Path(name).is_file():
-            raise MissingFileError(f"There is no file of monolingual text {name}.")
+            raise MissingFileError(f"The file of monolingual text {name} does not exist.")
 
 
 def load_monolingual(
@@ -50,22 +40,22 @@ def load_monolingual(
 ) -> list[str]:
     r"""Read monolingual text as pairs of contiguous sentences.
 
-    A file is UTF-8 text, packed (gzip) or not, one sentence a line, blank lines between documents. A Hub data set
-    ``hf:org/name[:config][@split][#revision]``, read at the commit that it has at the start, has a column ``text``: a row
-    of several lines is a document; rows of one line follow each other, and empty ones stand between documents.
+    A file is plain or gzip UTF-8 text with one sentence a line and blank lines between documents. A Hub data set
+    ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded, has a column ``text``:
+    a row of several lines is a document; rows of one line are consecutive sentences, and empty rows separate documents.
 
     Args:
-        paths: What to read.
-        split: Which split of Hub data sets whose name tells none.
-        max_chars: A longer line is left out.
+        paths: The files and data sets.
+        split: Split of Hub data sets whose name gives none.
+        max_chars: Lines with more characters are skipped.
 
     Returns:
-        Texts of two sentences each, ``"a\nb"``, in the order of the files; the last of a document with an odd number of
-        sentences stands alone.
+        Texts of two sentences each, ``"a\nb"``, in the order of the files. The last text of a document with an odd number
+        of sentences has one sentence.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A file is damaged, not UTF-8, has too many lines that are no text, or holds none; the message names it.
+        FileNotFoundError: A file does not exist.
+        ValueError: A file is damaged, is not UTF-8, has too many unreadable lines, or has no text; the message names it.
 
     Reference: Hu et al. 2021 (AMBER), section 2: x and y are "two contiguous sentences in a monolingual corpus".
     """
@@ -73,25 +63,25 @@ def load_monolingual(
     check_monolingual(names)
     texts: list[str] = []
     for name in map(str, names):
-        lines = _hub_lines(name, split) if name.startswith("hf:") else _lines(Path(name), max_chars)
+        lines = _hub_lines(name, split) if is_hub_name(name) else read_lines(Path(name), max_chars)
         before = len(texts)
         texts += _contiguous(_readable(lines, name, max_chars))
         if len(texts) == before:
-            raise CorpusError(f"{name} holds no text. Monolingual text has one sentence a line.")
+            raise CorpusError(f"{name} contains no text. Monolingual text has one sentence a line.")
     return texts
 
 
 def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: float = 1.0, seed: int = 42) -> AnyDataset:
-    """Give the rows of a bitext monolingual texts, in the column ``monolingual``, a list of strings.
+    """Add monolingual texts to the rows of a bitext, as lists of strings in the column ``monolingual``.
 
-    Row ``i`` gets texts ``⌊i·ratio⌋`` to ``⌊(i + 1)·ratio⌋`` of a shuffled order, which begins again where it ends: the
-    same in every epoch and after a resume. In a stream that several workers read, each counts its own rows.
+    Row ``i`` gets the texts from ``⌊i·ratio⌋`` to ``⌊(i + 1)·ratio⌋`` (exclusive) of a shuffled order that repeats when it
+    ends. They are the same in every epoch and after a resume. In a stream with several workers, each counts its own rows.
 
     Args:
         dataset: A bitext, or a stream of one.
         texts: What :func:`load_monolingual` returns.
-        ratio: Texts for each pair: 1 is as many texts as pairs, 0.5 gives every second row one.
-        seed: Of the order.
+        ratio: Texts per pair: 1 adds as many texts as pairs, 0.5 adds one to every second row.
+        seed: Seed of the order.
 
     Raises:
         ValueError: There are no texts, or the ratio is not positive.
@@ -120,7 +110,7 @@ def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: float 
 
 
 def _contiguous(lines: Iterable[str]) -> Iterator[str]:
-    """Sentences two by two; a blank line ends a document."""
+    """Join sentences in pairs; a blank line ends a document."""
     first = ""
     for line in chain(map(str.strip, lines), [""]):
         if first:
@@ -130,8 +120,8 @@ def _contiguous(lines: Iterable[str]) -> Iterator[str]:
             first = line
 
 
-def _readable(lines: Iterable[tuple[int, str | _Bad]], name: str, max_chars: int) -> Iterator[str]:
-    """Lines of text; a blank one stands for a line that cannot be read, as its neighbours are not contiguous."""
+def _readable(lines: Iterable[tuple[int, str | BadLine]], name: str, max_chars: int) -> Iterator[str]:
+    """Lines of text; an unreadable line becomes a blank one, as its neighbours are not contiguous."""
     read = bad = 0
     first = ""
     for read, (number, line) in enumerate(lines, 1):
@@ -143,27 +133,25 @@ def _readable(lines: Iterable[tuple[int, str | _Bad]], name: str, max_chars: int
         first = first or f"line {number}: {reason}"
         if read >= BAD_RATE_AFTER and bad > MAX_BAD_RATE * read:
             raise CorpusError(
-                f"{name}: {bad} of the first {read} lines are unreadable, more than {MAX_BAD_RATE:.0%}; {first}. Mend "
+                f"{name}: {bad} of the first {read} lines are unreadable, more than {MAX_BAD_RATE:.0%}; {first}. Fix "
                 "the file."
             )
         yield ""
     if bad:
-        logger.warning("%s: %d of %d lines were left out; %s.", name, bad, read, first)
+        logger.warning("%s: %d of %d lines were skipped; %s.", name, bad, read, first)
 
 
-def _hub_lines(name: str, split: str) -> Iterator[tuple[int, str | _Bad]]:
+def _hub_lines(name: str, split: str) -> Iterator[tuple[int, str | BadLine]]:
     """The lines of a Hub data set, with the numbers of their rows."""
-    match = _HUB.fullmatch(name)
-    assert match is not None
-    data = _pinned(BitextFile(name, "hub", split=match["split"] or split, revision=match["revision"]))
-    rows = load_dataset(*_hub_name(data), split=data.split, streaming=True, revision=data.revision)
+    parsed = parse_hub_name(name)
+    rows = stream_rows(name, parsed.split or split, pin_revision(name, parsed.revision))
     for number, row in enumerate(rows, 1):
         if "text" not in row:
             raise CorpusError(f"{name} has no column 'text'; it has {', '.join(map(repr, row))}.")
         text = "" if row["text"] is None else row["text"]
         if not isinstance(text, str):
-            yield number, _Bad("not text", f"{text!r:.40}")
+            yield number, BadLine("not text", f"{text!r:.40}")
             continue
         lines = text.split("\n")
         for line in lines if len(lines) == 1 else ["", *lines, ""]:
-            yield number, _Bad("not text", "NUL") if "\0" in line else line
+            yield number, BadLine("not text", "NUL") if "\0" in line else line

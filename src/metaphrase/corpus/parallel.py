@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from metaphrase.corpus import read_parallel
+from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
 
 TARGET_LANGUAGE = "en"

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from metaphrase.corpus import text_writer
 from metaphrase.corpus.words import Link, Words, parse_links, phrase_pairs
+from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import DataError
 
 #: Columns of a phrase table's file.

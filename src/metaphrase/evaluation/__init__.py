@@ -1,10 +1,11 @@
 """What an encoder is worth: translation retrieval and word alignment, with intervals and paired before/after tests."""
 
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.evaluation.compare import Comparison
+from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
     RetrievalEvaluator,
-    compare_retrieval,
     evaluate_retrieval,
     prepare,
     retrieval_hits,
@@ -32,15 +33,17 @@ from metaphrase.evaluation.word_alignment import (
 __all__ = [
     "TATOEBA_GROUPS",
     "AlignmentScores",
+    "Comparison",
     "GoldPair",
+    "Measurement",
     "PairedDifference",
     "ParallelSet",
+    "Result",
     "RetrievalEvaluator",
     "WordAlignmentEvaluator",
     "alignment_error_interval",
     "alignment_scores",
     "bootstrap_interval",
-    "compare_retrieval",
     "evaluate_retrieval",
     "holm",
     "load_parallel_folder",

@@ -15,7 +15,6 @@ import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -27,11 +26,13 @@ from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from metaphrase.corpus import MAX_CHARS, _lines
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
-from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
-from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, RESAMPLES, holm, verdict
-from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
+from metaphrase.corpus.text import MAX_CHARS, read_lines
+from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
+from metaphrase.evaluation.measures import PairsF1, resampled_f1
+from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
+from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.environment import versions
 from metaphrase.mining.search import (
     Margin,
@@ -41,11 +42,9 @@ from metaphrase.mining.search import (
     best_threshold,
     f1_scores,
     nearest_neighbours,
-    neighbour_scores,
     select_pairs,
     unit_rows,
 )
-from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +234,7 @@ def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet
 def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
     rows = []
     seen: set[str] = set()
-    for number, line in _lines(path, MAX_CHARS):
+    for number, line in read_lines(path, MAX_CHARS):
         fields = line.split("\t", 1) if isinstance(line, str) else []
         if len(fields) != 2:
             raise DataError(
@@ -271,14 +270,14 @@ def mine_set(
     for texts in (data.sources, data.targets):
         places: dict[str, int] = {}
         row_n = np.array([places.setdefault(text, len(places)) for text in texts])
-        with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
-            embeddings_th = (encode or model.encode)(
-                list(places),
-                prompt=resolve_prompt(model, prompt),
-                batch_size=batch_size,
-                show_progress_bar=show_progress,
-                convert_to_numpy=True,
-            )
+        embeddings_th = encode_texts(
+            model,
+            list(places),
+            prompt=prompt,
+            batch_size=batch_size,
+            show_progress=show_progress,
+            encode=encode,
+        )
         sides.append((unit_rows(embeddings_th), row_n))
     rows = [rows_th[row_n] if duplicates == "keep" else rows_th for rows_th, row_n in sides]
     forward, backward = (
@@ -333,7 +332,7 @@ def evaluate_mining(
     seed: int = 0,
     show_progress: bool = False,
     encode: Encode | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Mine each language's texts, and score the pairs above a threshold against gold.
 
     Args:
@@ -356,17 +355,19 @@ def evaluate_mining(
         encode: Stands in for ``model.encode``, with its signature.
 
     Returns:
-        A dictionary for JSON, shares in percent::
+        A result whose scores are F1 in percent. Its JSON form is::
 
-            {"suite": "mining", "model": name,
-             "languages": {"zh": {"sources": 8624, "targets": 13589, "gold": 257, "sha256": …, "candidates": 8012,
+            {"suite": "mining", "model": name, "measure": "F1",
+             "languages": {"zh": {"n": 8624, "sha256": …, "score": 94.7, "interval": [92.6, 96.5],
+                                  "sources": 8624, "targets": 13589, "gold": 257, "candidates": 8012,
                                   "kept": 250, "correct": 240, "precision": 96.0, "recall": 93.4, "f1": 94.7,
-                                  "interval": [92.6, 96.5], "threshold": 1.12,
-                                  "tuned_on": {"split": "sample", "sha256": …, "f1": 94.7}, "outcomes": {…}}},
-             "average": {"n": 1, "f1": 94.7, "interval": …}, "settings": {…}, "versions": {…}, "seconds": 312.4}
+                                  "threshold": 1.12, "tuned_on": {"split": "sample", "sha256": …, "f1": 94.7},
+                                  "outcomes": {…}}},
+             "average": {"n": 1, "score": 94.7, "interval": …}, "settings": {…}, "versions": {…}, "seconds": 312.4}
 
-        ``outcomes`` gives for each source sentence with a pair, kept or gold, the numbers of correct, kept and gold
-        ones, by which `compare_mining` tests two results against each other later.
+        ``n`` is the number of source sentences. ``outcomes`` are the items that
+        :func:`metaphrase.evaluation.compare.compare` tests: the numbers of correct, kept and gold pairs of each source
+        sentence that has any.
 
     Raises:
         ValueError: An option does not exist, or a language lacks a split.
@@ -376,7 +377,8 @@ def evaluate_mining(
     duplicates, comparison = duplicates or own_duplicates, comparison or own_comparison
     _check_choice("duplicates", duplicates, DUPLICATES)
     _check_choice("comparison", comparison, COMPARISONS)
-    languages: dict[str, Any] = {}
+    languages: dict[str, Measurement] = {}
+    measure = PairsF1()
     for language, splits in data.items():
         if missing := {tuned, scored} - splits.keys():
             raise DataError(f"Protocol {protocol!r} needs the split {min(missing)!r} of {language!r}.")
@@ -402,11 +404,10 @@ def evaluate_mining(
         correct_c = _correct(splits[scored], kept)
         outcomes = _outcomes(splits[scored], kept, correct_c)
         shares = f1_scores(int(correct_c.sum()), len(correct_c), len(splits[scored].gold))
-        languages[language] = {
+        details = {
             "sources": len(splits[scored].sources),
             "targets": len(splits[scored].targets),
             "gold": len(splits[scored].gold),
-            "sha256": splits[scored].sha256,
             "candidates": len(score_c),
             "kept": len(correct_c),
             "correct": int(correct_c.sum()),
@@ -415,20 +416,25 @@ def evaluate_mining(
             "tuned_on": {"split": tuned, "sha256": splits[tuned].sha256, "f1": 100 * best.f1},
             "outcomes": {source: " ".join(map(str, counts)) for source, counts in outcomes.items()},
         }
-        (resampled_r,) = _resampled_f1([languages[language]], resamples, np.random.default_rng(seed))
-        languages[language]["interval"] = _interval(resampled_r)
+        (resampled_r,) = resampled_f1([measure.items(details)], resamples, np.random.default_rng(seed))
+        languages[language] = Measurement(
+            details["sources"], details["f1"], percentile_interval(resampled_r), splits[scored].sha256, details
+        )
     rng = np.random.default_rng(seed)
-    resampled_lr = [_resampled_f1([languages[x]], resamples, rng)[0] for x in sorted(languages)]
-    return {
-        "suite": "mining",
-        "model": name or type(model).__name__,
-        "languages": languages,
-        "average": {
-            "n": len(languages),
-            "f1": float(np.mean([result["f1"] for result in languages.values()])),
-            "interval": _interval(np.mean(resampled_lr, axis=0)),
-        },
-        "settings": {
+    resampled_lr = [resampled_f1([measure.items(languages[x].details)], resamples, rng)[0] for x in sorted(languages)]
+    return Result(
+        suite="mining",
+        model=name or type(model).__name__,
+        measure="F1",
+        statistic="pairs_f1",
+        protocol=f"{protocol}: threshold from {tuned}, scored on {scored}; {margin} margin, k={k}, {retrieval} retrieval",
+        languages=languages,
+        average=Measurement(
+            len(languages),
+            float(np.mean([one.score for one in languages.values()])),
+            percentile_interval(np.mean(resampled_lr, axis=0)),
+        ),
+        settings={
             "protocol": protocol,
             "tuned_on": tuned,
             "scored_on": scored,
@@ -438,15 +444,15 @@ def evaluate_mining(
             "duplicates": duplicates,
             "comparison": comparison,
             "prompt": resolve_prompt(model, prompt),
-            **_protocol(model),
+            **encoder_settings(model),
             "batch_size": batch_size,
             "confidence": CONFIDENCE,
             "resamples": resamples,
             "seed": seed,
         },
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
 
 
 def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
@@ -473,163 +479,31 @@ def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dic
     return {source: (n_correct[source], n_kept[source], n_gold[source]) for source in sorted(n_kept | n_gold)}
 
 
-def _resampled_f1(
-    results: Sequence[Mapping[str, Any]], resamples: int, rng: np.random.Generator
-) -> list[NDArray[np.float64]]:
-    """F1, in percent, of results over the same set in samples of its source sentences, shape ``(resamples,)`` each.
-
-    Source sentences with the same outcomes are drawn together, by one multinomial number.
-    """
-    sources = sorted({source for result in results for source in result["outcomes"]})
-    table_sx = np.array(
-        [[int(n) for r in results for n in r["outcomes"].get(source, "0 0 0").split()] for source in sources],
-        dtype=np.int64,
-    ).reshape(len(sources), -1)
-    values_vx, count_v = np.unique(table_sx, axis=0, return_counts=True)
-    n = max(results[0]["sources"], len(sources))
-    drawn_rv = rng.multinomial(n, np.append(count_v, n - len(sources)) / n, size=resamples)
-    sums_rx = drawn_rv[:, :-1] @ values_vx if len(sources) else np.zeros((resamples, 3 * len(results)))
-    return [
-        100 * 2 * sums_rx[:, at] / np.maximum(sums_rx[:, at + 1] + sums_rx[:, at + 2], 1)
-        for at in range(0, 3 * len(results), 3)
-    ]
-
-
-def _interval(values_r: NDArray[np.float64]) -> list[float]:
-    return np.quantile(values_r, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
-
-
-def compare_mining(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int = RESAMPLES, seed: int = 0
-) -> dict[str, Any]:
-    """Paired test of two results of `evaluate_mining` over the same sets: source sentences are drawn with replacement.
-
-    Args:
-        before: Result of the baseline; it may have more languages.
-        after: Result to test; all of its languages are compared.
-        resamples: Bootstrap resamples.
-        seed: Seed of the bootstrap.
-
-    Returns:
-        What `metaphrase.evaluation.compare_retrieval` returns: per language and pooled ``before``, ``after``,
-        ``difference``, ``interval`` (points of F1), ``p_value``, ``p_adjusted`` (Holm) and ``verdict``.
-
-    Raises:
-        ValueError: The results are over different sets, or under different protocols.
-    """
-    for key in ("protocol", "margin", "k", "retrieval", "duplicates", "comparison"):
-        if before["settings"][key] != after["settings"][key]:
-            raise DataMismatchError(
-                f"The two results differ in {key}: {before['settings'][key]!r} and {after['settings'][key]!r}. "
-                "Evaluate both models in the same way."
-            )
-    for language, result in after["languages"].items():
-        other = before["languages"].get(language)
-        if other is None or other["sha256"] != result["sha256"]:
-            raise DataMismatchError(
-                f"The baseline was not measured on the same set of {language!r}. Evaluate both on one."
-            )
-    rng = np.random.default_rng(seed)
-    differences: dict[str, NDArray[np.float64]] = {}
-    for language in sorted(after["languages"]):
-        old_r, new_r = _resampled_f1([before["languages"][language], after["languages"][language]], resamples, rng)
-        differences[language] = new_r - old_r
-    tests = {language: _p_value(difference_r) for language, difference_r in differences.items()}
-    adjusted = holm(tests)
-
-    def compared(old: float, new: float, difference_r: NDArray[np.float64], p_value: float) -> dict[str, Any]:
-        return {
-            "before": old,
-            "after": new,
-            "difference": new - old,
-            "interval": _interval(difference_r),
-            "p_value": p_value,
-        }
-
-    languages = {}
-    for language, result in after["languages"].items():
-        old = before["languages"][language]["f1"]
-        row = compared(old, result["f1"], differences[language], tests[language])
-        row |= {"n": result["sources"], "p_adjusted": adjusted[language]}
-        languages[language] = row | {"verdict": verdict(row["difference"], adjusted[language])}
-    pooled_r = np.mean(list(differences.values()), axis=0)
-    means = [float(np.mean([row[key] for row in languages.values()])) for key in ("before", "after")]
-    pooled = compared(means[0], means[1], pooled_r, _p_value(pooled_r))
-    return {
-        "languages": languages,
-        "pooled": {
-            "languages": len(languages),
-            **pooled,
-            "verdict": verdict(pooled["difference"], pooled["p_value"]),
-        },
-        "settings": {
-            "test": "paired bootstrap over source sentences, F1 at each result's threshold",
-            "correction": "Holm",
-            "alpha": ALPHA,
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-    }
-
-
-def _p_value(difference_r: NDArray[np.float64]) -> float:
-    tail = min(np.count_nonzero(difference_r <= 0), np.count_nonzero(difference_r >= 0))
-    return min(1.0, 2 * (1 + int(tail)) / (1 + len(difference_r)))
-
-
-def xsim_error(
-    source_nh: NDArray[Any],
-    target_mh: NDArray[Any],
-    *,
-    k: int = 4,
-    margin: Margin = "ratio",
-    target_texts: Sequence[str] | None = None,
-) -> float:
-    """xsim: how many sources do not find their translation by margin, in percent; lower is better.
-
-    Each source takes, of its ``k`` nearest targets, the one with the largest margin. xsim is directed: swap the sides for
-    the other direction.
-
-    Args:
-        source_nh: Embeddings of the sources, shape ``(n, hidden)``.
-        target_mh: Embeddings of the targets, row ``i`` translating source row ``i``, shape ``(m, hidden)``, ``m ≥ n``;
-            the rows behind them are distractors, as the altered sentences of xsim++ are.
-        k: Neighbours.
-        margin: See `metaphrase.mining.search.margin_score`.
-        target_texts: The targets' texts: finding another copy of the translation's text is then right, too.
-
-    Raises:
-        ValueError: There are fewer targets than sources, or an embedding is not finite.
-
-    Reference: Heffernan et al. 2022, "Bitext Mining Using Distilled Sentence Representations for Low-Resource
-    Languages", section 4.1; Chen et al. 2023, "xSIM++".
-
-    >>> eye = np.eye(4, dtype=np.float32)
-    >>> xsim_error(eye, eye[[0, 1, 3, 2]])
-    50.0
-    """
-    if len(target_mh) < len(source_nh):
-        raise ValueError(f"xsim needs a target for each source, but got {len(source_nh)} and {len(target_mh)}.")
-    sources, targets = unit_rows(source_nh), unit_rows(target_mh)
-    forward, backward = nearest_neighbours(sources, targets, k), nearest_neighbours(targets, sources, k)
-    best_n = neighbour_scores(forward, backward, margin).argmax(axis=1)
-    found_n = forward.row_qk[np.arange(len(best_n)), best_n]
-    gold_n = np.arange(len(found_n))
-    if target_texts is not None:
-        text_m = np.unique(np.asarray(target_texts, dtype=object), return_inverse=True)[1]
-        found_n, gold_n = text_m[found_n], text_m[gold_n]
-    return 100 * float(np.mean(found_n != gold_n))
-
-
 class MiningEvaluator(BaseEvaluator):
-    """F1 of mining in the training loop, by language; metrics are fractions, as in sentence-transformers' evaluators.
+    """F1 of bitext mining (BUCC) during training, by language.
+
+    As in sentence-transformers' evaluators, the metrics are fractions and their names start with the name of the
+    evaluator. The primary metric is ``mean_f1``.
 
     Args:
         data: Sets by language and split, from `load_bucc_folder`.
         protocol: One of `PROTOCOLS`.
         name: Name of the data set.
-        **options: Of `evaluate_mining`.
+        **options: Options of `evaluate_mining`, such as ``prompt`` or ``batch_size``.
+
+    Relations: `RetrievalEvaluator` measures retrieval among parallel sentences, where every sentence has a translation.
+
+    >>> class Letters:  # an encoder that counts letters
+    ...     prompts = {}
+    ...     def encode(self, texts, **options):
+    ...         return np.array([[text.count(letter) for letter in "abcdef"] for text in texts], dtype=np.float32)
+    >>> sample = MiningSet(
+    ...     "de", "sample", ("s1", "s2"), ("ab", "cde"), ("t1", "t2", "t3"), ("ab", "ffa", "cde"),
+    ...     frozenset({("s1", "t1"), ("s2", "t3")}),
+    ... )
+    >>> evaluator = MiningEvaluator({"de": {"sample": sample}}, protocol="sample_oracle", name="dev")
+    >>> evaluator(Letters())
+    {'dev_mean_f1': 1.0, 'dev_de_f1': 1.0}
     """
 
     def __init__(self, data: MiningData, *, protocol: Protocol, name: str = "", **options: Any) -> None:
@@ -643,9 +517,9 @@ class MiningEvaluator(BaseEvaluator):
     ) -> dict[str, float]:
         """Evaluate a model; arguments as in `BaseEvaluator`."""
         result = evaluate_mining(model, self.data, protocol=self.protocol, **{"resamples": 1, **self.options})
-        scores = {"mean_f1": result["average"]["f1"] / 100}
-        scores |= {f"{language}_f1": row["f1"] / 100 for language, row in result["languages"].items()}
-        logger.info("Mining %s at step %d: F1 %.2f %%", self.name, steps, result["average"]["f1"])
+        scores = {"mean_f1": result.average.score / 100}
+        scores |= {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
+        logger.info("Mining %s at step %d: F1 %.2f %%", self.name, steps, result.average.score)
         metrics = self.prefix_name_to_metrics(scores, self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics

@@ -1,87 +1,174 @@
-"""Better, tie or worse, for measures that are no means over items: correlations, F1 and error rates of a corpus."""
+"""Paired comparison of two results: a verdict for each language, and one for their mean."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.evaluation.significance import ALPHA, CONFIDENCE, holm, verdict
+from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.significance import (
+    ALPHA,
+    CONFIDENCE,
+    RESAMPLES,
+    Verdict,
+    holm,
+    percentile_interval,
+    two_sided_p_value,
+    verdict,
+)
+from metaphrase.exceptions import DataMismatchError
 
 
-def compare_resamples(
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    resampled: Mapping[str, tuple[NDArray[np.floating], NDArray[np.floating]]],
+class ComparedRow(TypedDict):
+    """Two scores and the test of their difference, in percent and percentage points.
+
+    Attributes:
+        before: Score of the baseline.
+        after: Score of the model.
+        difference: After − before.
+        interval: 95 % bootstrap interval of the difference.
+        p_value: Two-sided bootstrap p-value.
+        n: Number of items.
+        p_adjusted: p-value after Holm's correction over the languages; languages only.
+        languages: Number of languages; pooled row only.
+        verdict: ``"better"``, ``"tie"`` or ``"worse"``.
+    """
+
+    before: float
+    after: float
+    difference: float
+    interval: list[float]
+    p_value: float
+    n: int
+    p_adjusted: NotRequired[float]
+    languages: NotRequired[int]
+    verdict: Verdict
+
+
+class Comparison(TypedDict):
+    """Paired comparison of two results.
+
+    Attributes:
+        languages: A row for each language; verdicts follow from Holm's correction over the languages.
+        pooled: The unweighted mean over the languages; its verdict follows from its own p-value.
+        settings: Settings of the test.
+    """
+
+    languages: dict[str, ComparedRow]
+    pooled: ComparedRow
+    settings: dict[str, Any]
+
+
+def compare(
+    before: Result | Mapping[str, Any],
+    after: Result | Mapping[str, Any],
     *,
-    sizes: Mapping[str, int],
-    test: str,
-    lower_is_better: bool = False,
-) -> dict[str, Any]:
-    """Paired test of two models from their scores in the same samples of items.
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> Comparison:
+    """Test two results over the same items with a paired bootstrap.
 
     Args:
-        before: Score of the baseline, per language.
-        after: Score of the model, per language.
-        resampled: Scores of both in samples that were drawn with replacement, row ``r`` of both being of the same sample,
-            shape ``(resamples,)`` each.
-        sizes: Number of items, per language.
-        test: What was drawn, in words.
-        lower_is_better: Scores are errors.
+        before: Result of the baseline, or its JSON dictionary; it may have more languages.
+        after: Result to test, or its JSON dictionary; all of its languages are compared.
+        resamples: Number of bootstrap samples. Spearman's correlation uses at most 2,000.
+        seed: Seed of the bootstrap.
 
     Returns:
-        What `metaphrase.evaluation.compare_retrieval` returns: per language and pooled ``before``, ``after``,
-        ``difference``, ``interval``, ``p_value``, ``p_adjusted`` (Holm) and ``verdict``.
+        ``{"languages": {"sw": {"before", "after", "difference", "interval", "p_value", "n", "p_adjusted", "verdict"}},
+        "pooled": {…}, "settings": {…}}``, see `Comparison`.
 
-    >>> rising = np.linspace(1, 3, 99)
-    >>> samples = {"sw": (50 * np.ones(99), 50 + rising)}
-    >>> compared = compare_resamples({"sw": 50}, {"sw": 52}, samples, sizes={"sw": 9}, test="")
-    >>> compared["languages"]["sw"]["verdict"], compared["pooled"]["p_value"]
-    ('better', 0.02)
+    Raises:
+        DataMismatchError: The results are not over the same items, or were not measured in the same way.
+        DataError: A result keeps no items.
+
+    >>> from metaphrase.evaluation.result import Measurement
+    >>> def result(name, items):
+    ...     english = Measurement(len(items), 100 * sum(items) / len(items), details={"items": items})
+    ...     return Result("nli", name, "accuracy", {"en": english}, Measurement(1, english.score), statistic="items")
+    >>> comparison = compare(result("a", [0, 1] * 30), result("b", [1, 1] * 30))
+    >>> comparison["pooled"]["difference"], comparison["languages"]["en"]["verdict"]
+    (50.0, 'better')
     """
-    sign = -1 if lower_is_better else 1
-    differences = {language: new_r - old_r for language, (old_r, new_r) in resampled.items()}
-    p_values = {language: _p_value(difference_r) for language, difference_r in differences.items()}
-    adjusted = holm(p_values)
-    pooled_r = np.mean([differences[language] for language in sorted(differences)], axis=0)
-    languages = {
-        language: _compared(before[language], after[language], differences[language], p_values[language])
-        | {"n": sizes[language], "p_adjusted": adjusted[language]}
-        for language in after
+    before, after = (one if isinstance(one, Result) else Result.from_dict(one) for one in (before, after))
+    check_comparable(before, after)
+    measure = after.statistic_measure()
+    resamples = min(resamples, measure.max_resamples)
+    items = [{language: one.items(language) for language in after.languages} for one in (before, after)]
+    resampled = measure.resample(*items, resamples=resamples, seed=seed)
+    scores = [{language: measure.score(one) for language, one in side.items()} for side in items]
+    rows = {
+        language: _row(scores[0][language], scores[1][language], resampled.languages[language], one.n or 0)
+        for language, one in after.languages.items()
     }
-    for row in languages.values():
-        row["verdict"] = verdict(sign * row["difference"], row["p_adjusted"])
-    means = [float(np.mean([row[key] for row in languages.values()])) for key in ("before", "after")]
-    pooled = _compared(means[0], means[1], pooled_r, _p_value(pooled_r))
-    pooled |= {"languages": len(languages), "verdict": verdict(sign * pooled["difference"], pooled["p_value"])}
-    settings = {
-        "test": test,
-        "correction": "Holm",
-        "alpha": ALPHA,
-        "confidence": CONFIDENCE,
-        "resamples": len(pooled_r),
-    }
-    return {"languages": languages, "pooled": pooled, "settings": settings}
-
-
-def percentile_interval(values_r: NDArray[np.floating]) -> list[float]:
-    """Ends of the interval that holds the middle 95 % of some resampled values."""
-    return np.quantile(values_r, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]).tolist()
-
-
-def _compared(old: float, new: float, difference_r: NDArray[np.floating], p_value: float) -> dict[str, Any]:
+    sign = -1 if after.lower_is_better else 1
+    for language, p_adjusted in holm({language: row["p_value"] for language, row in rows.items()}).items():
+        row = rows[language]
+        row["p_adjusted"] = p_adjusted
+        row["verdict"] = verdict(sign * row["difference"], p_adjusted)
+    means = [float(np.mean(list(side.values()))) for side in scores]
+    pooled = _row(*means, resampled.pooled, sum(row["n"] for row in rows.values()))
+    pooled["languages"] = len(rows)
+    pooled["verdict"] = verdict(sign * pooled["difference"], pooled["p_value"])
     return {
-        "before": old,
-        "after": new,
-        "difference": new - old,
-        "interval": percentile_interval(difference_r),
-        "p_value": p_value,
+        "languages": rows,
+        "pooled": pooled,
+        "settings": {
+            "test": measure.test,
+            "correction": "Holm",
+            "alpha": ALPHA,
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
     }
 
 
-def _p_value(difference_r: NDArray[np.floating]) -> float:
-    """Two-sided; see :func:`metaphrase.evaluation.significance.paired_bootstrap`."""
-    tail = min(np.count_nonzero(difference_r <= 0), np.count_nonzero(difference_r >= 0))
-    return min(1.0, 2 * (1 + int(tail)) / (1 + len(difference_r)))
+def check_comparable(before: Result, after: Result) -> None:
+    """Check that two results measure the same items in the same way.
+
+    Raises:
+        DataMismatchError: They do not.
+        DataError: A result keeps no items.
+    """
+    measure = after.statistic_measure()
+    if before.statistic != after.statistic:
+        raise DataMismatchError(
+            f"The two results have different measures: {before.measure} before, {after.measure} after. "
+            "Evaluate both models with the same suite."
+        )
+    for name in measure.settings:
+        one, other = before.settings.get(name), after.settings.get(name)
+        if one != other:
+            raise DataMismatchError(
+                f"The two results differ in {name}: {one!r} before, {other!r} after. "
+                "Evaluate both models with the same settings."
+            )
+    if missing := sorted(after.languages.keys() - before.languages.keys()):
+        raise DataMismatchError(
+            f"The baseline result lacks {', '.join(missing)}; it has {', '.join(before.languages)}. "
+            "Evaluate both models on the same languages."
+        )
+    for language, one in after.languages.items():
+        other = before.languages[language]
+        if (other.sha256, other.n) != (one.sha256, one.n):
+            raise DataMismatchError(
+                f"The two results for {language!r} are over different items ({other.n} before, {one.n} after). "
+                "Evaluate both models on the same data."
+            )
+
+
+def _row(before: float, after: float, difference_r: NDArray[np.float64], n: int) -> ComparedRow:
+    """A row whose verdict is still open."""
+    return {
+        "before": before,
+        "after": after,
+        "difference": after - before,
+        "interval": list(percentile_interval(difference_r)),
+        "p_value": two_sided_p_value(difference_r),
+        "n": n,
+        "verdict": "tie",
+    }

@@ -39,7 +39,7 @@ from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
+from metaphrase.evaluation.encoding import Encode, encoder_settings, resolve_prompt
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
@@ -352,7 +352,7 @@ def evaluate_mteb(
         "revision": meta.revision,
         "tasks": measured,
         "unavailable": unavailable,
-        "settings": {"prompt": prompt, **_protocol(model), "batch_size": batch_size},
+        "settings": {"prompt": prompt, **encoder_settings(model), "batch_size": batch_size},
         "versions": versions() | {"mteb": mteb.__version__},
         "seconds": round(time.perf_counter() - start, 3),
     }

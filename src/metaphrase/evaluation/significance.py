@@ -1,14 +1,14 @@
-"""Bootstrap intervals, paired differences and Holm's correction for scores of single items.
+"""Bootstrap intervals, paired bootstrap tests and Holm's correction.
 
-A score is a number per item: a hit (0 or 1), or the mean of an item's hits in both directions. Results are in percent.
+Each item has a score: a hit (0 or 1), or the mean of its hits in both directions. All results are in percent.
 
-The mean of ``n`` items drawn with replacement depends only on how often each *distinct* value is drawn, so a resample
-is one multinomial draw over the few distinct values and not ``n`` draws: the same distribution, in milliseconds.
+The mean of ``n`` items drawn with replacement depends only on how often each *distinct* value is drawn. A resample is
+therefore one multinomial draw over the distinct values instead of ``n`` draws, with the same distribution.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,15 +21,15 @@ ALPHA = 0.05
 
 Verdict = Literal["better", "tie", "worse"]
 
-#: Counts held at a time while resampling (32 MB).
-_CHUNK = 1 << 22
-#: Resampled differences closer to zero than this are zero: the rounding of a mean over languages.
-_ZERO = 1e-12
+#: Number of counts held in memory while resampling (32 MB).
+CHUNK = 1 << 22
+#: Resampled differences closer to zero than this, in percentage points, count as zero (rounding of means).
+_ZERO = 1e-10
 
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """How far the scores of the same items moved.
+    """Difference between two sets of scores of the same items.
 
     Attributes:
         difference: Mean of after − before, in percentage points.
@@ -56,7 +56,7 @@ def bootstrap_interval(
         seed: Seed of the resampling.
 
     Returns:
-        Lower and upper end in percent. Where all items score alike the interval has no width.
+        Lower and upper end in percent. The interval has no width if all items have the same score.
 
     >>> low, high = bootstrap_interval([1] * 70 + [0] * 30)
     >>> 60 <= low <= 62 and 78 <= high <= 80
@@ -76,7 +76,7 @@ def pooled_bootstrap_interval(
         confidence: See `bootstrap_interval`.
         seed: See `bootstrap_interval`.
     """
-    return _interval(_resampled_means(correct, resamples, seed), confidence)
+    return percentile_interval(resampled_means(correct, resamples=resamples, seed=seed), confidence)
 
 
 def paired_bootstrap(
@@ -87,22 +87,21 @@ def paired_bootstrap(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> PairedDifference:
-    """Paired bootstrap test over items: each resample draws items, with both their scores.
+    """Paired bootstrap test over items: each resample draws items together with both of their scores.
 
-    The p-value inverts the percentile interval: with ``B`` resampled differences ``d``, it is
-    ``2 · min(1 + #{d ≤ 0}, 1 + #{d ≥ 0}) / (1 + B)``, at most 1. It is below ``1 − confidence`` only where the
-    interval excludes zero, and never below ``2 / (1 + B)``: a correction over many languages needs many resamples.
+    The p-value is that of `two_sided_p_value`. It is below ``1 − confidence`` only if the interval excludes zero, and
+    never below ``2 / (1 + resamples)``: a correction over many languages needs many resamples.
 
     Args:
-        before_n: Score of each item before, shape ``(n,)``. An item's score is a hit, or the mean of its hits in both
-            directions.
-        after_n: Score of the same items after, shape ``(n,)``.
+        before_n: Score of each item of the baseline, shape ``(n,)``. An item's score is a hit, or the mean of its hits
+            in both directions.
+        after_n: Score of the same items of the other model, shape ``(n,)``.
         resamples: Number of bootstrap samples.
         confidence: Share of the bootstrap distribution inside the interval.
         seed: Seed of the resampling.
 
     Raises:
-        ValueError: There are no items, or not the same number on both sides.
+        ValueError: There are no items, or the two sides differ in their number.
 
     >>> paired_bootstrap([0, 0, 1, 1] * 25, [1, 0, 1, 1] * 25).difference
     25.0
@@ -122,8 +121,8 @@ def pooled_paired_bootstrap(
 ) -> PairedDifference:
     """Paired bootstrap of the unweighted mean over languages.
 
-    The languages are given, not sampled: items are resampled within each language, and every language counts the same
-    however many items it has.
+    Languages are fixed, not sampled: items are resampled within each language, and every language has the same weight
+    whatever its number of items.
 
     Args:
         before: Scores per language, each of shape ``(n,)``.
@@ -131,6 +130,24 @@ def pooled_paired_bootstrap(
         resamples: See `paired_bootstrap`.
         confidence: See `paired_bootstrap`.
         seed: See `paired_bootstrap`.
+
+    Raises:
+        ValueError: The two sides differ in languages or in the number of items of one.
+    """
+    differences = item_differences(before, after)
+    means_r = resampled_means(differences, resamples=resamples, seed=seed)
+    return PairedDifference(
+        difference=100 * float(np.mean([d.mean() for d in differences.values()])),
+        interval=percentile_interval(means_r, confidence),
+        p_value=two_sided_p_value(means_r),
+        n=sum(len(d) for d in differences.values()),
+    )
+
+
+def item_differences(
+    before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike]
+) -> dict[str, NDArray[np.float64]]:
+    """After − before for each item of each language.
 
     Raises:
         ValueError: The two sides differ in languages or in the number of items of one.
@@ -149,18 +166,32 @@ def pooled_paired_bootstrap(
                 f"{len(after_n)} after{f' for {language!r}' if language else ''}. Measure both on the same pairs."
             )
         differences[language] = after_n - before_n
-    means_r = _resampled_means(differences, resamples, seed)
-    tail = min(np.count_nonzero(means_r <= _ZERO), np.count_nonzero(means_r >= -_ZERO))
-    return PairedDifference(
-        difference=100 * float(np.mean([d.mean() for d in differences.values()])),
-        interval=_interval(means_r, confidence),
-        p_value=min(1.0, 2 * (1 + int(tail)) / (1 + resamples)),
-        n=sum(len(d) for d in differences.values()),
-    )
+    return differences
+
+
+def two_sided_p_value(difference_r: NDArray[np.floating]) -> float:
+    """Two-sided bootstrap p-value of "no difference", which inverts the percentile interval.
+
+    With ``B`` resampled differences ``d`` it is ``2 · min(1 + #{d ≤ 0}, 1 + #{d ≥ 0}) / (1 + B)``, at most 1.
+
+    Args:
+        difference_r: Resampled differences in percentage points, shape ``(resamples,)``.
+
+    >>> two_sided_p_value(np.linspace(1, 3, 99))
+    0.02
+    """
+    tail = min(np.count_nonzero(difference_r <= _ZERO), np.count_nonzero(difference_r >= -_ZERO))
+    return min(1.0, 2 * (1 + int(tail)) / (1 + len(difference_r)))
+
+
+def percentile_interval(values_r: NDArray[np.floating], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Ends of the central interval that holds a share ``confidence`` of resampled values."""
+    low, high = np.quantile(values_r, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction: p-values that may each be held against α, family-wise.
+    """Holm's step-down correction of p-values, which controls the family-wise error rate.
 
     Reference: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
@@ -176,7 +207,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def verdict(difference: float, p_value: float, *, alpha: float = ALPHA) -> Verdict:
-    """Word for a difference: a tie unless its (corrected) p-value is below ``alpha``.
+    """Verdict on a difference: ``"tie"`` unless its (corrected) p-value is below ``alpha``.
 
     >>> verdict(2.5, 0.01), verdict(-2.5, 0.01), verdict(2.5, 0.2)
     ('better', 'worse', 'tie')
@@ -186,10 +217,18 @@ def verdict(difference: float, p_value: float, *, alpha: float = ALPHA) -> Verdi
     return "better" if difference > 0 else "worse"
 
 
-def _resampled_means(scores: Mapping[str, ArrayLike], resamples: int, seed: int) -> NDArray[np.float64]:
-    """Mean over languages of the resampled mean of each, shape ``(resamples,)``.
+def resampled_means(scores: Mapping[str, ArrayLike], *, resamples: int, seed: int) -> NDArray[np.float64]:
+    """Mean over languages of the resampled mean of each, in percent, shape ``(resamples,)``.
 
-    Languages are visited in alphabetical order, so that the order of the mapping leaves the result unchanged.
+    Languages are visited in alphabetical order, so that the result does not depend on the order of the mapping.
+
+    Args:
+        scores: Score of each item, per language.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the resampling.
+
+    Raises:
+        ValueError: There are no languages, or a language has no items.
     """
     if not scores:
         raise ValueError("A bootstrap needs the scores of at least one language, but got none.")
@@ -198,15 +237,10 @@ def _resampled_means(scores: Mapping[str, ArrayLike], resamples: int, seed: int)
     for language in sorted(scores):
         values_n = np.asarray(scores[language], dtype=np.float64)
         if not len(values_n):
-            raise ValueError(f"A bootstrap needs scores, but got an empty list of them (language {language!r}).")
+            raise ValueError(f"A bootstrap needs scores, but the list of scores is empty (language {language!r}).")
         values_v, counts_v = np.unique(values_n, return_counts=True)
-        rows = max(1, _CHUNK // len(values_v))
+        rows = max(1, CHUNK // len(values_v))
         for start in range(0, resamples, rows):
             drawn_rv = rng.multinomial(len(values_n), counts_v / len(values_n), size=min(rows, resamples - start))
             means_r[start : start + rows] += drawn_rv @ values_v / len(values_n)
-    return means_r / len(scores)
-
-
-def _interval(means_r: Sequence[float] | NDArray[np.float64], confidence: float) -> tuple[float, float]:
-    low, high = np.quantile(means_r, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return 100 * float(low), 100 * float(high)
+    return 100 * means_r / len(scores)

@@ -14,28 +14,22 @@ import hashlib
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
-from scipy.stats import spearmanr
-from sentence_transformers import SentenceTransformer
+from numpy.typing import NDArray
 
-from metaphrase.corpus import open_text
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
-from metaphrase.evaluation.compare import compare_resamples, percentile_interval
-from metaphrase.evaluation.retrieval import Encode, _protocol, resolve_prompt
-from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.corpus.text import open_text
+from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
+from metaphrase.evaluation.measures import STS_RESAMPLES, draw_counts, resampled_spearman, spearman
+from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.significance import CONFIDENCE, percentile_interval
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.environment import versions
 from metaphrase.mining.search import unit_rows
-from metaphrase.modeling.packing import packed
-
-#: Resamples of a correlation: each one ranks all the pairs anew.
-STS_RESAMPLES = 2_000
 
 #: The 18 subsets of STS22, as MTEB names them: ten languages and eight pairs of languages.
 STS22_SUBSETS = (
@@ -50,8 +44,6 @@ STS22_GROUPS: dict[str, tuple[str, ...]] = {
 
 _FILE = re.compile(r"(?:.+-)?(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-(?P<split>[a-z]+)\.csv(\.gz)?")
 _HEADER = ["sentence1", "sentence2", "score"]
-#: Counts held at a time while resampling (32 MB).
-_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -169,7 +161,7 @@ def evaluate_sts(
     seed: int = 0,
     show_progress: bool = False,
     encode: Encode | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Measure Spearman's correlation of cosines with gold scores, for every set.
 
     Args:
@@ -186,59 +178,60 @@ def evaluate_sts(
         encode: Stands in for ``model.encode``, with its signature.
 
     Returns:
-        A dictionary for JSON::
+        A result whose scores are correlations ×100. Its JSON form is::
 
-            {"suite": "sts", "model": name,
-             "languages": {"de": {"n": 1379, "sha256": …, "spearman": 75.2, "interval": [72.7, 77.6],
+            {"suite": "sts", "model": name, "measure": "Spearman",
+             "languages": {"de": {"n": 1379, "sha256": …, "score": 75.2, "interval": [72.7, 77.6],
                                   "cosines": […], "scores": […]}},
-             "groups": {"18": {"n": 18, "spearman": …, "interval": …}}, "average": {…},
+             "groups": {"18": {"n": 18, "score": …, "interval": …}}, "average": {…},
              "settings": {…}, "versions": {…}, "seconds": 12.3}
 
-        ``cosines`` and ``scores`` let `compare_sts` test two results against each other later.
+        ``cosines`` and ``scores`` are the items that :func:`metaphrase.evaluation.compare.compare` tests.
     """
     start = time.perf_counter()
     cosines = _cosines(model, sets, prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode)
-    counts = {n: _drawn(n, resamples, seed) for n in sorted({len(s.scores) for s in sets.values()})}
-    languages: dict[str, Any] = {}
+    counts = {n: draw_counts(n, resamples, seed) for n in sorted({len(s.scores) for s in sets.values()})}
+    languages: dict[str, Measurement] = {}
     resampled: dict[str, NDArray[np.float64]] = {}
     for language, one in sets.items():
         resampled[language] = resampled_spearman(one.scores, cosines[language], counts[len(one.scores)])
-        languages[language] = {
-            "n": len(one.scores),
-            "sha256": one.sha256,
-            "spearman": spearman(one.scores, cosines[language]),
-            "interval": percentile_interval(resampled[language]),
-            "cosines": cosines[language],
-            "scores": list(one.scores),
-        }
+        languages[language] = Measurement(
+            len(one.scores),
+            spearman(one.scores, cosines[language]),
+            percentile_interval(resampled[language]),
+            one.sha256,
+            {"cosines": cosines[language], "scores": list(one.scores)},
+        )
 
-    def average(members: Sequence[str]) -> dict[str, Any]:
-        return {
-            "n": len(members),
-            "spearman": float(np.mean([languages[member]["spearman"] for member in members])),
-            "interval": percentile_interval(np.mean([resampled[member] for member in sorted(members)], axis=0)),
-        }
+    def average(members: Sequence[str]) -> Measurement:
+        return Measurement(
+            len(members),
+            float(np.mean([languages[member].score for member in members])),
+            percentile_interval(np.mean([resampled[member] for member in sorted(members)], axis=0)),
+        )
 
-    return {
-        "suite": "sts",
-        "model": name or type(model).__name__,
-        "languages": languages,
-        "groups": {
+    return Result(
+        suite="sts",
+        model=name or type(model).__name__,
+        measure="Spearman",
+        statistic="spearman",
+        protocol="Spearman of the cosine ×100",
+        languages=languages,
+        groups={
             group: average(members) for group, members in (groups or {}).items() if languages.keys() >= set(members)
         },
-        "average": average(list(languages)),
-        "settings": {
-            "measure": "Spearman of the cosine, ×100",
+        average=average(list(languages)),
+        settings={
             "prompt": resolve_prompt(model, prompt),
-            **_protocol(model),
+            **encoder_settings(model),
             "batch_size": batch_size,
             "confidence": CONFIDENCE,
             "resamples": resamples,
             "seed": seed,
         },
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
 
 
 def _cosines(
@@ -259,14 +252,9 @@ def _cosines(
         name: [[places.setdefault(text, len(places)) for text in side] for side in (one.first, one.second)]
         for name, one in sets.items()
     }
-    with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
-        embeddings_th = (encode or model.encode)(
-            list(places),
-            prompt=resolve_prompt(model, prompt),
-            batch_size=batch_size,
-            show_progress_bar=show_progress,
-            convert_to_numpy=True,
-        )
+    embeddings_th = encode_texts(
+        model, list(places), prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode
+    )
     unit_th = unit_rows(embeddings_th)
 
     def cosine(first: list[int], second: list[int]) -> NDArray[np.float64]:
@@ -275,97 +263,3 @@ def _cosines(
         return ab_n / np.maximum(np.sqrt(aa_n * bb_n), np.finfo(np.float32).tiny)
 
     return {name: cosine(*sides).round(7).tolist() for name, sides in rows.items()}
-
-
-def spearman(gold_n: ArrayLike, predicted_n: ArrayLike) -> float:
-    """Spearman's correlation, ×100; 0 where all predictions are equal, as those of a collapsed encoder are.
-
-    >>> round(spearman([1, 2, 3, 4], [0.1, 0.3, 0.2, 0.9]), 6)
-    80.0
-    """
-    if len(np.unique(gold_n)) < 2 or len(np.unique(predicted_n)) < 2:
-        return 0.0
-    return 100 * float(spearmanr(gold_n, predicted_n).statistic)
-
-
-def resampled_spearman(
-    gold_n: ArrayLike, predicted_n: ArrayLike, counts_rn: NDArray[np.integer]
-) -> NDArray[np.float64]:
-    """Spearman's correlation, ×100, in samples in which items may occur several times.
-
-    Equal values share the mean of their ranks, and so do the copies of one item: what an item's rank in a sample is
-    follows from how many are below it, and no sample is sorted.
-
-    Args:
-        gold_n: Gold score of each item, shape ``(n,)``.
-        predicted_n: Prediction for each, shape ``(n,)``.
-        counts_rn: How often each item is in each sample, shape ``(resamples, n)``.
-
-    Returns:
-        Shape ``(resamples,)``; 0 where a side has one value only.
-    """
-    gold_n, predicted_n = np.asarray(gold_n), np.asarray(predicted_n)
-    rows = max(1, _CHUNK // len(gold_n))
-    parts = []
-    for start in range(0, len(counts_rn), rows):
-        part_rn = counts_rn[start : start + rows].astype(np.float64)
-        x_rn, y_rn = (_centred_ranks(values_n, part_rn) for values_n in (gold_n, predicted_n))
-        xy_r, xx_r, yy_r = (
-            np.einsum("rn,rn,rn->r", part_rn, a, b) for a, b in ((x_rn, y_rn), (x_rn, x_rn), (y_rn, y_rn))
-        )
-        spread_r = np.sqrt(xx_r * yy_r)
-        parts.append(100 * np.divide(xy_r, spread_r, out=np.zeros_like(xy_r), where=spread_r > 0))
-    return np.concatenate(parts)
-
-
-def _centred_ranks(values_n: NDArray[Any], counts_rn: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks of the items in each sample, less their mean, shape ``(resamples, n)``."""
-    order_n = np.argsort(values_n, kind="stable")
-    values_v, value_n = np.unique(values_n, return_inverse=True)
-    first_v = np.searchsorted(values_n[order_n], values_v)
-    counts_rv = np.add.reduceat(counts_rn[:, order_n], first_v, axis=1)
-    above_rv = np.cumsum(counts_rv, axis=1)
-    rank_rv = above_rv - (counts_rv - 1) / 2
-    return (rank_rv - (above_rv[:, -1:] + 1) / 2)[:, value_n]
-
-
-def _drawn(n: int, resamples: int, seed: int) -> NDArray[np.int64]:
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
-
-
-def compare_sts(
-    before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int = STS_RESAMPLES, seed: int = 0
-) -> dict[str, Any]:
-    """Paired test of two results of `evaluate_sts` over the same sets: pairs of sentences are drawn with replacement.
-
-    Args:
-        before: Result of the baseline; it may have more sets.
-        after: Result to test; all of its sets are compared.
-        resamples: Bootstrap resamples.
-        seed: Seed of the bootstrap.
-
-    Returns:
-        See :func:`metaphrase.evaluation.compare.compare_resamples`.
-
-    Raises:
-        ValueError: A set was not measured with the baseline, or is not the same.
-    """
-    resampled = {}
-    counts: dict[int, NDArray[np.int64]] = {}
-    for language, result in after["languages"].items():
-        other = before["languages"].get(language)
-        if other is None or other["sha256"] != result["sha256"]:
-            raise DataMismatchError(
-                f"The baseline was not measured on the same pairs of {language!r}. Evaluate both on one set."
-            )
-        n = result["n"]
-        counts.setdefault(n, _drawn(n, resamples, seed))
-        old_r, new_r = (resampled_spearman(one["scores"], one["cosines"], counts[n]) for one in (other, result))
-        resampled[language] = (old_r, new_r)
-    return compare_resamples(
-        {language: before["languages"][language]["spearman"] for language in after["languages"]},
-        {language: result["spearman"] for language, result in after["languages"].items()},
-        resampled,
-        sizes={language: result["n"] for language, result in after["languages"].items()},
-        test="paired bootstrap over pairs of sentences",
-    )

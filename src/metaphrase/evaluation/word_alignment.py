@@ -6,28 +6,35 @@ fractions, summed over the corpus.
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.aligners.base import WordPair
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
-from metaphrase.corpus import open_text
+from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words
+from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import DataError
+from metaphrase.io.environment import versions
+from metaphrase.io.files import append_csv
 
 logger = logging.getLogger(__name__)
 
+#: Number of pairs that are aligned between two steps of a progress bar.
+_CHUNK = 64
 _SENTENCE = re.compile(r"\s*<s\s+snum=\"?(\d+)\"?\s*>(.*?)</s>\s*")
 _GOLD_LINK = re.compile(r"(\d+)([-p])(\d+)")
 
@@ -258,6 +265,75 @@ def _lines(path: str | Path) -> list[str]:
         return file.read().rstrip("\n").split("\n")
 
 
+def evaluate_word_alignment(
+    model: SentenceTransformer,
+    sets: Mapping[str, Sequence[GoldPair]],
+    *,
+    sha256: Mapping[str, str] | None = None,
+    name: str | None = None,
+    batch_size: int = 64,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    show_progress: bool = False,
+) -> Result:
+    """Measure the alignment error rate of links between a model's token states.
+
+    Args:
+        model: The model, which aligns as an `EmbeddingAligner` with its default settings.
+        sets: Pairs with gold links, by name.
+        sha256: Digest of each set, by which results over different data are told apart.
+        name: Name of the model in the result.
+        batch_size: Sentences per forward pass.
+        resamples: Number of bootstrap samples of the intervals, over pairs of sentences.
+        seed: Seed of the bootstrap.
+        show_progress: Show a progress bar.
+
+    Returns:
+        A result whose scores are error rates in percent; lower is better. In JSON, ``counts`` are the numbers of
+        predicted, sure, correct sure and correct possible links of each pair.
+    """
+    start = time.perf_counter()
+    aligner = EmbeddingAligner(model, batch_size=batch_size)
+    languages: dict[str, Measurement] = {}
+    for key, pairs in sets.items():
+        predicted = []
+        with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
+            for first in progress.track(range(0, len(pairs), _CHUNK), description=f"Aligning {key}"):
+                aligned = aligner.align([pair.pair for pair in pairs[first : first + _CHUNK]])
+                predicted += [alignment.links for alignment in aligned]
+        sides = predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs]
+        scores = {measure: 100 * score for measure, score in alignment_scores(*sides)._asdict().items()}
+        low, high = alignment_error_interval(*sides, resamples=resamples, seed=seed)
+        details = scores | {"counts": _counts(*sides).tolist()}
+        digest = (sha256 or {}).get(key)
+        languages[key] = Measurement(len(pairs), scores["aer"], (100 * low, 100 * high), digest, details)
+    only = next(iter(languages.values())) if len(languages) == 1 else None
+    return Result(
+        suite="word-alignment",
+        model=name or type(model).__name__,
+        measure="AER",
+        statistic="error_rate",
+        lower_is_better=True,
+        protocol="AER of links between token states",
+        languages=languages,
+        average=Measurement(
+            len(languages),
+            float(np.mean([one.score for one in languages.values()])),
+            only.interval if only else None,
+        ),
+        settings={
+            "layer": aligner.layer,
+            "method": aligner.method,
+            "level": aligner.level,
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
 class WordAlignmentEvaluator(BaseEvaluator):
     """Word alignment by the model's own token states, in the training loop.
 
@@ -313,20 +389,10 @@ class WordAlignmentEvaluator(BaseEvaluator):
         )
         logger.info("Word alignment %s at step %d: AER %.3f, F1 %.3f", self.name, steps, scores.aer, scores.f1)
         if output_path is not None and self.write_csv:
-            self._append_csv(Path(output_path), {"epoch": epoch, "steps": steps, **scores._asdict()})
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores._asdict()})
         metrics = self.prefix_name_to_metrics(scores._asdict(), self.name)
         self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
-
-    def _append_csv(self, folder: Path, row: dict[str, float]) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / self.csv_file
-        is_new = not path.exists()
-        with path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            if is_new:
-                writer.writerow(row.keys())
-            writer.writerow(row.values())
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings that the model card names."""

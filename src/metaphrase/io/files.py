@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,4 +35,21 @@ def replace_text(path: str | Path, text: str) -> Path:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+    return path
+
+
+def append_csv(path: str | Path, row: Mapping[str, Any]) -> Path:
+    """Append a row to a CSV file. A new file starts with a header of the row's keys.
+
+    Returns:
+        The path.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    is_new = not path.exists()
+    with path.open("a", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        if is_new:
+            writer.writerow(row.keys())
+        writer.writerow(row.values())
     return path

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
-from metaphrase.exceptions import MissingExtraError
+from metaphrase.exceptions import MissingExtraError, ModelError
 
 try:
     import faiss
@@ -91,14 +91,15 @@ def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
     """Embeddings as float32 rows of length 1: the array itself where that is what it holds, else a copy.
 
     Raises:
-        ValueError: The array has no two axes, or an embedding is not finite.
+        ValueError: The array does not have two axes.
+        ModelError: An embedding is not finite.
     """
     if embeddings_nh.ndim != 2:
         raise ValueError(f"Embeddings have the shape (sentences, hidden), not {embeddings_nh.shape}.")
     rows_nh = np.ascontiguousarray(embeddings_nh, dtype=np.float32)
     length_n = np.sqrt(np.einsum("nh,nh->n", rows_nh, rows_nh))
     if not np.isfinite(length_n).all():
-        raise ValueError(
+        raise ModelError(
             f"{np.count_nonzero(~np.isfinite(length_n))} of {len(length_n)} embeddings are not finite. "
             "The model has diverged, or overflows in half precision."
         )

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from metaphrase.corpus import _BREAK, MAX_CHARS, _lines
+from metaphrase.corpus.text import MAX_CHARS, one_line, read_lines
 from metaphrase.exceptions import CorpusError, DataError, DataMismatchError, MissingFileError
 from metaphrase.mining.search import Neighbours, Rows, unit_rows
 
@@ -102,7 +102,7 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
     if not path.is_file():
         raise MissingFileError(f"There is no file {path}.")
     at = int(column) - 1 if column is not None and column.isdecimal() else None
-    for number, line in _lines(path, MAX_CHARS):
+    for number, line in read_lines(path):
         if not isinstance(line, str):
             yield None
             continue
@@ -116,7 +116,7 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
             if not 0 <= at < len(cells):
                 raise CorpusError(f"{path}:{number}: there are {len(cells)} columns, and none is number {at + 1}.")
             line = cells[at]
-        text = _BREAK.sub(" ", line).strip()
+        text = one_line(line).strip()
         yield text if len(text) <= MAX_CHARS else None
 
 

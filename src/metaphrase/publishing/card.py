@@ -114,7 +114,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return card
 
     def add_comparison(self, data: str, comparison: Mapping[str, Any]) -> None:
-        """Add what `evaluation.retrieval.compare_retrieval` found on the test set `data`, with its pooled row last."""
+        """Add what `evaluation.compare.compare` found on the test set `data`, with its pooled row last."""
         keys = ("n", "before", "after", "difference", "interval", "verdict")
         rows = [*comparison["languages"].items(), ("all", comparison["pooled"])]
         for language, result in rows:

@@ -64,7 +64,7 @@ def retention(comparison: Mapping[str, Any], limit: float = 1.0) -> dict[str, An
     lies above the red line ``-limit``, ``"lost"`` where the whole interval lies below it, else ``"uncertain"``.
 
     Args:
-        comparison: `compare_retrieval` over the untrained languages of a test set.
+        comparison: `compare` over the untrained languages of a test set.
         limit: Loss in percentage points that a run may have.
 
     Returns:

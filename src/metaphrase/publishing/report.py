@@ -11,7 +11,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS, compare_retrieval
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
 from metaphrase.publishing.plots import MARKERS, SIDES, learning_curves
@@ -46,10 +47,10 @@ def render_table(after: Results, before: Results | None = None, comparison: Resu
     Args:
         after: The result.
         before: The baseline's result over the same pairs; adds before → after, the difference and its verdict.
-        comparison: Their `compare_retrieval`; made here where ``before`` is given without it.
+        comparison: Their `compare`; made here where ``before`` is given without it.
     """
     if before is not None and comparison is None:
-        comparison = compare_retrieval(before, after)
+        comparison = compare(before, after)
     table = Table(
         title=Text(str(after["model"]), style="bold"),
         title_justify="left",
@@ -109,7 +110,7 @@ def write_report(
         before: Results of `evaluate_retrieval` with the model as it was, per data set (``"demo test"``, ``"udhr"``);
             None for a report without a baseline.
         after: Results of the trained model, for the same data sets.
-        comparisons: Their `compare_retrieval`; made here if None.
+        comparisons: Their `compare`; made here if None.
         run: Facts of the run (command, seed, data, versions, hardware, seconds, …); ``log_history``, the trainer's
             log, becomes the learning curves.
         descriptions: A sentence about each data set.
@@ -128,7 +129,7 @@ def write_report(
             f"A report needs the same data sets before and after, but got {sorted(before)} and {sorted(after)}."
         )
     if comparisons is None:
-        comparisons = {name: compare_retrieval(before[name], after[name]) for name in after} if before else {}
+        comparisons = {name: compare(before[name], after[name]) for name in after} if before else {}
     run, descriptions, analysis = run or {}, descriptions or {}, analysis or {}
     folder = Path(output_dir)
     write_json(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from metaphrase.corpus import normalised
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
 
 #: Of the user's pairs so many are held out at most, and so large a share of them at most.
@@ -238,7 +238,7 @@ def verdict_in_words(
     """What came of it, a sentence for each language, and one for the others.
 
     Args:
-        languages: For each adapted language its row of `compare_retrieval`.
+        languages: For each adapted language its row of `compare`.
         retained: `plots.retention` of the languages that were not adapted; None where none was measured.
         names: Names of languages.
     """

@@ -124,7 +124,7 @@ def test_death_while_the_optimiser_is_left_out_leaves_a_whole_checkpoint(saved, 
     found = [verify(folder)["step"] for folder in checkpoint_folders(tmp_path)]
     saved()
     assert [path.parent.name for path in tmp_path.rglob("optimizer.pt")] == ["checkpoint-12"]
-    fault("A1", "death while fine-tuning deletes what it needs no more", tried=1, survived=found[-2:] == [8, 12])
+    fault("A1", "process dies while fine-tuning deletes old checkpoints", tried=1, survived=found[-2:] == [8, 12])
 
 
 def rows(language, count=4):
@@ -288,7 +288,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_measured(options, t
         finetune_classification(options, arguments(tmp_path))
     assert [path.name for path in checkpoint_folders(tmp_path / "en")] == ["checkpoint-2"]
     assert not list(tmp_path.rglob("results.json"))
-    fault("B1", "gradients of fine-tuning that are not finite", tried=1, survived=1)
+    fault("B1", "NaN or infinite gradients in fine-tuning", tried=1, survived=1)
 
 
 def test_a_folder_of_fine_tuning_in_use_is_refused(options, tmp_path, fault):

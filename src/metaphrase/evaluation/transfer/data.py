@@ -26,8 +26,8 @@ from typing import Any
 
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, load_dataset
 
-from metaphrase.corpus import open_text
 from metaphrase.corpus.code_switching import PairedTexts
+from metaphrase.corpus.text import open_text
 from metaphrase.exceptions import DataError, MissingFileError
 
 logger = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from transformers import (
 )
 
 from metaphrase.checkpoints.saving import WholeCheckpoints
-from metaphrase.corpus import load_corpus
+from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.evaluation.transfer.data import ENGLISH, digest

@@ -1,12 +1,11 @@
-"""Write the README's results from the reports of runs.
+"""Write the tables of README.md and docs/ from results files.
 
-    python scripts/update_readme.py --demo runs/demo/report.json --swahili out/swahili/report.json
+    python scripts/update_tables.py --demo runs/demo/report.json --swahili out/swahili/report.json
+    python scripts/update_tables.py --suites runs/evaluation/results.json runs/unprompted/against-*.json
 
-    python scripts/update_readme.py --suites runs/evaluation/results.json runs/unprompted/against-*.json
-
-keeps what the tables need of each report under ``scripts/results`` and rewrites the tables; without options it rewrites
-them from what is kept. Those of docs/word_alignment.md come from what scripts/word_alignment.py keeps there, those of speed
-and memory, there and in docs/scaling.md, from what scripts/benchmarks/run.py keeps.
+An option stores what the tables need of a run under ``scripts/results``; every call then rewrites the tables of all pages
+from the stored results. The tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those
+of docs/speed.md and docs/scaling.md from the results of ``scripts/benchmarks/run.py``.
 """
 
 from __future__ import annotations
@@ -29,18 +28,19 @@ BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
 
 @dataclass
 class Options:
-    """Reports to take results from."""
+    """New results to store; without options, the tables are rewritten from the stored results."""
 
     demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
     swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
     adapted: str | None = field(
-        default=None, metadata={"help": "Output folder of `metaphrase adapt`, told of in docs/my-language.md."}
+        default=None, metadata={"help": "Output folder of `metaphrase adapt`, for docs/my-language.md."}
     )
     suites: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, and those of the "
-            "same release against the starter without its prompt; each score is shown against the better baseline."
+            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, optionally "
+            "followed by results of the same release against the starter without its prompt. Each score is compared with "
+            "the better baseline."
         },
     )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
@@ -53,12 +53,12 @@ class Options:
 
 
 def keep(report: Path, path: Path) -> None:
-    """Keep a report's comparisons and the facts of its run."""
+    """Store the comparisons of a report and the facts of its run."""
     content = json.loads(report.read_text(encoding="utf-8"))
     run = {key: value for key, value in content["run"].items() if key not in ("log_history", "corpus")}
     for file in run["files"]:
         file.pop("path", None)
-    run["command"] = re.sub(r"(?<=\s)/\S*/(?=\S)", "", run["command"])  # where the data lay is nobody's business
+    run["command"] = re.sub(r"(?<=\s)/\S*/(?=\S)", "", run["command"])  # local paths of the data
     prompts = {name: result["settings"]["prompt"] for name, result in content["before"].items()}
     kept = {"run": run, "comparisons": content["comparisons"], "baseline_prompt": prompts}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,20 +66,20 @@ def keep(report: Path, path: Path) -> None:
 
 
 def table(content: dict[str, Any]) -> str:
-    """A run's facts and its test sets as Markdown."""
+    """Format a run's facts and its test sets as Markdown."""
     run = content["run"]
     pairs = sum(file["pairs"] for file in run["files"])
     hardware = run["hardware"]
     lines = [
-        f"{pairs:,} pairs; {run['steps']} steps of {run['batch_size']} in {run['training_seconds'] / 60:.1f} minutes on "
-        f"{hardware['cpus']} {hardware['machine']} cores; seed {run['seed']}. Vocabulary transform: "
-        f"{', '.join(run['transforms'].values())}.",
+        f"One run with seed {run['seed']}: {pairs:,} training pairs, {run['steps']} steps of {run['batch_size']} pairs in "
+        f"{run['training_seconds'] / 60:.1f} minutes on {hardware['cpus']} {hardware['machine']} cores.",
         "",
     ]
     for name, comparison in content["comparisons"].items():
         prompt = content["baseline_prompt"][name]
+        setting = f"with its prompt `{prompt}`" if prompt else "without its prompt"
         lines += [
-            f"**{name}** (baseline {f'with the prompt `{prompt}`' if prompt else 'without a prompt'}, the better of the two)",
+            f"**{name}** (baseline measured {setting}, where it scores higher)",
             "",
             "| language | pairs | before | after | difference | |",
             "|---|--:|--:|--:|--:|---|",
@@ -99,7 +99,7 @@ def table(content: dict[str, Any]) -> str:
 
 
 def keep_adapted(output: Path, path: Path) -> None:
-    """Keep a verdict, without sentences of the corpus, and the facts of its run."""
+    """Store a verdict and the facts of its run, without sentences of the corpus."""
     verdict = json.loads((output / "verdict.json").read_text(encoding="utf-8"))
     run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
     kept = {key: run[key] for key in ("command", "seed", "steps", "training_seconds", "hardware", "versions")}
@@ -111,34 +111,37 @@ def keep_adapted(output: Path, path: Path) -> None:
 
 
 def adapted_words(content: dict[str, Any]) -> str:
-    """A verdict as the command prints it, and what it took."""
+    """Format a verdict as the command prints it, with the cost of the run."""
     own = ", ".join(f"{content['pairs'][language]:,} of {language}" for language in content["languages"])
     said = "\n".join(content["said"])
     return (
         f"```text\n{said}\n```\n\n"
-        f"That is what 5,000 pairs of Swahili news gave (LAFAND-MT, the first of its training split; {own} remained to train "
-        f"on): {content['steps']} steps, {content['seconds'] / 60:.0f} minutes in all on {content['hardware']['cpus']} "
-        f"{content['hardware']['machine']} cores, seed {content['seed']}, one run."
+        f"This example uses the first 5,000 pairs of LAFAND-MT's Swahili training split (news), of which {own} were used for "
+        f"training: one run with seed {content['seed']}, {content['steps']} steps, {content['seconds'] / 60:.0f} minutes in "
+        f"total on {content['hardware']['cpus']} {content['hardware']['machine']} cores."
     )
 
 
-#: Groups of languages that a table shows, where a test set has them.
+#: The baseline and the release in stored results.
+SIDES = ("before", "after")
+
+#: Groups of languages that get a row of their own if a test set has them.
 GROUPS = ("36", "14", "8", "5", "4")
 
 
 def keep_suites(results: Sequence[Path], path: Path) -> None:
-    """Keep the averages of a suite's scores, for the baseline and for the release, and their tests.
+    """Store average scores of the baseline and the release, and the significance tests between them.
 
     Args:
-        results: What was measured of everything, then of parts against the baseline without its prompt.
+        results: Results of all suites, followed by results of some suites against the baseline without its prompt.
         path: File to write.
     """
     content, *others = (json.loads(result.read_text(encoding="utf-8")) for result in results)
     sides = {"before": content["baseline"], "after": content}
     parts = content["parts"]
 
-    def against(name: str) -> dict[str, Any]:
-        """The results whose baseline does best; both directions together are asked for a direction alone."""
+    def best_baseline(name: str) -> dict[str, Any]:
+        """Return the results with the best baseline; a single direction uses the choice made for both directions."""
         decisive = re.sub(r" (xx→en|en→xx)$", " both directions", name).replace("xsim both", "xsim, both")
         there = [one for one in (content, *others) if decisive in one["baseline"]["scores"]]
         sign = -1 if content["scores"][decisive]["lower_is_better"] else 1
@@ -166,7 +169,7 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
                 "test": best["comparisons"].get(name, {}).get("pooled"),
             }
             for name, one in content["scores"].items()
-            for best in [against(name)]
+            for best in [best_baseline(name)]
         },
         "skipped": content["skipped"],
         "failed": content["failed"],
@@ -182,76 +185,131 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
 
 
 def suites_table(content: dict[str, Any]) -> str:
-    """A row for each score: the baseline, the release, and the test between them where there is one."""
+    """Format one row for each score, with the significance test where there is one."""
     scores = content["scores"]
-    sides = ("before", "after")
-    lines = ["| benchmark | measure | starter | release | release − starter | |", "|---|---|--:|--:|--:|---|"]
-
-    def shown(one: dict[str, Any], side: str) -> str:
-        if side not in one:
-            return ""
-        nothing = one[side].get("unlearned", 0) == max(one["languages"], 1)
-        return f"{one[side]['average']['score']:.1f}{' †' if nothing else ''}{mark(one, side)}"
-
-    def mark(one: dict[str, Any], side: str) -> str:
-        return " ‡" if side == "before" and one["unprompted"] else ""
+    lines = ["| benchmark | measure | starter | release | difference | |", "|---|---|--:|--:|--:|---|"]
 
     def add(label: str, measure: str, cells: list[str], test: dict[str, Any] | None) -> None:
-        found = "| |"
-        if test is not None:
-            low, high = test["interval"]
-            found = f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}] | {test['verdict']} |"
-        lines.append(f"| {label} | {measure} | {' | '.join(cells)} | {found}")
+        lines.append(f"| {label} | {measure} | {' | '.join(cells)} | {' | '.join(test_cells(test))} |")
 
     for name, one in scores.items():
         test_set, _, kind = name.partition(" ")
-        measure = f"{one['measure']}{', lower is better' if one['lower_is_better'] else ''}"
+        measure = measure_words(one)
         if kind.endswith(("xx→en", "en→xx")):
             continue
         if kind != "both directions":
             label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
-            add(label, measure, [shown(one, side) for side in sides], one["test"])
+            add(label, measure, [score_cell(one, side) for side in SIDES], tested(scores, name))
             continue
-        ways = [scores[f"{test_set} xx→en"], scores[f"{test_set} en→xx"]]
+        directions = [scores[f"{test_set} xx→en"], scores[f"{test_set} en→xx"]]
         for group in ("average", *(group for group in GROUPS if group in one["after"])):
             if group == str(one["languages"]):
                 continue
             cells = [
-                " / ".join(f"{way[side][group]['score']:.1f}" for way in ways) + mark(one, side) if side in one else ""
-                for side in sides
+                " / ".join(f"{direction[side][group]['score']:.1f}" for direction in directions)
+                + prompt_mark(one, side)
+                if side in one
+                else ""
+                for side in SIDES
             ]
+            plural = "s" * (one["languages"] > 1)
             label = (
-                f"{test_set}, {one['languages']} language{'s' * (one['languages'] > 1)}"
+                f"{test_set}, {one['languages']} language{plural}"
                 if group == "average"
                 else f"{test_set}, the {group}"
             )
             add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
-    if any("†" in line for line in lines):
-        lines += ["", "† no better than the commonest answer throughout: nothing was learned at this scale."]
-    if any("‡" in line for line in lines):
-        lines += ["", "‡ without its prompt (`query: `), with which it does worse: a baseline is taken at its best."]
     minutes = content["minutes"]
-    hardware = content["hardware"]
     lines += [
+        *footnotes(lines),
         "",
-        f"`metaphrase evaluate {content['models']['after']} --suite all --baseline starter --data …`: one run each, seed "
-        f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} for the release by the "
-        f"clock, beside other work ({hardware_words(hardware)}). Differences are between the means over languages, of both "
-        "directions, with 95 % paired bootstrap intervals; fine-tuned scores are compared item by item.",
-        *(f"Left out: {name}, {reason}." for name, reason in content["skipped"].items()),
+        f"One run with `metaphrase evaluate {content['models']['after']} --suite all --baseline starter --data …`, seed "
+        f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
+        f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages, and both "
+        "directions where there are two, with 95 % paired bootstrap intervals. Fine-tuned tasks are compared item by item.",
+        *(f"Skipped: {name} ({reason})." for name, reason in content["skipped"].items()),
     ]
     return "\n".join(lines)
 
 
-def hardware_words(hardware: Any) -> str:
-    """Hardware in words."""
-    return (
-        ", ".join(f"{key} {value}" for key, value in hardware.items()) if isinstance(hardware, dict) else str(hardware)
+#: Scores in the README's table, and how they are named there.
+HEADLINES = {
+    "tatoeba both directions": "Tatoeba, retrieval, {languages} languages",
+    "udhr both directions": "UDHR, retrieval, {languages} languages",
+    "bucc2018-sample sample_oracle": "BUCC 2018 sample, mining",
+    "wpt05-en-hi": "WPT-05 English–Hindi, word alignment",
+    "ud accuracy": "Universal Dependencies, POS tags, {languages} languages",
+    "stsb cross-lingual": "STS-B across languages, {languages} pairs",
+    "stsb": "STS-B within a language, {languages} languages",
+    "pawsx accuracy": "PAWS-X, paraphrases, {languages} languages",
+    "xnli accuracy": "XNLI, inference, {languages} languages",
+    "xquad f1": "XQuAD, question answering, {languages} languages",
+}
+
+
+def headline_table(content: dict[str, Any]) -> str:
+    """Format the README's table: one row for each benchmark, gains and losses."""
+    lines = ["| benchmark | measure | starter | demo | difference [95 %] | |", "|---|---|--:|--:|--:|---|"]
+    for name, label in HEADLINES.items():
+        one = content["scores"][name]
+        cells = [score_cell(one, side) for side in SIDES]
+        cells += test_cells(tested(content["scores"], name))
+        lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
+    hardware = hardware_words(content["hardware"])
+    caption = (
+        f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
     )
+    return "\n".join([*lines, *footnotes(lines), "", caption])
+
+
+def measure_words(one: dict[str, Any]) -> str:
+    """Name the measure of a score, and its direction if lower is better."""
+    return one["measure"].replace("f1", "F1") + ", lower is better" * one["lower_is_better"]
+
+
+def score_cell(one: dict[str, Any], side: str) -> str:
+    """Format an average score with its footnote marks."""
+    if side not in one:
+        return ""
+    unlearned = one[side].get("unlearned", 0) == max(one["languages"], 1)
+    return f"{one[side]['average']['score']:.1f}{' †' if unlearned else ''}{prompt_mark(one, side)}"
+
+
+def prompt_mark(one: dict[str, Any], side: str) -> str:
+    """Return the mark of a baseline that was measured without its prompt."""
+    return " ‡" if side == "before" and one["unprompted"] else ""
+
+
+def tested(scores: dict[str, Any], name: str) -> dict[str, Any] | None:
+    """Return the test of a score. Tags are compared by accuracy, and the test is stored with the main measure, F1."""
+    return {"ud f1": None, "ud accuracy": scores.get("ud f1", {}).get("test")}.get(name, scores[name]["test"])
+
+
+def test_cells(test: dict[str, Any] | None) -> list[str]:
+    """Format a difference with its interval, and the verdict."""
+    if test is None:
+        return ["", ""]
+    low, high = test["interval"]
+    return [f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", test["verdict"]]
+
+
+def footnotes(lines: Sequence[str]) -> list[str]:
+    """Explain the marks that occur in a table."""
+    notes = {
+        "†": "† No better than predicting the most frequent class: nothing was learned at this scale.",
+        "‡": "‡ Measured without its prompt (`query: `), which gives the better score: baselines are taken at their best.",
+    }
+    return [text for mark, note in notes.items() if any(mark in line for line in lines) for text in ("", note)]
+
+
+def hardware_words(hardware: dict[str, Any]) -> str:
+    """Format a description of the hardware."""
+    threads = f"{hardware['threads']} thread{'s' * (hardware['threads'] > 1)}"
+    return f"{hardware['cpus']} {hardware['machine']} cores, {threads}"
 
 
 def keep_translation(report: Path, path: Path) -> None:
-    """Keep the results of a translation run, with the names of its data instead of their places, and a few examples."""
+    """Store the results of a translation run with a few examples, and with file names in place of paths."""
     content = json.loads(report.read_text(encoding="utf-8"))
     for split in ("train", "test"):
         content["settings"][split] = Path(content["settings"][split]).name
@@ -260,20 +318,20 @@ def keep_translation(report: Path, path: Path) -> None:
 
 
 def translation_words(content: dict[str, Any]) -> str:
-    """What came of learning pairs by heart."""
+    """Describe the overfitting check of the translation program."""
     settings, bleu = content["settings"], content["signatures"]["bleu"]
     (_, first), *_, (_, last) = content["loss"]
     hardware = hardware_words(content["hardware"])
     return (
-        f"Of {settings['limit_train']} pairs of {settings['train']} ({settings['language']}–en), {content['steps']:,} steps: "
-        f"the loss falls from {first:.1f} to {last:.2g}, and the pairs are translated again with BLEU "
-        f"{content['metrics']['bleu']:.1f} (`{bleu}`). A decoder of {settings['decoder_layers']} layers, encoder frozen, "
-        f"seed {content['seed']}, one run; {content['training_seconds'] / 60:.0f} minutes ({hardware})."
+        f"{settings['limit_train']} pairs of {settings['train']} ({settings['language']}–en), {content['steps']:,} steps: "
+        f"the loss falls from {first:.1f} to {last:.2g}, and the training pairs are translated with BLEU "
+        f"{content['metrics']['bleu']:.1f} (`{bleu}`). Frozen encoder, decoder with {settings['decoder_layers']} layers, one "
+        f"run with seed {content['seed']}, {content['training_seconds'] / 60:.0f} minutes ({hardware})."
     )
 
 
 def alignment_table(content: dict[str, Any]) -> str:
-    """How fast a corpus was aligned, and how many of its words have a link."""
+    """Format the speed of an aligner on a corpus, and the share of words it linked."""
     cells = (
         content["files"][0]["file"],
         content["aligner"],
@@ -289,29 +347,29 @@ def alignment_table(content: dict[str, Any]) -> str:
             "|---|---|--:|--:|--:|--:|--:|",
             f"| {' | '.join(cells)} |",
             "",
-            f"`scripts/wacse.sh`, one run on {content['cpus']} cores.",
+            f"One run of `scripts/wacse.sh` on {content['cpus']} cores.",
         ]
     )
 
 
 def scores(row: dict[str, Any]) -> str:
-    """Cells of a row of measures."""
+    """Format the measures of one aligner as table cells."""
     low, high = row["aer_interval"]
     measures = " | ".join(f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
     return f"{row['aer']:.3f} [{low:.3f}, {high:.3f}] | {measures} | {row['pairs_per_second']:,.0f}"
 
 
 def is_default(row: dict[str, Any], section: dict[str, Any]) -> bool:
-    """Whether a row was measured at its aligner's defaults."""
+    """Return whether a row was measured with the default settings of its aligner."""
     return all(row[name] == value for name, value in section["default"].items())
 
 
 def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
-    """The tables of docs/word_alignment.md by their markers."""
+    """Return the tables of docs/word_alignment.md by marker."""
     measures = "AER [95 %] | precision | recall | F1 | pairs/s |"
     gold, aligners = content["gold"], content["aligners"]
     summary = [
-        f"{gold['name']}: {gold['pairs']} pairs, {gold['links']:,} links. Every aligner at its defaults.",
+        f"{gold['name']}: {gold['pairs']} pairs, {gold['links']:,} links. Every aligner uses its default settings.",
         "",
         f"| aligner | settings | {measures}",
         "|---|---|--:|--:|--:|--:|--:|",
@@ -320,13 +378,13 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
     facts = []
     for name in sorted(aligners):
         section = aligners[name]
-        learned = ""
+        training = ""
         if corpus := section.get("corpus"):
-            learned = (
+            training = (
                 f", trained on {section['trained_pairs']:,} pairs ({corpus['file']} and the test sentences) "
                 f"in {section['training_seconds']:,.0f} s"
             )
-        facts.append(f"- {name}: `{section['command']}`{learned}; {section['seconds']:,.0f} s in all.")
+        facts.append(f"- {name}: `{section['command']}`{training}; {section['seconds']:,.0f} s in total.")
         for row in section["rows"]:
             settings = ", ".join(f"{key.replace('_', ' ')} {row[key]}" for key in section["default"])
             if is_default(row, section):
@@ -353,14 +411,14 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
 
 
 def benchmark_tables(folder: Path) -> dict[str, str]:
-    """The tables of speed and memory by their markers."""
+    """Return the tables of speed and memory by marker."""
     files = {"bench": "cpu/table.md", "flops": "cpu/flops.md", "costs": "costs.md", "bench-gpu": "NVIDIA*/table.md"}
     found = {name: sorted(folder.glob(pattern)) for name, pattern in files.items()}
     return {name: paths[0].read_text(encoding="utf-8").rstrip() for name, paths in found.items() if paths}
 
 
 def fill(path: Path, tables: dict[str, str]) -> None:
-    """Rewrite what stands between a file's markers."""
+    """Replace the text between the markers of a file; tables without a marker there are ignored."""
     text = path.read_text(encoding="utf-8")
     for name, content in tables.items():
         block = f"<!-- {name} -->\n{content}\n<!-- /{name} -->"
@@ -368,48 +426,48 @@ def fill(path: Path, tables: dict[str, str]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def main(argv: list[str]) -> None:
-    """Keep new results, then rewrite the tables."""
-    parser = HfArgumentParser(Options)
-    options = parser.parse_args_into_dataclasses(argv)[0]
-    tables = {}
+def store(options: Options) -> None:
+    """Store new results under ``scripts/results``."""
     for name in ("demo", "swahili"):
         if report := getattr(options, name):
             keep(Path(report), RESULTS / f"{name}.json")
-        if (RESULTS / f"{name}.json").exists():
-            tables[name] = table(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
-    adapted = RESULTS / "adapt.json"
     if options.adapted:
-        keep_adapted(Path(options.adapted), adapted)
-    if adapted.exists():
-        words = adapted_words(json.loads(adapted.read_text(encoding="utf-8")))
-        fill(ROOT / "docs" / "my-language.md", {"adapted": words})
-    measured_suites = RESULTS / "suites.json"
+        keep_adapted(Path(options.adapted), RESULTS / "adapt.json")
     if options.suites:
-        keep_suites([Path(file) for file in options.suites], measured_suites)
-    if measured_suites.exists():
-        tables["suites"] = suites_table(json.loads(measured_suites.read_text(encoding="utf-8")))
-    kept = RESULTS / "alignment.json"
+        keep_suites([Path(file) for file in options.suites], RESULTS / "suites.json")
     if options.alignment:
         measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
-        kept.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    if kept.exists():
-        tables["alignment"] = alignment_table(json.loads(kept.read_text(encoding="utf-8")))
-    translated = RESULTS / "translation_overfit.json"
+        (RESULTS / "alignment.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
     if options.translation:
-        keep_translation(Path(options.translation), translated)
-    if translated.exists():
-        fill(
-            ROOT / "docs" / "evaluation.md",
-            {"translation": translation_words(json.loads(translated.read_text("utf-8")))},
-        )
-    tables |= benchmark_tables(BENCHMARKS)
-    fill(ROOT / "README.md", tables)
-    fill(ROOT / "docs" / "scaling.md", tables)
-    aligned = RESULTS / "word_alignment.json"
-    if aligned.exists():
-        content = json.loads(aligned.read_text(encoding="utf-8"))
-        fill(ROOT / "docs" / "word_alignment.md", word_alignment_tables(content))
+        keep_translation(Path(options.translation), RESULTS / "translation_overfit.json")
+
+
+def stored_tables() -> dict[str, str]:
+    """Return every table that can be written from stored results, by marker."""
+    formats = {
+        "demo": ("demo", table),
+        "swahili": ("swahili", table),
+        "adapted": ("adapt", adapted_words),
+        "results": ("suites", headline_table),
+        "suites": ("suites", suites_table),
+        "alignment": ("alignment", alignment_table),
+        "translation": ("translation_overfit", translation_words),
+    }
+    tables = {}
+    for marker, (name, formatted) in formats.items():
+        if (RESULTS / f"{name}.json").exists():
+            tables[marker] = formatted(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")))
+    if (RESULTS / "word_alignment.json").exists():
+        tables |= word_alignment_tables(json.loads((RESULTS / "word_alignment.json").read_text(encoding="utf-8")))
+    return tables | benchmark_tables(BENCHMARKS)
+
+
+def main(argv: list[str]) -> None:
+    """Store new results, then rewrite the tables of all pages."""
+    store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
+    tables = stored_tables()
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        fill(page, tables)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,251 @@
+"""Finding the files of a corpus, and the format and languages of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from metaphrase.corpus.hub import is_hub_name, parse_hub_name
+from metaphrase.corpus.text import MAX_EXPANSION
+from metaphrase.exceptions import CorpusError, MissingFileError
+
+SPLITS = ("train", "dev", "test")
+FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
+
+_LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
+_NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
+_PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
+_SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
+_BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
+
+
+@dataclass(frozen=True)
+class BitextFile:
+    """One file (or Moses pair, or Hub data set) of parallel text.
+
+    Attributes:
+        name: The name under which it was given; the report and the errors use it.
+        format: ``tsv``, ``jsonl``, ``parquet``, ``tmx``, ``moses`` or ``hub``.
+        paths: Its file, or the two files of a Moses pair, source language first; empty for a Hub data set.
+        source_lang: Language of the column ``source``, if the file's name or the caller gives it.
+        target_lang: Language of the column ``target``.
+        into: The corpus's target language.
+        split: Split of a Hub data set.
+        revision: Branch, tag or commit of a Hub data set; None is the default branch.
+        max_expansion: Largest expansion of a compressed file; None disables the limit.
+    """
+
+    name: str
+    format: str
+    paths: tuple[Path, ...] = ()
+    source_lang: str | None = None
+    target_lang: str | None = None
+    into: str = "en"
+    split: str = "train"
+    revision: str | None = None
+    max_expansion: float | None = MAX_EXPANSION
+
+    @property
+    def language(self) -> str | None:
+        """The language that is not the corpus's target."""
+        return self.target_lang if self.source_lang == self.into else self.source_lang
+
+
+def find_files(
+    corpus: str | Path | Sequence[str | Path],
+    *,
+    languages: Sequence[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    split: str = "train",
+) -> list[BitextFile]:
+    """Find the files of a corpus. The arguments are those of `load_corpus`.
+
+    Raises:
+        FileNotFoundError: A file does not exist, or a folder has none for a language or split.
+        ValueError: A file's format is unknown, or its languages contradict the arguments.
+    """
+    items = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    wanted = [bare_language(language) for language in languages or ()]
+    into = bare_language(target_lang)
+    given = bare_language(source_lang) if source_lang else None
+    files = list(dict.fromkeys(chain.from_iterable(_files(str(item), into, split) for item in items)))
+    if given is None and len(wanted) == 1:
+        given = wanted[0]
+    for i, file in enumerate(files):
+        if file.language is None and given:
+            files[i] = dataclasses.replace(file, source_lang=given, target_lang=into)
+        elif source_lang and file.language != given:
+            raise CorpusError(f"{file.name} is in {file.language!r} by its name, but source_lang is {given!r}.")
+    found = {file.language for file in files}
+    if wanted and None not in found:
+        if missing := [language for language in wanted if language not in found]:
+            available = ", ".join(sorted(filter(None, found))) or "none"
+            raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {available}.")
+        files = [file for file in files if file.language in wanted]
+    return files
+
+
+def find_file(path: str | Path, *, source_lang: str | None = None, target_lang: str = "en") -> BitextFile:
+    """Find the one file of a corpus.
+
+    Raises:
+        CorpusError: There are several.
+    """
+    files = find_files(path, source_lang=source_lang, target_lang=target_lang)
+    if len(files) != 1:
+        raise CorpusError(
+            f"{path} has {len(files)} parallel files, but one is required. Give the path of one of them."
+        )
+    return files[0]
+
+
+def file_names(files: Iterable[BitextFile]) -> str:
+    """The names of some files, for a message."""
+    return ", ".join(file.name for file in files)
+
+
+def describe_file(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
+    """The facts of a file for a model card and a run's report: path, name, languages and revision.
+
+    Args:
+        file: The file.
+        languages: Its source languages.
+    """
+    name = ",".join(path.name for path in file.paths) or file.name
+    both = sorted({*languages, file.into})
+    facts = {"path": file.name, "file": name, "language": ", ".join(languages), "languages": both}
+    return facts | ({"revision": file.revision} if file.revision else {})
+
+
+def unknown_language(file: BitextFile) -> CorpusError:
+    """The error for a file without a language."""
+    return CorpusError(
+        f"Cannot infer the language of {file.name}. Name it like 'sw-{file.into}.tsv', add a column 'source_lang', "
+        "or pass the language: languages=['sw'] (--languages sw)."
+    )
+
+
+def bare_language(language: str) -> str:
+    """Return a language code without script and region.
+
+    >>> bare_language("zh_CN"), bare_language("zh-Hans")
+    ('zh', 'zh')
+    """
+    return re.split("[-_]", language.strip().lower())[0]
+
+
+def is_language(name: str) -> bool:
+    """Whether a name has the form of a language code, such as ``sw`` or ``zh_cn``."""
+    return _LANGUAGE.fullmatch(name) is not None
+
+
+def _files(item: str, into: str, split: str) -> list[BitextFile]:
+    """The files that one name denotes."""
+    if is_hub_name(item):
+        parsed = parse_hub_name(item)
+        pair = _named_pair(parsed.config or Path(parsed.name).name, into)
+        return [BitextFile(item, "hub", (), *pair, into, parsed.split or split, parsed.revision)]
+    path = Path(item)
+    if path.is_dir():
+        return _folder(path, into, split)
+    if braces := _BRACES.fullmatch(item):
+        before, first, second, after = braces.groups()
+        return [_moses(item, Path(before + first + after), Path(before + second + after), into)]
+    if "," in item and not path.exists():
+        first, _, second = item.partition(",")
+        return [_moses(item, Path(first), Path(second), into)]
+    if path.is_file():
+        return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
+    sides = _sides_of(path, into)
+    if sides is None:
+        raise MissingFileError(f"There is no file, folder or Moses pair {item}.")
+    return [_moses(",".join(map(str, sides)), *sides, into)]
+
+
+def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
+    """Files ``xx-en[.split].ext`` of a folder: those of the split, or files without a split for the other languages."""
+    found: dict[str, list[tuple[str | None, BitextFile]]] = defaultdict(list)
+    splits = set()
+    for path in sorted(folder.iterdir()):
+        source_lang, target_lang = _named_pair(_stem(path), into)
+        if source_lang is None or not path.is_file():
+            continue
+        if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
+            file = BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
+        elif _suffix(path) == into and (sides := _sides_of(path.with_name(_stem(path)), into)):
+            file = _moses(",".join(map(str, sides)), *sides, into)
+        else:
+            continue
+        match = _SPLIT.search(_stem(path))
+        splits.add(match[1] if match else None)
+        found[str(file.language)].append((match[1] if match else None, file))
+    files = []
+    for candidates in found.values():
+        chosen = [file for part, file in candidates if part == split]
+        files += chosen or [file for part, file in candidates if part is None]
+    if not files:
+        has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}." if splits else "It has no parallel files."
+        raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")
+    return files
+
+
+def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:
+    """A Moses pair with the languages of its suffixes; the corpus's target comes second."""
+    for path in (first, second):
+        if not path.is_file():
+            raise MissingFileError(f"The file {path} of the Moses pair {name} does not exist.")
+    suffixes = [_suffix(path) for path in (first, second)]
+    languages = [bare_language(suffix) if is_language(suffix.lower()) else None for suffix in suffixes]
+    if languages[0] == into:
+        return BitextFile(name, "moses", (second, first), languages[1], into, into)
+    if languages[1] == into:
+        return BitextFile(name, "moses", (first, second), languages[0], into, into)
+    return BitextFile(name, "moses", (first, second), None, None, into)
+
+
+def _sides_of(prefix: Path, into: str) -> tuple[Path, Path] | None:
+    """The two files ``prefix.xx[.gz]`` and ``prefix.en[.gz]``, or None; a pair in the prefix decides between several."""
+    if not prefix.parent.is_dir():
+        return None
+    sides: dict[str, Path] = {}
+    for path in sorted(prefix.parent.iterdir()):
+        code = _suffix(path)
+        if _stem(path) == prefix.name and is_language(code.lower()):
+            sides.setdefault(bare_language(code), path)
+    named = set(filter(None, _named_pair(prefix.name, into)))
+    others = [code for code in sides if code != into and (code in named or not named) and code not in FORMATS.values()]
+    return (sides[others[0]], sides[into]) if into in sides and len(others) == 1 else None
+
+
+def _format(path: Path) -> str:
+    suffix = "." + _suffix(path)
+    if suffix not in FORMATS:
+        raise CorpusError(
+            f"The format of {path} is unknown. Supported formats: {', '.join(FORMATS)} (also .gz), and the Moses pair "
+            "'x.sw,x.en'."
+        )
+    return FORMATS[suffix]
+
+
+def _suffix(path: Path) -> str:
+    return path.name.removesuffix(".gz").rpartition(".")[2]
+
+
+def _stem(path: Path) -> str:
+    return path.name.removesuffix(".gz").rpartition(".")[0]
+
+
+def _named_pair(name: str, into: str) -> tuple[str | None, str | None]:
+    """The languages in a name such as ``europarl.sw-en.train``, in its order, if one is the target."""
+    for match in _PAIR.finditer(name):
+        first, second = map(bare_language, match.groups())
+        if into in (first, second) and first != second:
+            return first, second
+    return None, None

@@ -1,0 +1,228 @@
+"""Loading a corpus: in memory, on disk, or as a stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from datasets import Dataset, IterableDataset
+from datasets.fingerprint import Hasher
+
+from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.files import BitextFile, bare_language, describe_file, file_names, find_files
+from metaphrase.corpus.hub import pin_revision
+from metaphrase.corpus.mixing import mix
+from metaphrase.corpus.report import CorpusReport
+from metaphrase.corpus.rows import BACK_TRANSLATIONS, Row, row_features
+from metaphrase.corpus.selection import Selection, select_rows
+from metaphrase.corpus.streaming import stream_files
+from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
+from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.io.digests import file_facts
+
+logger = logging.getLogger(__name__)
+
+#: Rows that are converted at a time.
+_CHUNK = 10_000
+
+
+@dataclass
+class Corpus:
+    """A loaded corpus.
+
+    Attributes:
+        dataset: Rows ``source``, ``target``, ``source_lang``, ``target_lang``, and the columns of ``OPTIONAL`` that a file
+            has.
+        report: How many pairs were read, kept and dropped.
+        files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (of both sides) and,
+            except in a stream, ``pairs`` kept and ``sha256`` (comma-separated for the two files of a Moses pair).
+    """
+
+    dataset: Dataset | IterableDataset
+    report: CorpusReport
+    files: list[dict[str, Any]]
+
+
+def load_corpus(
+    corpus: str | Path | Sequence[str | Path],
+    *,
+    languages: Sequence[str] | None = None,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    split: str = "train",
+    streaming: bool = False,
+    on_disk: str | Path | None = None,
+    cleaning: Cleaning | None = Cleaning(),  # noqa: B008
+    temperature: float | None = None,
+    limit: int | None = None,
+    seed: int = 42,
+    tokenizer: Any = None,
+    max_chars: int = MAX_CHARS,
+    max_bad_rate: float = MAX_BAD_RATE,
+    max_expansion: float | None = MAX_EXPANSION,
+) -> Corpus:
+    """Load parallel text.
+
+    A corpus is one of these, or a list of them:
+
+    - a file ``.tsv``, ``.jsonl``, ``.parquet`` or ``.tmx``, optionally compressed (``.gz``). The header of a TSV names its
+      columns: ``source target [source_lang target_lang alignment …]`` (see ``OPTIONAL``), or language codes. A TSV without
+      a header has two columns. There is no quoting;
+    - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
+      ``europarl.sw-en``;
+    - a folder: every file ``xx-en[.split].<ext>`` in it;
+    - a Hub data set ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded.
+
+    The language of a row comes from its columns, else from the file's name (``sw-en.train.tsv.gz``, ``x.sw-en.jsonl``,
+    Moses suffixes), else from ``source_lang``, or from ``languages`` if it has one entry. A pair whose source is in the
+    target language (``en-sw.tsv``) is swapped.
+
+    Without streaming, ``temperature`` resamples the corpus at its size. In a stream, languages are interleaved at random.
+    Without a temperature, they are interleaved in proportion to their sizes, and each pair occurs once per pass. With a
+    temperature, they are interleaved in proportion to ``size ** temperature`` until every language is exhausted
+    (``stopping_strategy="all_exhausted"``), so that pairs of small languages recur. Within a language, a stream keeps the
+    order of the files: shuffle it with ``dataset.shuffle(seed=…, buffer_size=…)``. A trainer that replays the stream
+    resumes it exactly.
+
+    Args:
+        corpus: What to load.
+        languages: Source languages to keep. For a single file without a language, its language.
+        source_lang: Language of the sources, for files without one.
+        target_lang: The target language of the corpus.
+        split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … to load from a folder or the Hub. A file without a
+            split is used if a language has no file of this split.
+        streaming: Read while training, in bounded memory. The report is filled while the stream is read.
+        on_disk: Folder for the clean pairs, which are memory-mapped from there. Every pair of a corpus that exceeds memory
+            still has an index, so that a trainer resumes anywhere without reading what precedes. A folder that already
+            holds this corpus is reused. Finding duplicates takes about 100 bytes of memory per pair, unless the cleaning
+            disables it.
+        cleaning: The filters; None keeps every readable pair unchanged.
+        temperature: Exponent of the mixture of languages, ``n ** temperature``: 1 keeps their shares, 0 makes them equal;
+            multilingual BERT uses 0.7.
+        limit: Maximum number of pairs of each language; the first ones are kept.
+        seed: Seed of the mixture.
+        tokenizer: Counts pieces for a cleaning without a tokenizer: a function from text to pieces, or a tokenizer with a
+            method ``tokenize``.
+        max_chars: A side with more characters is unreadable.
+        max_bad_rate: A file is refused if a larger share of its lines, of 1000 or more, is unreadable.
+        max_expansion: Largest expansion of a ``.gz`` or Parquet file, beyond its first 64 MiB; None disables the limit.
+
+    Raises:
+        FileNotFoundError: A file, or a language of the folder, does not exist.
+        ValueError: A file is damaged, expands too far, cannot be paired, has too many unreadable lines, or has no
+            language.
+    """
+    files = find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split)
+    if cleaning is not None and cleaning.counts_pieces and cleaning.tokenizer is None:
+        if tokenizer is None:
+            raise ValueError("This cleaning counts pieces: pass a tokenizer, or use `cleaning.without_pieces()`.")
+        cleaning = dataclasses.replace(cleaning, tokenizer=getattr(tokenizer, "tokenize", tokenizer))
+    drop = cleaning is not None and (not streaming if cleaning.duplicates is None else cleaning.duplicates)
+    wanted = frozenset(map(bare_language, languages or ()))
+    selection = Selection(cleaning, drop, wanted, limit, max_chars, max_bad_rate)
+    files = [_pinned(file, max_expansion) for file in files]
+    if streaming and on_disk is not None:
+        raise UsageError("`streaming` and `on_disk` exclude each other. Remove one of them.")
+    if streaming:
+        return Corpus(*stream_files(files, selection, temperature, seed))
+    loaded = _in_memory(files, selection) if on_disk is None else _on_disk(files, selection, Path(on_disk))
+    return loaded if temperature is None else _mixed(loaded, temperature, seed)
+
+
+def _pinned(file: BitextFile, max_expansion: float | None) -> BitextFile:
+    revision = pin_revision(file.name, file.revision) if file.format == "hub" else file.revision
+    return dataclasses.replace(file, revision=revision, max_expansion=max_expansion)
+
+
+def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
+    report, tables = CorpusReport(), list[pa.Table]()
+    present, facts = _read_all(files, selection, report, tables.append)
+    features = row_features(present)
+    columns = {name: pa.chunked_array([table[name].chunk(0) for table in tables]) for name in features}
+    return Corpus(Dataset.from_dict(columns, features=features), report, facts)
+
+
+def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) -> Corpus:
+    """The clean pairs in a memory-mapped Arrow file, with a JSON file beside it that is written last."""
+    arrow, about, key = folder / "pairs.arrow", folder / "pairs.json", _cache_key(files, selection)
+    with suppress(OSError, ValueError, KeyError):
+        known = json.loads(about.read_text(encoding="utf-8"))
+        if known["key"] == key and known["bytes"] == arrow.stat().st_size:
+            logger.info("Reusing the corpus in %s.", arrow)
+            dataset = Dataset.from_file(str(arrow)).select_columns(known["columns"])
+            return Corpus(dataset, CorpusReport.from_dict(known["report"]), known["files"])
+    folder.mkdir(parents=True, exist_ok=True)
+    about.unlink(missing_ok=True)
+    partial, report = arrow.with_suffix(".partial"), CorpusReport()
+    schema = pa.schema([(name, pa.string()) for name in Row._fields])
+    with partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        present, facts = _read_all(files, selection, report, writer.write_table)
+    partial.replace(arrow)
+    columns = list(row_features(present))
+    known = {"key": key, "bytes": arrow.stat().st_size, "columns": columns, "report": report.to_dict(), "files": facts}
+    written = about.with_suffix(".partial")
+    written.write_text(json.dumps(known, ensure_ascii=False), encoding="utf-8")
+    written.replace(about)
+    return Corpus(Dataset.from_file(str(arrow)).select_columns(columns), report, facts)
+
+
+def _cache_key(files: Sequence[BitextFile], selection: Selection) -> str:
+    """The key of a corpus on disk: the files' sizes and times of change, and how they are read."""
+    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for file in files for path in file.paths]
+    how = dataclasses.replace(selection, languages=frozenset()), sorted(selection.languages)
+    return str(Hasher.hash((files, stats, how, importlib.metadata.version("metaphrase"))))
+
+
+def _read_all(
+    files: Sequence[BitextFile], selection: Selection, report: CorpusReport, write: Callable[[pa.Table], Any]
+) -> tuple[set[str], list[dict[str, Any]]]:
+    """Read every pair, a chunk at a time.
+
+    Returns:
+        The optional columns that have a value anywhere, and the facts of each file.
+
+    Raises:
+        CorpusError: No pair was kept, or none of a requested language.
+    """
+    present = set[str]()
+    rows = select_rows(files, selection, report)
+    while chunk := list(islice(rows, _CHUNK)):
+        columns = {
+            name: pa.array(values, pa.string())
+            for name, values in zip(Row._fields, zip(*chunk, strict=True), strict=True)
+        }
+        present.update(name for name, column in columns.items() if len(column) > column.null_count)
+        write(pa.table({n: c.fill_null("") if n in BACK_TRANSLATIONS else c for n, c in columns.items()}))
+    if not report.kept:
+        raise CorpusError(f"No pair of {file_names(files)} was kept.\n{report}")
+    if missing := selection.languages - set(report.languages):
+        available = ", ".join(sorted(report.languages))
+        raise CorpusError(f"No pair was kept for {', '.join(sorted(missing))}. Languages of the corpus: {available}.")
+    facts = []
+    for file in files:
+        counts = {language: c for (name, language), c in report.counts.items() if name == file.name}
+        hashes = ",".join(file_facts(path)["sha256"] for path in file.paths)
+        found = [language for language, c in counts.items() if c.kept]
+        pairs = sum(c.kept for c in counts.values())
+        facts.append(describe_file(file, found) | {"pairs": pairs, "sha256": hashes or None})
+        if not pairs and report.of(file.name, file.language or "?").read:
+            logger.warning("%s: no pair was kept.", file.name)
+    return present, facts
+
+
+def _mixed(corpus: Corpus, temperature: float, seed: int) -> Corpus:
+    """The corpus resampled at its size."""
+    assert isinstance(corpus.dataset, Dataset)
+    dataset = corpus.dataset.select(mix(corpus.dataset["source_lang"], temperature, seed))
+    corpus.report.sampled = dict(Counter(dataset["source_lang"]))
+    return dataclasses.replace(corpus, dataset=dataset)

@@ -1,0 +1,37 @@
+"""Test pairs that occur in the training corpus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from metaphrase.corpus.text import normalised
+
+
+def overlap(train: Any, test: Any) -> int:
+    """Count the test pairs with a sentence that also occurs in the training corpus, on the same side.
+
+    Sentences are compared after NFKC normalisation, case folding and joining of whitespace.
+
+    Args:
+        train: Rows with ``source`` and ``target``: a data set or an iterable of mappings.
+        test: Rows of the same form.
+
+    >>> overlap([{"source": "Habari", "target": "Hello"}], [{"source": "Jambo", "target": "HELLO"}])
+    1
+    """
+    known: tuple[set[str], set[str]] = set(), set()
+    for pair in _texts(train):
+        for side, text in zip(known, pair, strict=True):
+            side.add(normalised(text))
+    return sum(any(normalised(text) in side for side, text in zip(known, pair, strict=True)) for pair in _texts(test))
+
+
+def _texts(rows: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(rows, Dataset | IterableDataset):
+        for batch in rows.select_columns(["source", "target"]).iter(batch_size=1000):
+            yield from zip(batch["source"], batch["target"], strict=True)
+    else:
+        yield from ((row["source"], row["target"]) for row in rows)

@@ -1,0 +1,119 @@
+"""Reading the pairs of one file, with one module per format.
+
+A reader yields the numbered rows of a file, or a `BadLine` for a line that gives no pair, in bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from metaphrase.corpus.files import BitextFile, find_file
+from metaphrase.corpus.readers.hub import read_hub
+from metaphrase.corpus.readers.jsonl import read_jsonl
+from metaphrase.corpus.readers.moses import read_moses
+from metaphrase.corpus.readers.parquet import read_parquet
+from metaphrase.corpus.readers.tmx import read_tmx
+from metaphrase.corpus.readers.tsv import check_header, read_tsv
+from metaphrase.corpus.report import CorpusReport, format_examples
+from metaphrase.corpus.rows import Row, check_row
+from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine
+from metaphrase.exceptions import CorpusError
+
+#: The reader of each format of a `BitextFile`.
+READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | BadLine]]]] = {
+    "tsv": read_tsv,
+    "jsonl": read_jsonl,
+    "parquet": read_parquet,
+    "tmx": read_tmx,
+    "moses": read_moses,
+    "hub": read_hub,
+}
+
+
+def read_pairs(
+    path: str | Path | BitextFile,
+    *,
+    source_lang: str | None = None,
+    target_lang: str = "en",
+    max_chars: int = MAX_CHARS,
+    max_bad_rate: float = MAX_BAD_RATE,
+    report: CorpusReport | None = None,
+) -> Iterator[tuple[int, str, str, dict[str, str]]]:
+    """Read the pairs of one file in bounded memory, without cleaning.
+
+    Args:
+        path: A file, a Moses pair or a Hub data set, named as for `load_corpus`.
+        source_lang: Language of the source, if neither columns nor the file's name give it.
+        target_lang: The target language of the corpus.
+        max_chars: A side with more characters is unreadable.
+        max_bad_rate: The file is refused if a larger share of its lines, of 1000 or more, is unreadable.
+        report: Receives the counts of pairs read and lines dropped.
+
+    Yields:
+        Line number (from 1; the row's in Parquet and on the Hub, the unit's in TMX), source, target, and the known
+        columns among ``source_lang``, ``target_lang`` and ``OPTIONAL``.
+
+    Raises:
+        ValueError: The file is damaged, not UTF-8, not rectangular, or has too many unreadable lines; the message
+            names the file and the line.
+    """
+    file = path if isinstance(path, BitextFile) else find_file(path, source_lang=source_lang, target_lang=target_lang)
+    report = CorpusReport() if report is None else report
+    report.restart(file.name)
+    unreadable: dict[str, list[str]] = {}
+    read = bad = 0
+
+    def check_rate() -> None:
+        if read >= BAD_RATE_AFTER and bad > max_bad_rate * read:
+            raise CorpusError(
+                f"{file.name}: {bad} of the first {read} lines are unreadable, more than {max_bad_rate:.0%}: "
+                f"{format_examples(unreadable)}. Fix the file, or raise max_bad_rate."
+            )
+
+    try:
+        for line, row in READERS[file.format](file, max_chars):
+            read += 1
+            checked = row if isinstance(row, BadLine) else check_row(row, file.into, max_chars)
+            if isinstance(checked, Row):
+                report.of(file.name, checked.source_lang or "?").read += 1
+                known = zip(Row._fields[2:], checked[2:], strict=True)
+                yield line, checked.source, checked.target, {name: value for name, value in known if value is not None}
+                continue
+            counts = report.of(file.name, file.language or "?")
+            counts.read += 1
+            counts.drop(checked.reason, f"{file.name}:{line}" + (f" ({checked.detail})" if checked.detail else ""))
+            if checked.fault:
+                bad += 1
+                unreadable[checked.reason] = counts.examples[checked.reason]
+                check_rate()
+        check_rate()
+        if read and bad == read:
+            raise CorpusError(f"{file.name} has no readable pair in {read} lines: {format_examples(unreadable)}.")
+    finally:
+        report.log_unreadable(file.name, unreadable, bad, read)
+
+
+def read_parallel(path: str | Path) -> list[tuple[str, str]]:
+    """Read a TSV file of parallel sentences in which every line must be valid, such as a test set.
+
+    Args:
+        path: A ``.tsv`` or ``.tsv.gz`` file with the header ``source target …``.
+
+    Returns:
+        ``(source, target)`` of each line; English is the target.
+
+    Raises:
+        ValueError: The header is missing or a line is malformed; the message names the file and the line.
+    """
+    file = find_file(path)
+    if file.format != "tsv":
+        raise CorpusError(f"{path} is not a TSV file.")
+    check_header(file, MAX_CHARS)
+    pairs = []
+    for line, row in read_tsv(file, MAX_CHARS):
+        checked = row if isinstance(row, BadLine) else check_row(row, file.into, MAX_CHARS)
+        if isinstance(checked, BadLine):
+            raise CorpusError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
+        pairs.append((checked.source, checked.target))
+    return pairs

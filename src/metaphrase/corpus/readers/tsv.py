@@ -1,0 +1,58 @@
+"""Reading TSV."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from itertools import chain
+
+from metaphrase.corpus.files import BitextFile
+from metaphrase.corpus.readers.columns import find_layout, read_records
+from metaphrase.corpus.rows import Row
+from metaphrase.corpus.text import BadLine, read_lines
+from metaphrase.exceptions import CorpusError
+
+
+def read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
+    """Read a TSV file without quoting, with a header, or with two columns and no header."""
+    lines: Iterator[tuple[int, str | BadLine]] = read_lines(file.paths[0], max_chars, file.max_expansion)
+    first = next(lines, None)
+    if first is None:
+        return
+    if isinstance(first[1], BadLine):
+        raise CorpusError(
+            f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a TSV is its header."
+        )
+    columns = first[1].split("\t")
+    if find_layout(columns, file) is None:
+        if len(columns) != 2:
+            raise CorpusError(
+                f"{file.name}:1: a TSV without a header has two columns, source and target, but this one has "
+                f"{len(columns)}. Add a header such as 'source<TAB>target<TAB>source_lang'."
+            )
+        columns, lines = ["source", "target"], chain([first], lines)
+    if len(set(columns)) < len(columns):
+        raise CorpusError(f"{file.name}:1: the header has a duplicate column: {', '.join(columns)}.")
+
+    def records() -> Iterator[tuple[int, Mapping[str, str] | BadLine]]:
+        for line, text in lines:
+            if isinstance(text, BadLine):
+                yield line, text
+            elif len(fields := text.split("\t")) != len(columns):
+                yield line, BadLine("wrong number of columns", f"{len(fields)}, not {len(columns)}")
+            else:
+                yield line, dict(zip(columns, fields, strict=True))
+
+    yield from read_records(records(), file)
+
+
+def check_header(file: BitextFile, max_chars: int) -> None:
+    """Check that a TSV file has a header.
+
+    Raises:
+        CorpusError: It has none.
+    """
+    with closing(read_lines(file.paths[0], max_chars, file.max_expansion)) as lines:
+        first = next(lines, None)
+    if first is not None and not isinstance(first[1], BadLine) and find_layout(first[1].split("\t"), file) is None:
+        raise CorpusError(f"{file.name}:1: expected a header 'source<TAB>target', found {first[1][:80]!r}.")

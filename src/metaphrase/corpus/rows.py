@@ -1,0 +1,119 @@
+"""The rows of a corpus: their columns, and what makes a row valid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from datasets import Features, Value
+
+from metaphrase.corpus.text import BadLine
+from metaphrase.corpus.words import format_links, parse_links, word_spans
+from metaphrase.exceptions import AlignmentFormatError
+
+#: Columns of every corpus.
+COLUMNS = ("source", "target", "source_lang", "target_lang")
+#: Columns that a corpus may also have.
+OPTIONAL = ("alignment", "alignment_scores", "segmenter", "source_bt", "target_bt")
+#: The optional columns that hold sentences, and the separator between several of them.
+BACK_TRANSLATIONS, SEPARATOR = ("source_bt", "target_bt"), " ||| "
+
+
+class Row(NamedTuple):
+    """A pair of a corpus."""
+
+    source: str
+    target: str
+    source_lang: str | None = None
+    target_lang: str | None = None
+    alignment: str | None = None
+    alignment_scores: str | None = None
+    segmenter: str | None = None
+    source_bt: str | None = None
+    target_bt: str | None = None
+
+    def swapped(self) -> Row:
+        """The pair in the other direction, with everything that belongs to a side."""
+        alignment = self.alignment
+        if alignment is not None:
+            alignment = format_links((j, i) for i, j in parse_links(alignment))
+        return self._replace(
+            source=self.target,
+            target=self.source,
+            source_lang=self.target_lang,
+            target_lang=self.source_lang,
+            alignment=alignment,
+            source_bt=self.target_bt,
+            target_bt=self.source_bt,
+        )
+
+
+def row_features(optional: Iterable[str]) -> Features:
+    """The features of a corpus with some of the optional columns."""
+    present = set(optional)
+    return Features({name: Value("string") for name in (*COLUMNS, *OPTIONAL) if name in COLUMNS or name in present})
+
+
+def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
+    """Validate a row and turn it so that its target is in the corpus's target language.
+
+    Args:
+        row: The row as read.
+        into: The corpus's target language.
+        max_chars: Most characters of a side.
+
+    Returns:
+        The row, or why it is unusable.
+    """
+    source, target = row.source, row.target
+    if not source.strip() or not target.strip():
+        return BadLine("empty side")
+    if len(source) > max_chars or len(target) > max_chars:
+        return BadLine("too long", f"{max(len(source), len(target))} characters")
+    texts = source + target
+    for name in BACK_TRANSLATIONS:
+        text = getattr(row, name)
+        if not isinstance(text, str | None):
+            return BadLine("not text", f"{name} is {text!r:.40}")
+        texts += text or ""
+    if "\0" in texts:
+        return BadLine("not text", "NUL")
+    try:
+        texts.encode()
+    except UnicodeEncodeError:
+        return BadLine("not text", "lone surrogate")
+    for language in (row.source_lang, row.target_lang):
+        if language is not None and not (language.isascii() and language.isalnum()):
+            return BadLine("no language", f"{language!r:.40}")
+    try:
+        row = _with_links(row)
+    except ValueError as error:
+        return BadLine("bad alignment", str(error))
+    if row.source_lang == into and row.target_lang not in (into, None):
+        return row.swapped()
+    return row
+
+
+def _with_links(row: Row) -> Row:
+    """A row whose links fit its words.
+
+    Raises:
+        ValueError: They do not.
+    """
+    if row.alignment is None:
+        return row._replace(alignment_scores=None, segmenter=None)
+    if not isinstance(row.alignment, str):
+        raise AlignmentFormatError(f"{str(row.alignment)[:40]!r} is not of the form '0-0 1-2'")
+    links = parse_links(row.alignment)
+    segmenter = row.segmenter or "whitespace"
+    n_source = len(word_spans(row.source, row.source_lang, segmenter))
+    n_target = len(word_spans(row.target, row.target_lang, segmenter))
+    if any(i >= n_source or j >= n_target for i, j in links):
+        raise AlignmentFormatError(f"a link points outside of the {n_source} and {n_target} words")
+    if not row.alignment_scores:
+        return row._replace(alignment_scores=None)
+    if not isinstance(row.alignment_scores, str):
+        raise AlignmentFormatError(f"the scores {row.alignment_scores!r:.40} are not text")
+    if len([float(score) for score in row.alignment_scores.split()]) != len(links):
+        raise AlignmentFormatError(f"{len(row.alignment_scores.split())} scores for {len(links)} links")
+    return row

@@ -1,0 +1,113 @@
+"""The clean rows of files: cleaned, without duplicates, of the chosen languages, up to a limit."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from metaphrase.corpus.cleaning import Cleaning, tidy_row
+from metaphrase.corpus.files import BitextFile, unknown_language
+from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.report import CorpusReport, Counts
+from metaphrase.corpus.rows import OPTIONAL, Row
+from metaphrase.exceptions import CorpusError
+
+logger = logging.getLogger(__name__)
+
+#: Words that are frequent in English and rare in other languages.
+_ENGLISH = frozenset(["the", "of", "and", "to", "with", "that", "this", "you", "from"])
+#: Pairs of each file that are inspected for swapped or identical sides.
+_INSPECTED = 1000
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which pairs of a file become rows.
+
+    Attributes:
+        cleaning: The filters; None keeps every readable pair.
+        drop_duplicates: Whether repeated pairs are dropped.
+        languages: Source languages to keep; empty keeps all.
+        limit: Maximum number of pairs of each language.
+        max_chars: A side with more characters is unreadable.
+        max_bad_rate: Largest share of unreadable lines of a file.
+    """
+
+    cleaning: Cleaning | None
+    drop_duplicates: bool
+    languages: frozenset[str]
+    limit: int | None
+    max_chars: int
+    max_bad_rate: float
+
+
+def select_rows(files: Iterable[BitextFile], selection: Selection, report: CorpusReport) -> Iterator[Row]:
+    """Read the clean rows of some files.
+
+    Args:
+        files: The files.
+        selection: Which pairs are kept.
+        report: Receives the counts.
+
+    Raises:
+        CorpusError: A file cannot be read, has no language, or has the same text on both sides.
+    """
+    cleaning, limit = selection.cleaning, selection.limit
+    kept: Counter[str] = Counter()
+    seen: set[bytes] = set()
+    for file in files:
+        if limit is not None and file.language and kept[file.language] >= limit:
+            continue
+        pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=report)
+        for line, source, target, known in pairs:
+            language = known.get("source_lang")
+            if language is None:
+                raise unknown_language(file)
+            counts = report.of(file.name, language)
+            row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
+            reason: str | None = None
+            if selection.languages and language not in selection.languages:
+                reason = "language not chosen"
+            elif cleaning is not None:
+                tidied = tidy_row(row, cleaning)
+                if tidied is None:
+                    reason = "alignment lost"
+                else:
+                    row = tidied
+                    reason = cleaning.fault(row.source, row.target)
+            if reason is None and limit is not None and kept[language] >= limit:
+                reason = "beyond the limit"
+            if reason is None and selection.drop_duplicates:
+                key = hashlib.blake2b("\0".join(row[:4]).encode(), digest_size=16).digest()  # type: ignore[arg-type]
+                reason = "duplicate" if key in seen else None
+                seen.add(key)
+            if reason is not None:
+                counts.drop(reason, f"{file.name}:{line}")
+                continue
+            counts.kept += 1
+            kept[language] += 1
+            if counts.kept <= _INSPECTED:
+                _inspect(counts, row, file.name)
+            yield row
+            if limit is not None and file.language and kept[file.language] >= limit:
+                break
+
+
+def _inspect(counts: Counts, row: Row, file: str) -> None:
+    """Check the first pairs of a file for swapped or identical sides."""
+    counts.identical += row.source == row.target
+    for side, text in enumerate((row.source, row.target)):
+        counts.english[side] += not _ENGLISH.isdisjoint(text.lower().split())
+    if counts.kept in (100, _INSPECTED):
+        if counts.identical > counts.kept / 2:
+            raise CorpusError(
+                f"{file}: both sides are the same text in {counts.identical} of the first {counts.kept} pairs. "
+                "Was one side given twice?"
+            )
+        source, target = counts.english
+        if row.target_lang == "en" and source > max(2 * target, counts.kept / 5):
+            message = "%s: %d of the first %d sources look English, %d of the targets. Are the sides swapped?"
+            logger.warning(message, file, source, counts.kept, target)

@@ -1,0 +1,236 @@
+"""Opening text files: UTF-8 lines from plain or gzip files, in bounded memory."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import io
+import re
+import unicodedata
+import zlib
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, TextIO
+
+from metaphrase.exceptions import CorpusError
+
+#: A side with more characters is too long for a sentence.
+MAX_CHARS = 10_000
+#: A file is refused once its share of unreadable lines exceeds the first number, after at least so many lines.
+MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
+#: A compressed file is refused once it expands by more than this factor, after at least so many bytes. Text rarely
+#: compresses to less than a twentieth.
+MAX_EXPANSION, EXPANSION_AFTER = 200, 64 << 20
+
+_BREAK = re.compile(r"[\t\n\r]")
+_DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
+
+
+class BadLine(NamedTuple):
+    """Why a line gives no pair.
+
+    Attributes:
+        reason: The reason under which the line is counted.
+        detail: What was found.
+        fault: Whether the line is a fault of the file. A TMX unit in other languages is not.
+    """
+
+    reason: str
+    detail: str = ""
+    fault: bool = True
+
+
+class _Unpacked(io.RawIOBase):
+    """The bytes of a gzip file, up to a maximum expansion."""
+
+    def __init__(self, path: Path, max_expansion: float | None) -> None:
+        self.path, self.max_expansion, self.size = path, max_expansion, 0
+        self.packed = path.open("rb")
+        self.stream = gzip.GzipFile(fileobj=self.packed)
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Decompress some bytes.
+
+        Raises:
+            CorpusError: The file expands too far.
+        """
+        count = self.stream.readinto(buffer)
+        self.size += count
+        packed = self.packed.tell()
+        if expands_too_far(self.size, packed, self.max_expansion):
+            raise CorpusError(
+                f"{self.path} expands to more than {self.max_expansion:g} times its size: reading stopped after "
+                f"{self.size >> 20:,} MiB from {packed >> 10:,} KiB. Text does not compress that well. If you trust the "
+                "file, decompress it first, or pass max_expansion=None."
+            )
+        return count
+
+    def close(self) -> None:
+        """Close the file."""
+        self.stream.close()
+        self.packed.close()
+        super().close()
+
+
+def expands_too_far(size: int, packed: int, max_expansion: float | None) -> bool:
+    """Whether compressed data expands further than text does.
+
+    Args:
+        size: Bytes after decompression.
+        packed: Bytes before it.
+        max_expansion: Largest factor between them, beyond the first 64 MiB; None disables the limit.
+    """
+    return max_expansion is not None and size > max(EXPANSION_AFTER, max_expansion * packed)
+
+
+def open_bytes(path: Path, max_expansion: float | None = MAX_EXPANSION) -> BinaryIO:
+    """Open a file for reading, decompressed if its content is gzip, whatever its name.
+
+    Args:
+        path: The file.
+        max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
+    """
+    with path.open("rb") as raw:
+        packed = raw.read(2) == b"\x1f\x8b"
+    return io.BufferedReader(_Unpacked(path, max_expansion), 1 << 17) if packed else path.open("rb")
+
+
+@contextmanager
+def open_text(
+    path: Path, *, newline: str | None = "\n", max_expansion: float | None = MAX_EXPANSION
+) -> Iterator[TextIO]:
+    """Open the UTF-8 text of a plain or gzip file, without a byte order mark.
+
+    Args:
+        path: The file.
+        newline: See :func:`open`.
+        max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
+
+    Raises:
+        ValueError: The file is damaged, expands too far, or is not UTF-8; the message names it, and the line.
+    """
+    try:
+        with (
+            open_bytes(path, max_expansion) as raw,
+            io.TextIOWrapper(raw, encoding="utf-8-sig", newline=newline) as text,
+        ):
+            yield text
+    except _DAMAGED as error:
+        raise CorpusError(f"{path}: the gzip file is damaged or truncated ({error}). Download it again.") from error
+    except UnicodeDecodeError as error:
+        raise _not_utf8(path, max_expansion) from error
+
+
+def _not_utf8(path: Path, max_expansion: float | None) -> CorpusError:
+    """The error for a file, which names the first line that is not UTF-8."""
+    with open_bytes(path, max_expansion) as stream:
+        for number, raw in enumerate(stream, 1):
+            try:
+                raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                found = f"byte {raw[error.start]:#04x} at {error.start}"
+                return CorpusError(f"{path}:{number}: this is not UTF-8 ({found}). Convert the file to UTF-8.")
+    return CorpusError(f"{path} is not UTF-8. Convert the file to UTF-8.")
+
+
+def max_line_bytes(max_chars: int) -> int:
+    """Most bytes of a line: two sides of four-byte characters, and the other columns."""
+    return 8 * max_chars + (1 << 16)
+
+
+def read_lines(
+    path: Path, max_chars: int = MAX_CHARS, max_expansion: float | None = MAX_EXPANSION
+) -> Generator[tuple[int, str | BadLine], None, None]:
+    """Read the numbered lines of a UTF-8 file, split at line feeds only, in bounded memory.
+
+    Args:
+        path: A plain or gzip file.
+        max_chars: Most characters of a side; a line that is too long for two of them is unreadable.
+        max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
+
+    Yields:
+        The line's number, from 1, and its text, or why it cannot be read.
+
+    Raises:
+        CorpusError: The file is damaged, expands too far, or is UTF-16.
+    """
+    limit = max_line_bytes(max_chars)
+    number = 0
+    with open_bytes(path, max_expansion) as stream:
+        try:
+            while raw := stream.readline(limit):
+                number += 1
+                if number == 1 and (raw[:2] in (b"\xff\xfe", b"\xfe\xff") or raw.count(0) > len(raw) / 4):
+                    raise CorpusError(f"{path}:1: the file is UTF-16. Convert it to UTF-8.")
+                if len(raw) == limit and not raw.endswith(b"\n"):
+                    while (rest := stream.readline(limit)) and not rest.endswith(b"\n"):
+                        pass
+                    yield number, BadLine("too long", f"more than {limit} bytes")
+                    continue
+                if number == 1:
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
+                raw = raw.removesuffix(b"\n").removesuffix(b"\r")
+                if b"\0" in raw:
+                    yield number, BadLine("not text", "NUL byte")
+                    continue
+                try:
+                    text = raw.decode("utf-8")
+                except UnicodeDecodeError as error:
+                    yield number, BadLine("not UTF-8", f"byte {raw[error.start]:#04x} at {error.start}")
+                    continue
+                yield number, text
+        except _DAMAGED as error:
+            raise _damage(path, number, error) from error
+
+
+def read_chunks(path: Path, max_expansion: float | None = MAX_EXPANSION) -> Iterator[bytes]:
+    """Read the bytes of a plain or gzip file, one MiB at a time.
+
+    Raises:
+        CorpusError: The file is damaged or expands too far.
+    """
+    lines = 0
+    with open_bytes(path, max_expansion) as stream:
+        try:
+            while chunk := stream.read(1 << 20):
+                yield chunk
+                lines += chunk.count(b"\n")
+        except _DAMAGED as error:
+            raise _damage(path, lines, error) from error
+
+
+def count_lines(path: Path, max_expansion: float | None = MAX_EXPANSION) -> int:
+    """Count the lines of a plain or gzip file, including a last one without a line feed."""
+    lines, last = 0, b"\n"
+    for chunk in read_chunks(path, max_expansion):
+        lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    return lines + (last != b"\n")
+
+
+def _damage(path: Path, line: int, error: Exception) -> CorpusError:
+    return CorpusError(
+        f"{path}, after line {line}: the gzip file is damaged or truncated ({error}). Download it again."
+    )
+
+
+def one_line(text: str) -> str:
+    r"""Replace tabs and line breaks by spaces, so that a text fits into a column of a TSV.
+
+    >>> one_line("Habari\tyako")
+    'Habari yako'
+    """
+    return _BREAK.sub(" ", text)
+
+
+def normalised(text: str) -> str:
+    """Normalise a sentence for comparison: NFKC, case folding, single spaces.
+
+    >>> normalised("HELLO  world")
+    'hello world'
+    """
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())

@@ -1,0 +1,93 @@
+"""Writing a corpus to a file that `load_corpus` reads."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import pyarrow.parquet as pq
+from datasets import Dataset
+
+from metaphrase.corpus.text import one_line
+from metaphrase.exceptions import CorpusError
+
+#: Formats that `write_corpus` writes.
+WRITTEN = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+
+_CHUNK = 10_000
+
+
+def check_writable(path: str | Path) -> None:
+    """Check that `write_corpus` knows the format of a file name.
+
+    Raises:
+        ValueError: It does not; the message lists the formats.
+    """
+    if not str(path).endswith(WRITTEN):
+        raise CorpusError(f"Cannot write {path}: the format is unknown. Supported formats: {', '.join(WRITTEN)}.")
+
+
+def write_corpus(dataset: Dataset, path: str | Path) -> Path:
+    """Write a corpus atomically, in a format that `load_corpus` reads.
+
+    In a TSV, line breaks and tabs within a sentence become spaces, which keeps its words and their links.
+
+    Args:
+        dataset: Rows of text.
+        path: ``.tsv``, ``.jsonl`` (both also ``.gz``) or ``.parquet``.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: The format is unknown.
+    """
+    check_writable(path)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.part")
+    if path.suffix == ".parquet":
+        schema = dataset.features.arrow_schema.remove_metadata()
+        with pq.ParquetWriter(part, schema) as writer:
+            for table in dataset.with_format("arrow").iter(_CHUNK):
+                writer.write_table(table.cast(schema))
+    else:
+        with text_writer(part, packed=path.suffix == ".gz") as stream:
+            if ".tsv" in path.suffixes[-2:]:
+                _write_tsv(dataset, stream)
+            else:
+                for row in dataset:
+                    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return part.replace(path)
+
+
+@contextmanager
+def text_writer(path: Path, *, packed: bool) -> Iterator[TextIO]:
+    """Open a UTF-8 file for writing, with line feeds on every system.
+
+    Args:
+        path: The file.
+        packed: Compress it with gzip, without a time stamp, so that equal text gives equal bytes.
+    """
+    with path.open("wb") as raw:
+        if not packed:
+            with io.TextIOWrapper(raw, encoding="utf-8", newline="\n") as stream:
+                yield stream
+            return
+        with (
+            gzip.GzipFile("", "wb", fileobj=raw, mtime=0, compresslevel=6) as gz,
+            io.TextIOWrapper(gz, encoding="utf-8", newline="\n") as stream,
+        ):
+            yield stream
+
+
+def _write_tsv(dataset: Dataset, stream: TextIO) -> None:
+    stream.write("\t".join(dataset.column_names) + "\n")
+    for batch in dataset.iter(_CHUNK):
+        for row in zip(*batch.values(), strict=True):
+            stream.write("\t".join(one_line(cell or "") for cell in row) + "\n")

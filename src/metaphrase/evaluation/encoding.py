@@ -1,0 +1,115 @@
+"""How evaluations embed texts: the prompt, the protocol of the encoder, and each distinct text once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import chain
+from typing import Any, TypeAlias
+
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+from metaphrase.exceptions import ModelError
+from metaphrase.modeling.packing import packed
+
+#: Encoders whose hidden state *k* is the output of their first *k* layers alone: no norm follows the last layer.
+_TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
+
+#: Has the signature of ``SentenceTransformer.encode``.
+Encode = Callable[..., NDArray[Any]]
+#: A model for all texts, or one model per language.
+Encoders: TypeAlias = SentenceTransformer | Mapping[str, SentenceTransformer]
+
+
+def resolve_prompt(model: Any, prompt: str | None) -> str:
+    """Text before each sentence: ``"auto"`` is the query prompt that the model stores, None is no prompt."""
+    if prompt == "auto":
+        return getattr(model, "prompts", {}).get("query") or ""
+    return prompt or ""
+
+
+def encoder_settings(model: Any) -> dict[str, Any]:
+    """Pooling mode, pooled layer and maximum length of a model; None for what it does not have."""
+    modules = list(model) if isinstance(model, SentenceTransformer) else []
+    config = getattr(getattr(modules[0], "auto_model", None), "config", None) if modules else None
+    return {
+        "pooling": next((module.pooling_mode for module in modules if isinstance(module, Pooling)), None),
+        "layer": getattr(config, "num_hidden_layers", None),
+        "max_length": getattr(model, "max_seq_length", None),
+    }
+
+
+def encode_texts(
+    model: Any,
+    texts: Sequence[str],
+    *,
+    prompt: str | None = None,
+    batch_size: int = 32,
+    show_progress: bool = False,
+    encode: Encode | None = None,
+) -> NDArray[Any]:
+    """Embed texts without padding, if the model is a SentenceTransformer.
+
+    Args:
+        model: A SentenceTransformer, or an object with its ``encode``.
+        texts: The texts.
+        prompt: See `resolve_prompt`.
+        batch_size: Sentences per forward pass.
+        show_progress: Show a progress bar.
+        encode: Replaces ``model.encode``, with its signature.
+
+    Returns:
+        Embeddings, shape ``(texts, hidden)``.
+    """
+    with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
+        return (encode or model.encode)(
+            list(texts),
+            prompt=resolve_prompt(model, prompt),
+            batch_size=batch_size,
+            show_progress_bar=show_progress,
+            convert_to_numpy=True,
+        )
+
+
+def prepare(
+    model: SentenceTransformer, *, pooling: str | None = None, layer: int | None = None, max_length: int | None = None
+) -> SentenceTransformer:
+    """A view of a model under another protocol, which shares its weights. The model itself does not change.
+
+    Args:
+        model: The model.
+        pooling: Pooling mode (``"cls"``, ``"mean"``, …) that replaces the model's own.
+        layer: Hidden layer to pool, counted as in XTREME: 0 is the embedding layer, 12 the output of a base-size
+            encoder; negative values count from the end. The layers above are dropped.
+        max_length: Number of tokens at which a sentence is truncated (DAP: 32).
+
+    Raises:
+        ModelError: The model does not have this layer, or has no pooling to replace.
+    """
+    if pooling is None and layer is None and max_length is None:
+        return model
+    model = copy.deepcopy(model, {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())})
+    if layer is not None:
+        encoder = model[0].auto_model
+        if encoder.config.model_type not in _TRUNCATABLE:
+            raise ModelError(
+                f"A layer can be chosen for {', '.join(_TRUNCATABLE)}, but this encoder is of type "
+                f"{encoder.config.model_type}. Evaluate it without a layer."
+            )
+        layers = encoder.encoder.layer
+        if not -len(layers) - 1 <= layer <= len(layers):
+            raise ModelError(f"Layer {layer} was requested, but the encoder has layers 0 to {len(layers)}.")
+        del layers[layer if layer >= 0 else len(layers) + 1 + layer :]
+        encoder.config.num_hidden_layers = len(layers)
+    if pooling is not None:
+        places = [name for name, module in model.named_children() if isinstance(module, Pooling)]
+        if not places:
+            raise ModelError(f"Pooling {pooling!r} was requested, but the model has no pooling module to replace.")
+        replaced = model.get_submodule(places[0])
+        model.set_submodule(places[0], Pooling(replaced.embedding_dimension, pooling))
+    if max_length is not None:
+        model.max_seq_length = max_length
+    return model

@@ -1,0 +1,154 @@
+"""The result of an evaluation, in one shape for all suites.
+
+In JSON, every language, group and average has its ``n``, ``score`` and ``interval`` in percent. What a suite adds to
+them stands next to these keys: retrieval has ``source_to_target``, ``target_to_source`` and ``mean``, mining has
+``precision`` and ``recall``. Languages also have the digest of their data, and the items that `compare` resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from metaphrase.evaluation.measures import MEASURES, Measure
+from metaphrase.exceptions import DataError
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One score.
+
+    Attributes:
+        n: Number of items of a language, None if unknown; number of languages of a group or an average.
+        score: The score in percent (correlations ×100).
+        interval: 95 % bootstrap interval of the score in percent, if it was computed.
+        sha256: Digest of the data, for a language.
+        details: Further facts for JSON, among them the items that are resampled.
+    """
+
+    n: int | None
+    score: float
+    interval: tuple[float, float] | None = None
+    sha256: str | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Dictionary for JSON; the details stand next to the other keys."""
+        head: dict[str, Any] = {} if self.n is None else {"n": self.n}
+        if self.sha256 is not None:
+            head["sha256"] = self.sha256
+        head["score"] = self.score
+        if self.interval is not None:
+            head["interval"] = list(self.interval)
+        return head | dict(self.details)
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Measurement:
+        """Read what `to_dict` returned."""
+        details = {key: value for key, value in content.items() if key not in ("n", "sha256", "score", "interval")}
+        interval = content.get("interval")
+        return cls(
+            content.get("n"),
+            content["score"],
+            tuple(interval) if interval is not None else None,
+            content.get("sha256"),
+            details,
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """Scores of one model on one benchmark, for every language.
+
+    Attributes:
+        suite: Name of the suite, such as ``"retrieval"``.
+        model: Name of the model.
+        measure: Name of the measure, such as ``"accuracy"``.
+        languages: Scores per language.
+        average: Unweighted mean over the languages.
+        groups: Means over named sets of languages.
+        statistic: Name of the measure in `MEASURES` that `compare` tests with; None if no items were kept.
+        lower_is_better: Whether the scores are errors.
+        protocol: How the scores were measured, in words.
+        settings: Settings of the evaluation.
+        versions: Versions of the packages.
+        seconds: Duration.
+        facts: Further facts for JSON, such as the training runs of a fine-tuned model.
+
+    >>> english = Measurement(n=4, score=75.0, sha256="…", details={"items": [1, 1, 0, 1]})
+    >>> result = Result("nli", "starter", "accuracy", {"en": english}, Measurement(1, 75.0), statistic="items")
+    >>> Result.from_dict(result.to_dict()) == result
+    True
+    """
+
+    suite: str
+    model: str
+    measure: str
+    languages: Mapping[str, Measurement]
+    average: Measurement
+    groups: Mapping[str, Measurement] = field(default_factory=dict)
+    statistic: str | None = None
+    lower_is_better: bool = False
+    protocol: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def statistic_measure(self) -> Measure:
+        """The measure that `compare` tests with.
+
+        Raises:
+            DataError: The result keeps no items.
+        """
+        if self.statistic is None:
+            raise DataError(f"The {self.suite} result of {self.model} keeps no items, so it cannot be compared.")
+        return MEASURES[self.statistic]
+
+    def items(self, language: str) -> Any:
+        """What is resampled for a language: its item scores, or the counts that its score is computed from."""
+        return self.statistic_measure().items(self.languages[language].details)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Dictionary for JSON."""
+        return {
+            "suite": self.suite,
+            "model": self.model,
+            "measure": self.measure,
+            "statistic": self.statistic,
+            "lower_is_better": self.lower_is_better,
+            "protocol": self.protocol,
+            "languages": {language: one.to_dict() for language, one in self.languages.items()},
+            "groups": {group: one.to_dict() for group, one in self.groups.items()},
+            "average": self.average.to_dict(),
+            "settings": dict(self.settings),
+            "versions": dict(self.versions),
+            "seconds": self.seconds,
+        } | ({"facts": dict(self.facts)} if self.facts else {})
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Result:
+        """Read what `to_dict` returned.
+
+        Raises:
+            DataError: A key is missing.
+        """
+        try:
+            return cls(
+                suite=content["suite"],
+                model=content["model"],
+                measure=content["measure"],
+                languages={key: Measurement.from_dict(one) for key, one in content["languages"].items()},
+                average=Measurement.from_dict(content["average"]),
+                groups={key: Measurement.from_dict(one) for key, one in content.get("groups", {}).items()},
+                statistic=content["statistic"],
+                lower_is_better=content["lower_is_better"],
+                protocol=content.get("protocol", ""),
+                settings=content.get("settings", {}),
+                versions=content.get("versions", {}),
+                seconds=content.get("seconds", 0.0),
+                facts=content.get("facts", {}),
+            )
+        except KeyError as error:
+            raise DataError(f"This is not a result of `metaphrase evaluate`: the key {error} is missing.") from error

@@ -1,0 +1,79 @@
+"""The table of suites: what each measures, what it looks for in a folder of data, and the settings it reads.
+
+A suite finds its *benchmarks* in a folder. A benchmark is one data set under one protocol; it is the unit that is
+cached. It returns one or several `Result` objects by name.
+
+========== ====================================== ================================================================
+suite      in the folder                          protocol
+========== ====================================== ================================================================
+retrieval  any folder of ``xx-en[.test].tsv.gz``  cosine top-1, both directions; xsim error by the ratio margin
+mining     a folder of BUCC files                 each BUCC protocol whose splits are available
+sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
+word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
+nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` fine-tuned in English at a small scale, measured in all languages
+mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
+========== ====================================== ================================================================
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from metaphrase.evaluation.suites.benchmarks import (
+    Benchmark,
+    CachedEncoder,
+    DataUnavailable,
+    Settings,
+    Subject,
+    Suite,
+)
+from metaphrase.evaluation.suites.mining import find_mining
+from metaphrase.evaluation.suites.mteb import find_mteb
+from metaphrase.evaluation.suites.retrieval import find_retrieval
+from metaphrase.evaluation.suites.sts import find_sts
+from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
+from metaphrase.evaluation.suites.word_alignment import find_word_alignment
+
+__all__ = ["FINETUNED", "SUITES", "Benchmark", "CachedEncoder", "DataUnavailable", "Settings", "Subject", "Suite"]
+
+_BOOTSTRAP = ("resamples", "seed")
+#: All suites by name.
+SUITES: dict[str, Suite] = {
+    suite.name: suite
+    for suite in (
+        Suite(
+            "retrieval",
+            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)",
+            find_retrieval,
+            ("prompt", "languages", "text_equality", "strip_quotes", *_BOOTSTRAP),
+        ),
+        Suite(
+            "sts",
+            "a folder of stsb-xx-test.csv.gz (except STS22, whose data are on the Hub)",
+            find_sts,
+            ("prompt", "languages", *_BOOTSTRAP),
+        ),
+        Suite(
+            "mining",
+            "a folder of BUCC files (zh-en.sample.zh.gz, …)",
+            find_mining,
+            ("prompt", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
+        ),
+        Suite("word-alignment", "a folder with test.xx, test.yy and test.xx.yy.wa", find_word_alignment, _BOOTSTRAP),
+        Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), ("languages",)),
+        Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), ("languages",)),
+        Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), ("languages",)),
+        Suite(
+            "pos",
+            "ud/xx_…-ud-test.conllu.gz, including English dev",
+            partial(find_finetuned, "pos"),
+            ("languages",),
+        ),
+        Suite(
+            "mteb",
+            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB",
+            find_mteb,
+            ("prompt", "languages", "strip_quotes"),
+        ),
+    )
+}

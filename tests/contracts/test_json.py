@@ -1,0 +1,122 @@
+"""The JSON that the command line prints and writes has the keys and types that are checked in.
+
+`pytest tests/contracts --update-contracts` writes the shapes anew; do so where a change is meant, and say so in the
+changelog.
+"""
+
+import gzip
+import json
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.conftest import command
+from tests.hub_server import reach, serve_hub
+
+DEMO = Path(__file__).parents[2] / "src" / "metaphrase" / "data" / "demo"
+
+
+@pytest.fixture(scope="module")
+def trained(training, test_sets, tmp_path_factory):
+    """A run with test sets, retention and checkpoints; its folder and what it printed."""
+    output = tmp_path_factory.mktemp("contract-run") / "out"
+    sets = {"test": test_sets, "retention": test_sets}
+    options = training(output, "dap", max_steps=4, save_steps=2, **sets)
+    return output, json.loads(command(*options, "--json"))
+
+
+def read(path: Path):
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_train(trained, contract):
+    output, printed = trained
+    contract("train.stdout", printed)
+    for name in ("run", "report"):
+        contract(f"train.{name}", read(output / f"{name}.json"))
+    contract("train.manifest", read(output / "checkpoint-4" / "manifest.json"))
+
+
+def test_evaluate_retrieval(trained, test_sets, tiny_encoder_dir, contract, tmp_path):
+    arguments = ["evaluate", trained[0], "--suite", "retrieval", "--data", test_sets, "--baseline", tiny_encoder_dir]
+    printed = command(*arguments, "--resamples", 50, "--output", tmp_path / "result.json", "--json")
+    contract("evaluate.retrieval", json.loads(printed))
+    contract("evaluate.retrieval", read(tmp_path / "result.json"))
+
+
+def test_evaluate_sts(tiny_encoder_dir, bitext, contract, tmp_path):
+    """A suite of another kind than retrieval, against a baseline."""
+    folder = tmp_path / "sts" / "stsb"
+    folder.mkdir(parents=True)
+    lines = [f"{bitext[at]['source']},{bitext[at + 1]['source']},{at % 5}\n" for at in range(20)]
+    (folder / "stsb-de-test.csv").write_text("".join(lines), encoding="utf-8")
+    arguments = ["evaluate", tiny_encoder_dir, "--suite", "sts", "--data", tmp_path / "sts", "--resamples", 50]
+    printed = command(*arguments, "--baseline", tiny_encoder_dir, "--output_dir", tmp_path / "kept", "--json")
+    contract("evaluate.sts", json.loads(printed))
+    contract("evaluate.sts.results", read(tmp_path / "kept" / "results.json"))
+
+
+def test_mine(tiny_encoder_dir, bitext, contract, tmp_path):
+    for language, side in (("de", "source"), ("en", "target")):
+        lines = [row[side] for row in bitext]
+        (tmp_path / f"news.{language}").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    files = tmp_path / "news.de", tmp_path / "news.en"
+    printed = command("mine", *files, "-o", tmp_path / "mined.tsv", "--model", tiny_encoder_dir, "--k", 2, "--json")
+    contract("mine.stdout", json.loads(printed))
+    contract("mine.facts", read(tmp_path / "mined.tsv.json"))
+
+
+def test_filter(tiny_encoder_dir, corpus, contract, tmp_path):
+    output = ["-o", tmp_path / "scored.tsv", "--model", tiny_encoder_dir]
+    printed = command("filter", corpus, *output, "--k", 2, "--threshold", "0.5", "--json")
+    contract("filter.stdout", json.loads(printed))
+    contract("filter.facts", read(tmp_path / "scored.tsv.json"))
+
+
+def test_align(corpus, contract, tmp_path):
+    pytest.importorskip("thot")
+    output = ["-o", tmp_path / "aligned.tsv", "--summary", tmp_path / "summary.json", "--overwrite"]
+    printed = command("align", corpus, *output, "--json")
+    contract("align.stdout", json.loads(printed))
+    contract("align.summary", read(tmp_path / "summary.json"))
+
+
+def swahili(path: Path, pairs: int) -> Path:
+    with gzip.open(DEMO / "sw-en.train.tsv.gz", "rt", encoding="utf-8", newline="\n") as lines:
+        rows = ["\t".join(line.rstrip("\n").split("\t")[:2]) for line in lines][1 : pairs + 1]
+    path.write_text("source\ttarget\n" + "\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_diagnose(tiny_encoder_dir, contract, tmp_path):
+    pytest.importorskip("py3langid")
+    arguments = ["--corpus", swahili(tmp_path / "pairs.tsv", 60), "--languages", "sw", "--lines", 40, "--sample", 30]
+    arguments += ["--baseline", tiny_encoder_dir, "--output", tmp_path / "diagnosis.json"]
+    printed = command("diagnose", tiny_encoder_dir, *arguments, "--json", status=1)
+    contract("diagnose", json.loads(printed))
+    contract("diagnose", read(tmp_path / "diagnosis.json"))
+
+
+def test_adapt(tiny_encoder_dir, contract, tmp_path):
+    pytest.importorskip("py3langid")
+    arguments = ["--model", tiny_encoder_dir, "--corpus", swahili(tmp_path / "my.tsv", 400), "--languages", "sw"]
+    arguments += ["--minutes", "0.01", "--output_dir", tmp_path / "out"]
+    contract("adapt.stdout", json.loads(command("adapt", *arguments, "--json")))
+    contract("adapt.verdict", read(tmp_path / "out" / "verdict.json"))
+
+
+def test_recipes(contract):
+    contract("recipes", json.loads(command("recipes", "--json")))
+    contract("recipes.dap", json.loads(command("recipes", "dap", "--json")))
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_push(trained, contract, tmp_path, monkeypatch):
+    release = shutil.copytree(trained[0], tmp_path / "release")
+    with serve_hub() as hub:
+        reach(hub, monkeypatch.setattr, tmp_path / "client")
+        monkeypatch.setenv("HF_TOKEN", "hf_write")
+        monkeypatch.setattr(time, "sleep", lambda seconds: None)
+        contract("push", json.loads(command("push", release, "--repo", "acme/tiny", "--json")))

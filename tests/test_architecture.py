@@ -1,0 +1,39 @@
+"""What keeps the layout readable; `make check` adds the layers (import-linter) and private access (ruff)."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import metaphrase
+
+SOURCE = Path(metaphrase.__file__).parent
+ROOT = Path(__file__).parents[1]
+MODULES = sorted(SOURCE.rglob("*.py"))
+MAX_LINES = 600
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_a_module_has_at_most_600_lines(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= MAX_LINES
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_private_name_is_imported_from_another_module(path):
+    imports = [
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ImportFrom)
+    ]
+    private = [
+        f"{node.module}.{alias.name}"
+        for node in imports
+        if str(node.module).startswith("metaphrase")
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert not private
+
+
+def test_the_page_on_the_architecture_names_every_package():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    packages = [path.parent.name for path in SOURCE.glob("*/__init__.py")]
+    assert not [name for name in packages if f"`{name}" not in page]
