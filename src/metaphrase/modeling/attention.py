@@ -88,7 +88,7 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
             "Gradient checkpointing is not supported for objectives that read attention. Remove --gradient_checkpointing; "
             "--micro_batch_size saves more memory and gives the same gradient."
         )
-    before = encoder.config._attn_implementation
+    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
     encoder.set_attn_implementation(ATTENTION)
     try:
         yield Observer()

@@ -205,7 +205,7 @@ def accumulated_in_place(*, enabled: bool = True) -> Iterator[None]:
 
 
 def _takes_gradient_in_place(weight_vh: Tensor) -> bool:
-    hooks = weight_vh._backward_hooks or weight_vh._post_accumulate_grad_hooks
+    hooks = weight_vh._backward_hooks or weight_vh._post_accumulate_grad_hooks  # noqa: SLF001 - torch has no public reader
     return _accumulate_in_place and weight_vh.is_leaf and not hooks
 
 

@@ -220,6 +220,16 @@ def notice(encoder: str) -> None:
     logger.warning("%s cannot run without padding; sentences are padded.", encoder)
 
 
+def _flatten_features(features: dict[str, Any], packing: Packing, offset: int) -> dict[str, Any]:
+    """Replace the encoder's padded inputs by those of the stream; positions start at ``offset``."""
+    flat = {name: value for name, value in features.items() if name != "attention_mask"}
+    for name in ("input_ids", "token_type_ids", "position_ids", "inputs_embeds"):
+        if name in flat:
+            flat[name] = packing.flatten(flat[name]).unsqueeze(0)
+    flat.setdefault("position_ids", (packing.position_n + offset).unsqueeze(0))
+    return flat
+
+
 @contextmanager
 def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
     """Run a SentenceTransformer without padding inside this block.
@@ -251,14 +261,8 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
         if mask_bl is None or mask_bl.dim() != 2 or "visible" in features:
             return (features,), kwargs
         packing = Packing.of(mask_bl)
-        flat = dict(features)
-        for name in ("input_ids", "token_type_ids", "position_ids", "inputs_embeds"):
-            if name in flat:
-                flat[name] = packing.flatten(flat[name]).unsqueeze(0)
-        flat.setdefault("position_ids", (packing.position_n + offset).unsqueeze(0))
-        del flat["attention_mask"]
         pending.append((features, packing))
-        return ({**flat, "packing": packing},), kwargs
+        return ({**_flatten_features(features, packing, offset), "packing": packing},), kwargs
 
     def pad(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: dict[str, Any]
@@ -271,7 +275,7 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
             padded["all_layer_embeddings"] = tuple(packing.pad(h[0]) for h in output["all_layer_embeddings"])
         return padded
 
-    before = encoder.config._attn_implementation
+    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
     hooks = [
         transformer.register_forward_pre_hook(flatten, with_kwargs=True),
         transformer.register_forward_hook(pad, with_kwargs=True),
