@@ -1,17 +1,17 @@
-"""Fill a bitext's columns ``source_bt`` and ``target_bt`` by machine translation, for sentence-level contrasting.
+"""Add back-translations to a bitext, in the columns ``source_bt`` and ``target_bt``, for the sentence contrast.
 
     python scripts/back_translate.py --corpus sw-en.tsv.gz --output sw-en.bt.tsv.gz \
         --to_source Helsinki-NLP/opus-mt-en-sw --to_target Helsinki-NLP/opus-mt-sw-en
     python scripts/back_translate.py --corpus corpus/ --output corpus.bt.parquet --method top-k --codes sw=swh_Latn \
         en=eng_Latn --to_source facebook/nllb-200-distilled-600M --to_target facebook/nllb-200-distilled-600M
 
-``source_bt`` holds translations of the target into the source's language, ``target_bt`` translations of the source into
-the target's: several of each sentence, separated by `` ||| `` (Li et al. 2021, section 2.4: beam search or top-k
-sampling). Any sequence-to-sequence model of the Hub or of a folder will do; models of many languages (NLLB, M2M-100,
-mBART) need to be told their codes. The corpus is read as ``metaphrase train`` reads it, but not cleaned.
+``source_bt`` contains translations of the target into the source language, ``target_bt`` translations of the source into
+the target language. Each sentence has several translations, separated by `` ||| `` (Li et al. 2021, section 2.4: beam
+search or top-k sampling). Any sequence-to-sequence model from the Hub or a folder works. Multilingual models (NLLB,
+M2M-100, mBART) require ``--codes``. The corpus is read as by ``metaphrase train``, but not cleaned.
 
-Finished shards wait in ``<output>.parts``, from which a run that was stopped goes on; the output appears when it is
-complete. The same input, options and device give the same text, in however many runs.
+Finished shards are stored in ``<output>.parts``, from which an interrupted run resumes. The output is written once it is
+complete. The same input, options and device produce the same text, however often the run is interrupted.
 """
 
 from __future__ import annotations
@@ -57,42 +57,42 @@ DECISIVE = (
 
 @dataclass
 class Options:
-    """Fill a bitext's columns source_bt and target_bt by machine translation."""
+    """Add back-translations to a bitext, in the columns source_bt and target_bt."""
 
     corpus: list[str] = field(
         metadata={"help": "Bitext: TSV, JSONL, Parquet, Moses 'x.sw,x.en', a folder, hf:org/name."}
     )
-    output: str = field(metadata={"help": "Where it goes: .tsv, .jsonl (both also .gz) or .parquet."})
+    output: str = field(metadata={"help": "Output file: .tsv, .jsonl (both also .gz) or .parquet."})
     to_source: str | None = field(
-        default=None, metadata={"help": "Model that translates targets into the source's language: fills source_bt."}
+        default=None, metadata={"help": "Model that translates targets into the source language, for source_bt."}
     )
     to_target: str | None = field(
-        default=None, metadata={"help": "Model that translates sources into the target's language: fills target_bt."}
+        default=None, metadata={"help": "Model that translates sources into the target language, for target_bt."}
     )
     languages: list[str] = field(
-        default_factory=list, metadata={"help": "Languages to take, or that of a single file."}
+        default_factory=list, metadata={"help": "Languages to read, or the language of a single file."}
     )
     codes: list[str] = field(
         default_factory=list,
-        metadata={"help": "What a model of many languages calls them, e.g. sw=swh_Latn en=eng_Latn."},
+        metadata={"help": "Language codes of a multilingual model, e.g. sw=swh_Latn en=eng_Latn."},
     )
-    to_source_prefix: str = field(default="", metadata={"help": "Stands before each target, e.g. '>>swh<< '."})
-    to_target_prefix: str = field(default="", metadata={"help": "Stands before each source."})
+    to_source_prefix: str = field(default="", metadata={"help": "Prefix of each target, e.g. '>>swh<< '."})
+    to_target_prefix: str = field(default="", metadata={"help": "Prefix of each source."})
     method: str = field(default="beam", metadata={"help": "beam (the best hypotheses) or top-k (samples)."})
-    num: int = field(default=4, metadata={"help": "Translations of a sentence; equal ones count once."})
-    beams: int = field(default=5, metadata={"help": "beam: width of the search, at least --num."})
-    top_k: int = field(default=10, metadata={"help": "top-k: how many pieces are drawn from."})
-    max_length: int = field(default=128, metadata={"help": "Pieces of a sentence that are read and written at most."})
+    num: int = field(default=4, metadata={"help": "Number of translations per sentence; duplicates are removed."})
+    beams: int = field(default=5, metadata={"help": "beam: beam size, at least --num."})
+    top_k: int = field(default=10, metadata={"help": "top-k: number of candidate pieces."})
+    max_length: int = field(default=128, metadata={"help": "Maximum length of inputs and translations in pieces."})
     batch_size: int = field(default=32, metadata={"help": "Sentences translated at a time."})
     shard_size: int = field(default=1000, metadata={"help": "Pairs between two saves."})
-    dtype: str = field(default="float32", metadata={"help": "Numbers that the models compute in, e.g. bfloat16."})
-    seed: int = field(default=42, metadata={"help": "Of the sampling."})
-    device: str | None = field(default=None, metadata={"help": "e.g. cuda:1 (default: a GPU where there is one)."})
+    dtype: str = field(default="float32", metadata={"help": "Data type of the models, e.g. bfloat16."})
+    seed: int = field(default=42, metadata={"help": "Seed of the sampling."})
+    device: str | None = field(default=None, metadata={"help": "Device, e.g. cuda:1 (default: a GPU if available)."})
 
 
 @dataclass
 class Job:
-    """One direction: which column is read, which is filled, and what with."""
+    """One direction: the column to read, the column to write, and the model."""
 
     column: str
     read: str
@@ -103,7 +103,7 @@ class Job:
 
 
 def jobs_of(options: Options) -> list[Job]:
-    """The directions that have a model."""
+    """Return the directions that have a model."""
     device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
     jobs = []
     for side, other in (("source", "target"), ("target", "source")):
@@ -118,19 +118,19 @@ def jobs_of(options: Options) -> list[Job]:
 
 
 def parse_codes(items: Sequence[str]) -> dict[str, str]:
-    """The model's code of each language.
+    """Parse the language codes of the model.
 
     >>> parse_codes(["sw=swh_Latn"])
     {'sw': 'swh_Latn'}
     """
     pairs = [item.partition("=") for item in items]
     if wrong := [item for item, (_, equals, code) in zip(items, pairs, strict=True) if not equals or not code]:
-        raise ValueError(f"--codes are of the form sw=swh_Latn, not {wrong[0]!r}.")
+        raise ValueError(f"--codes expects the form sw=swh_Latn, got {wrong[0]!r}.")
     return {language: code for language, _, code in pairs}
 
 
 def forced_piece(tokenizer: Any, code: str) -> int:
-    """The piece that makes a model of many languages write one of them."""
+    """Return the piece that selects the output language of a multilingual model."""
     for piece in (code, f"__{code}__"):  # M2M-100 has underscores around its codes
         if (number := tokenizer.get_vocab().get(piece)) is not None:
             return number
@@ -140,11 +140,11 @@ def forced_piece(tokenizer: Any, code: str) -> int:
 
 
 def language_settings(job: Job, languages: tuple[str, str], codes: dict[str, str]) -> dict[str, Any]:
-    """Prepare the tokenizer for a pair of languages; what the model needs to be told beside."""
+    """Prepare the tokenizer for a pair of languages, and return further arguments of the model."""
     if not codes:
         return {}
     if missing := [language for language in languages if language not in codes]:
-        raise ValueError(f"--codes does not say what the model calls {missing[0]!r}; it has {', '.join(codes)}.")
+        raise ValueError(f"--codes has no code for {missing[0]!r}, only for {', '.join(codes)}.")
     read, written = (codes[language] for language in languages)
     forced_piece(job.tokenizer, read)
     job.tokenizer.src_lang = read
@@ -153,7 +153,7 @@ def language_settings(job: Job, languages: tuple[str, str], codes: dict[str, str
 
 @torch.inference_mode()
 def translate(job: Job, texts: Sequence[str], options: Options, settings: dict[str, Any]) -> list[str]:
-    """Translations of each text, joined by the separator; texts of like length are translated together."""
+    """Translate texts in batches of similar length; the translations of a text are joined by the separator."""
     if options.method == "beam":
         search = {"num_beams": max(options.beams, options.num), "do_sample": False}
     else:
@@ -183,14 +183,14 @@ def translate(job: Job, texts: Sequence[str], options: Options, settings: dict[s
 
 
 def clean(text: str) -> str:
-    """The text on one line, and without what separates translations."""
+    """Return the text on one line, without the separator of translations."""
     return " ".join(text.replace(SEPARATOR.strip(), " ").split())
 
 
 def translate_shard(
     jobs: Sequence[Job], rows: Sequence[dict[str, Any]], options: Options, seed: int
 ) -> dict[str, Any]:
-    """The new columns of some rows."""
+    """Return the new columns of rows."""
     codes = parse_codes(options.codes)
     columns: dict[str, list[str]] = {}
     for job in jobs:
@@ -209,7 +209,7 @@ def translate_shard(
 
 
 def parts_of(options: Options, corpus: Corpus) -> Path:
-    """The folder of finished shards, for a new run or one that goes on.
+    """Return the folder of finished shards, for a new or a resumed run.
 
     Raises:
         ValueError: It holds shards of another corpus or of other options.
@@ -228,27 +228,27 @@ def parts_of(options: Options, corpus: Corpus) -> Path:
     there = json.loads(path.read_text(encoding="utf-8"))
     if differing := [name for name, value in record.items() if there.get(name) != value]:
         raise ValueError(
-            f"{folder} holds back-translations of a run with other {', '.join(differing)}. Remove it, give the same "
-            "options, or write to another --output."
+            f"{folder} contains back-translations made with different {', '.join(differing)}. Remove it, pass the same "
+            "options, or choose another --output."
         )
     return folder
 
 
 def write(path: Path, content: Any) -> None:
-    """Write JSON, the whole file or nothing."""
+    """Write JSON atomically."""
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     partial.replace(path)
 
 
 def back_translate(options: Options) -> Dataset:
-    """Translate, save shard by shard, and write the corpus with its new columns."""
+    """Translate and save shard by shard, then write the corpus with its new columns."""
     if options.method not in METHODS:
-        raise ValueError(f"--method is {' or '.join(METHODS)}, not {options.method!r}.")
+        raise ValueError(f"--method expects {' or '.join(METHODS)}, got {options.method!r}.")
     if options.to_source is None and options.to_target is None:
-        raise ValueError("Nothing to do: give --to_source, --to_target or both.")
+        raise ValueError("Nothing to do: pass --to_source, --to_target or both.")
     if options.num < 1:
-        raise ValueError(f"--num is the number of translations of a sentence, from 1, not {options.num}.")
+        raise ValueError(f"--num must be at least 1, got {options.num}.")
     parse_codes(options.codes)
     check_writable(options.output)
     corpus = load_corpus(options.corpus, languages=options.languages or None, cleaning=None)
@@ -279,7 +279,7 @@ def back_translate(options: Options) -> Dataset:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the options, translate, and say how much was written."""
+    """Parse the options, translate, and print the number of pairs."""
     logging.basicConfig(format="%(message)s")
     torch.set_flush_denormal(True)
     (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)

@@ -1,21 +1,22 @@
-"""Assemble an English-centric corpus as the papers did, from local OPUS-style files.
+"""Build an English-centric corpus with a paper's protocol from local OPUS-style files.
 
     python scripts/build_corpus.py --input_dir opus --output_dir out --tokenizer bert-base-multilingual-cased
     python scripts/build_corpus.py --input_dir opus --output_dir out --protocol ppa --pairs 600k --tokenizer …
 
-The input folder has one folder per source (Europarl, OpenSubtitles, …), each with ``xx-en.{xx,en}[.gz]`` (Moses),
-``xx-en.tsv[.gz]`` or ``xx-en.tmx[.gz]``. The output folder gets ``xx-en.{train,dev}.tsv.gz`` with the header
-``source target`` and ``report.json``. The same input and options give the same bytes.
+The input folder contains one folder per source (Europarl, OpenSubtitles, …), each with ``xx-en.{xx,en}[.gz]`` (Moses),
+``xx-en.tsv[.gz]`` or ``xx-en.tmx[.gz]``. The output folder receives ``xx-en.{train,dev}.tsv.gz`` with the
+header ``source target``, and ``report.json``. The same input and options produce identical bytes.
 
-- ``dap``: of each source at most a million clean training pairs and ten thousand for dev, drawn at random; the
-  sources merged; dev = a tenth of the pairs, at most ten thousand; at most a million of the others for training (Li et
-  al. 2023). Unlike in the released code, a pair that two sources share counts once, so that no dev pair is in train.
-- ``ppa``: the first 250k, 600k or 2M pairs that pass its length filters, sources in order, and no dev set (Pan et al.
-  2021). Its filters come before the cut: only so do its steps (137k of 128 pairs in 10 epochs) make 7 × 250k pairs.
+- ``dap``: samples at most 1,010,000 clean pairs of each source and merges the sources. 10 % of the pairs, at most 10,000,
+  are the dev set, at most a million others the training set (Li et al. 2023). Unlike in the released code, a pair
+  contained in two sources counts once, so that no dev pair is in the training set.
+- ``ppa``: the first 250k, 600k or 2M pairs that pass the length filters, in the order of the sources, without a dev set
+  (Pan et al. 2021). The filters are applied before counting, which matches the paper's 137k steps of 128 pairs in 10
+  epochs of 7 × 250k pairs.
 
-Sampling takes one pass. Each pair has a pseudo-random key, and the pairs with the smallest keys are the sample, so
-that repeats fall together, and memory is bounded by two samples (about 1 GB at the papers' sizes). Once a sample is
-full, a pair whose key is too large is not even tokenized; the report counts it as "not drawn".
+Sampling takes one pass. Each pair has a pseudo-random key, and the pairs with the smallest keys form the sample.
+Duplicates therefore coincide, and memory is bounded by two samples (about 1 GB at the papers' sizes). Once a sample is
+full, pairs with larger keys are not tokenized; the report counts them as "not drawn".
 """
 
 from __future__ import annotations
@@ -48,55 +49,57 @@ Pair = tuple[str, str]
 
 @dataclass
 class Options:
-    """Assemble an English-centric corpus as the papers did, from local OPUS-style files."""
+    """Build an English-centric corpus with a paper's protocol from local OPUS-style files."""
 
     input_dir: str = field(metadata={"help": "Folder with one folder of parallel files per source."})
-    output_dir: str = field(metadata={"help": "Where xx-en.{train,dev}.tsv.gz and report.json go."})
-    protocol: str = field(default="dap", metadata={"help": "Whose protocol: dap or ppa."})
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to assemble (default: all)."})
+    output_dir: str = field(metadata={"help": "Folder for xx-en.{train,dev}.tsv.gz and report.json."})
+    protocol: str = field(default="dap", metadata={"help": "Protocol: dap or ppa."})
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to build (default: all)."})
     sources: list[str] = field(
-        default_factory=list, metadata={"help": "Folders to read, in this order (default: all, by name)."}
+        default_factory=list, metadata={"help": "Source folders to read, in this order (default: all, by name)."}
     )
     tokenizer: str | None = field(
         default=None,
         metadata={
-            "help": "Name or folder of the tokenizer whose pieces are counted; the papers': multilingual BERT's."
+            "help": "Tokenizer for the length filters (name or folder); the papers use that of multilingual BERT."
         },
     )
-    pairs: str = field(default="250k", metadata={"help": "ppa: pairs per language; the paper's are 250k, 600k, 2M."})
-    train_cap: int = field(default=1_000_000, metadata={"help": "dap: most training pairs, of a source and in all."})
-    dev_cap: int = field(default=10_000, metadata={"help": "dap: most dev pairs."})
-    max_bad_rate: float = field(default=0.05, metadata={"help": "Share of unreadable lines that a file may have."})
-    seed: int = field(default=42, metadata={"help": "Of the sampling."})
+    pairs: str = field(default="250k", metadata={"help": "ppa: pairs per language; 250k, 600k or 2M in the paper."})
+    train_cap: int = field(
+        default=1_000_000, metadata={"help": "dap: maximum training pairs, per source and in total."}
+    )
+    dev_cap: int = field(default=10_000, metadata={"help": "dap: maximum number of dev pairs."})
+    max_bad_rate: float = field(default=0.05, metadata={"help": "Maximum share of unreadable lines in a file."})
+    seed: int = field(default=42, metadata={"help": "Seed of the sampling."})
 
 
 class Sample:
-    """A uniform random sample, without repeats, of pairs that come one by one: those with the smallest keys.
+    """A uniform random sample of a stream of pairs, without duplicates: the pairs with the smallest keys.
 
     Args:
-        size: Most pairs that it holds.
-        seed: Decides, with the purpose, on the keys.
-        purpose: Samples of samples need keys of their own: pairs drawn from a large source all have small ones.
+        size: Maximum number of pairs.
+        seed: Determines the keys, together with the purpose.
+        purpose: Distinguishes the keys of nested samples, because pairs sampled from a large source all have small keys.
     """
 
     def __init__(self, size: int, seed: int, purpose: str) -> None:
         self.size, self.salt = size, f"{seed}/{purpose}".encode()
-        self.heap: list[tuple[int, Pair]] = []  # keys negated: the largest on top
+        self.heap: list[tuple[int, Pair]] = []  # negated keys, so that the largest key is on top
         self.keys: set[int] = set()
 
     def key(self, pair: Pair) -> int:
-        """The pair's pseudo-random key."""
+        """Return the pseudo-random key of a pair."""
         digest = hashlib.blake2b("\0".join(pair).encode(), digest_size=16, key=self.salt[:64]).digest()
         return int.from_bytes(digest)
 
     def refusal(self, key: int) -> str | None:
-        """Why a pair with this key would not join the sample."""
+        """Return why a pair with this key is rejected, or None."""
         if key in self.keys:
             return "duplicate"
         return "not drawn" if len(self.heap) == self.size and key > -self.heap[0][0] else None
 
     def add(self, key: int, pair: Pair) -> bool:
-        """Add a pair that is not refused; whether another one had to go."""
+        """Add an accepted pair, and return whether it replaced another one."""
         self.keys.add(key)
         if len(self.heap) < self.size:
             heapq.heappush(self.heap, (-key, pair))
@@ -106,13 +109,13 @@ class Sample:
         return True
 
     def pairs(self) -> list[Pair]:
-        """The sample in the order of its keys, which is random."""
+        """Return the sample in the order of its keys, which is random."""
         return [pair for _, pair in sorted(self.heap, reverse=True)]
 
 
 @dataclass
 class Source:
-    """One source's file of a language, and what became of its pairs."""
+    """The file of one source in one language, and the counts of its pairs."""
 
     name: str
     file: BitextFile
@@ -121,7 +124,7 @@ class Source:
     dropped: Counter[str] = field(default_factory=Counter)
 
     def facts(self) -> dict[str, Any]:
-        """The source's part of the report."""
+        """Return the section of the report about this source."""
         return {"source": self.name, "files": [path.name for path in self.file.paths]} | {
             "read": self.read,
             "kept": self.kept,
@@ -130,7 +133,7 @@ class Source:
 
 
 def clean_pairs(source: Source, cleaning: Cleaning, max_bad_rate: float, progress: Progress) -> Iterator[Pair]:
-    """The pairs of a source that pass the filters of the text; those of the pieces are left to the caller."""
+    """Iterate over the pairs of a source that pass the text filters; the caller applies the piece filters."""
     task = progress.add_task(f"{source.file.language} {source.name}", total=None)
     report = CorpusReport()
     try:
@@ -149,14 +152,14 @@ def clean_pairs(source: Source, cleaning: Cleaning, max_bad_rate: float, progres
 
 
 def one_line(text: str) -> str:
-    """The text without the characters that a TSV is made of."""
+    """Replace tabs and line breaks by spaces."""
     return text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
 
 
 def build_dap(
     sources: Iterable[Source], cleaning: Cleaning, options: Options, progress: Progress
 ) -> dict[str, list[Pair]]:
-    """DAP's corpus of one language: sample every source, merge, sample again, hold out a dev set."""
+    """Build DAP's corpus of one language: sample every source, merge, sample again, split off a dev set."""
     size = options.train_cap + options.dev_cap
     merged = Sample(size, options.seed, "merged")
     for source in sources:
@@ -178,7 +181,7 @@ def build_dap(
 def build_ppa(
     sources: Iterable[Source], cleaning: Cleaning, options: Options, progress: Progress
 ) -> dict[str, list[Pair]]:
-    """PPA's corpus of one language: the first pairs that pass."""
+    """Build PPA's corpus of one language: the first pairs that pass the filters."""
     wanted = number(options.pairs)
     pairs: dict[Pair, None] = {}
     for source in sources:
@@ -200,20 +203,20 @@ PROTOCOLS = {"dap": (build_dap, Cleaning.dap), "ppa": (build_ppa, Cleaning.ppa)}
 
 
 def number(text: str) -> int:
-    """A number of pairs such as ``250k``, ``2M`` or ``1000``."""
+    """Parse a number of pairs such as ``250k``, ``2M`` or ``1000``."""
     units = {"k": 1_000, "m": 1_000_000}
     unit = units.get(text[-1:].lower(), 1)
     try:
         return int(float(text[:-1] if unit > 1 else text) * unit)
     except ValueError:
-        raise ValueError(f"--pairs is a number such as 250k or 2M, not {text!r}.") from None
+        raise ValueError(f"--pairs expects a number such as 250k or 2M, got {text!r}.") from None
 
 
 def find_sources(options: Options) -> dict[str, list[Source]]:
-    """The sources of each language, in order."""
+    """Return the sources of each language, in order."""
     folder = Path(options.input_dir)
     if not folder.is_dir():
-        raise FileNotFoundError(f"There is no folder {folder}.")
+        raise FileNotFoundError(f"The folder {folder} does not exist.")
     names = options.sources or sorted(path.name for path in folder.iterdir() if path.is_dir())
     sources: dict[str, list[Source]] = defaultdict(list)
     for name in names:
@@ -227,21 +230,23 @@ def find_sources(options: Options) -> dict[str, list[Source]]:
 
 
 def make_cleaning(options: Options) -> Cleaning:
-    """The protocol's filters; DAP's do without those of the pieces where there is no tokenizer."""
+    """Return the filters of the protocol; without a tokenizer, DAP's piece filters are skipped."""
     if options.protocol not in PROTOCOLS:
-        raise ValueError(f"--protocol is one of {', '.join(PROTOCOLS)}, not {options.protocol!r}.")
+        raise ValueError(f"--protocol expects one of {', '.join(PROTOCOLS)}, got {options.protocol!r}.")
     preset = PROTOCOLS[options.protocol][1]
     if options.tokenizer is not None:
         return preset(AutoTokenizer.from_pretrained(options.tokenizer).tokenize)
     if options.protocol == "ppa":
-        raise ValueError("PPA's filters count pieces: give --tokenizer, e.g. bert-base-multilingual-cased.")
-    print("No --tokenizer: DAP's filters of length and of copies, which count pieces, are left out.", file=sys.stderr)
+        raise ValueError("PPA's filters count pieces: pass --tokenizer, for example bert-base-multilingual-cased.")
+    print(
+        "Without --tokenizer, DAP's length and copy filters are skipped, because they count pieces.", file=sys.stderr
+    )
     return preset().without_pieces()
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A path to write to that takes the place of `path` when it is complete."""
+    """Write to a temporary path that replaces `path` once it is complete."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
@@ -251,7 +256,7 @@ def replaced(path: Path) -> Iterator[Path]:
 
 
 def write_tsv(path: Path, pairs: Iterable[Pair]) -> str:
-    """Write a TSV whose bytes depend on nothing but the pairs; returns their SHA-256."""
+    """Write a TSV whose bytes depend only on the pairs, and return its SHA-256."""
     with replaced(path) as partial:
         with (
             partial.open("wb") as raw,
@@ -265,10 +270,10 @@ def write_tsv(path: Path, pairs: Iterable[Pair]) -> str:
 
 
 def build(options: Options) -> dict[str, Any]:
-    """Assemble the corpus.
+    """Build the corpus.
 
     Returns:
-        What ``report.json`` says.
+        The content of ``report.json``.
     """
     cleaning = make_cleaning(options)
     sources = find_sources(options)
@@ -297,7 +302,7 @@ def build(options: Options) -> dict[str, Any]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Parse the options, build, and say what was built."""
+    """Parse the options, build the corpus and print its size."""
     logging.basicConfig(format="%(message)s")
     (options,) = HfArgumentParser(Options, description=Options.__doc__).parse_args_into_dataclasses(argv)
     try:

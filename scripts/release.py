@@ -1,14 +1,14 @@
-"""Make the release of a model card again from what the card records, and say what differs.
+"""Reproduce the release of a model card from the facts it records, and report differences.
 
     python scripts/release.py multilingual-e5-small-dap-demo --output runs/again
 
-The card's front matter holds, under `metaphrase`, the command, the seed, the SHA-256 of every training file and of the
-weights. The files are checked before anything is trained. The same command with the same versions gives the same weights on
-the same hardware; on other hardware they are not compared. With `--write` the new card takes the old one's place.
+The card's front matter records, under `metaphrase`, the command, the seed, and the SHA-256 of every training file and of
+the weights. The files are verified before training. The same command with the same versions produces the same weights on
+the same hardware; on other hardware, weights are not compared. `--write` replaces the card by the new one.
 
     python scripts/release.py --recipes tr wacse
 
-makes first cards: the starter, trained for a short while on the demo's bitext with each recipe.
+writes new cards: the starter, trained briefly on the demo's bitext with each recipe.
 """
 
 import argparse
@@ -31,32 +31,32 @@ from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-#: How long recipes are trained for their first cards: minutes on two cores.
+#: Options of the short training for new cards: minutes on two cores.
 SHORT = ("--max_steps", "20", "--per_device_train_batch_size", "16", "--report_to", "none")
-#: Where the monolingual text is put that recipes read beside the demo's bitext.
+#: Folder of the monolingual text that some recipes read in addition to the demo's bitext.
 DERIVED = Path("runs/cards")
-#: What has to be the same everywhere, beside the data; versions may explain why weights are not.
+#: Facts that must be equal on any hardware, in addition to the data. Versions may explain different weights.
 BINDING = ("recipe", "seed", "base_model_revision")
-#: By what training data are told apart; where they come from may be better known today.
+#: Facts that identify training data. Facts about their origin may differ.
 DATA_FACTS = ("file", "language", "pairs", "sha256", "revision")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Rebuild a release; 0 where everything that has to be the same is, else 1."""
+    """Reproduce a release; return 0 if everything that must be equal is equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", help="name of a card in model_cards/, or its path")
-    parser.add_argument("--output", type=Path, help="where to train (default: runs/NAME)")
-    parser.add_argument("--write", action="store_true", help="put the new card in the place of the old one")
+    parser.add_argument("--output", type=Path, help="output folder (default: runs/NAME)")
+    parser.add_argument("--write", action="store_true", help="replace the card by the new one")
     parser.add_argument(
         "--recipes",
         nargs="*",
-        help="make the first card of these recipes (without a name: of every one that has none)",
+        help="write new cards for these recipes (without a name: for all recipes that have none)",
     )
     options = parser.parse_args(argv)
     if options.recipes is not None:
         return first_cards(options.recipes or [one.name for one in list_recipes() if not card_of(one.name).exists()])
     if options.name is None:
-        parser.error("name a card, or give --recipes")
+        parser.error("pass the name of a card, or --recipes")
     path = Path(options.name) if options.name.endswith(".md") else CARDS / f"{options.name}.md"
     recorded = read_facts(path)
     command = [
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if str(DERIVED) in recorded["command"]:
         read_beside(Recipe.load(recorded["recipe"]))
     if missing := differing_files(recorded["data"], training_files(command)):
-        print("The training data are not those of the card; nothing was trained.", *missing, sep="\n  ")
+        print("The training data differ from those of the card. Nothing was trained.", *missing, sep="\n  ")
         return 1
     command = at_commits(command, recorded["data"])
     output = options.output or Path("runs") / path.stem
@@ -73,22 +73,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if metaphrase([*command[1:], "--output_dir", str(output)]) != 0:
         return 1
     differences, same = compare(recorded, read_facts(made_card(output)))
-    print("", *(differences or ["Nothing differs."]), sep="\n")
+    print("", *(differences or ["No differences."]), sep="\n")
     if options.write:
         shutil.copy(made_card(output), path)
-        print(f"{path} is the new card.")
+        print(f"{path} was replaced by the new card.")
     return 0 if same else 1
 
 
 def card_of(recipe: str) -> Path:
-    """Where the card of a recipe lies that the demo's command was run with."""
+    """Return the path of the demo's card for a recipe."""
     return CARDS / f"multilingual-e5-small-{recipe}-demo.md"
 
 
 def first_cards(recipes: Iterable[str]) -> int:
-    """Train the starter on the demo's bitext with each recipe, and keep the cards; 1 where one of them fails."""
+    """Train the starter on the demo's bitext with each recipe and store the cards; return 1 if one of them fails."""
     failed = []
-    baseline: Path | None = None  # the starter's measurements, which are the same for all
+    baseline: Path | None = None  # the starter's scores, which are the same for all recipes
     for recipe in map(Recipe.load, dict.fromkeys(recipes)):
         output = Path("runs") / card_of(recipe.name).stem
         print(f"{recipe.name}: to {output}", flush=True)
@@ -103,19 +103,19 @@ def first_cards(recipes: Iterable[str]) -> int:
             baseline = baseline or output / "before.json"
         else:
             failed.append(recipe.name)
-    print(f"Failed: {', '.join(failed)}." if failed else "Every card is there.")
+    print(f"Failed: {', '.join(failed)}." if failed else "All cards were written.")
     return 1 if failed else 0
 
 
 def read_beside(recipe: Recipe) -> list[str]:
-    """Options of a recipe that reads monolingual text, which is made of the demo's bitext."""
+    """Return the options of a recipe that reads monolingual text, which is taken from the demo's bitext."""
     if "monolingual" in recipe.columns:
         return ["--monolingual", str(sentences(DERIVED / "sentences.txt"))]
     return []
 
 
 def sentences(path: Path) -> Path:
-    """Both sides of the demo's training pairs, a sentence a line."""
+    """Write both sides of the demo's training pairs, one sentence per line."""
     if not path.exists():
         pairs = load_corpus(DATA / "demo").dataset
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def sentences(path: Path) -> Path:
 
 
 def made_card(output: Path) -> Path:
-    """The card of a release; a recipe with an embedding for each language makes one of each, and English's is the last."""
+    """Return the card of a release. A recipe with language embeddings has one release per language; English comes last."""
     releases = sorted(
         (path.parent for path in output.glob("*/reference.json")), key=lambda folder: (folder.name == "en", folder)
     )
@@ -134,22 +134,22 @@ def made_card(output: Path) -> Path:
 
 
 def read_facts(card: Path) -> dict[str, Any]:
-    """What the front matter of a card says under `metaphrase`."""
+    """Return the facts in the front matter of a card, under `metaphrase`."""
     if not card.is_file():
         known = ", ".join(sorted(path.stem for path in card.parent.glob("*.md")))
-        raise SystemExit(f"There is no card {card}. There are: {known or 'none'}.")
+        raise SystemExit(f"The card {card} does not exist. Existing cards: {known or 'none'}.")
     facts = ModelCard.load(card).data.to_dict().get("metaphrase") or {}
     if missing := [key for key in ("command", "seed", "data") if key not in facts]:
-        raise SystemExit(f"{card} does not record its {', '.join(missing)}, so that it cannot be made again.")
+        raise SystemExit(f"{card} does not record its {', '.join(missing)}, so it cannot be reproduced.")
     return dict(facts)
 
 
 def training_files(command: Sequence[str]) -> dict[str, str]:
-    """SHA-256 of the files that a command trains on, by their bare names."""
+    """Return the SHA-256 of the training files of a command, by file name."""
     name, *arguments = command[1:]
     if name not in ("demo", "train"):
         raise SystemExit(
-            f"Releases of `metaphrase {name}` are made again by that command itself: {shlex.join(command)}"
+            f"To reproduce a release of `metaphrase {name}`, run the command itself: {shlex.join(command)}"
         )
     chosen = parse_options(arguments, demo_defaults() if name == "demo" else None)[1]
     digests = {}
@@ -160,13 +160,13 @@ def training_files(command: Sequence[str]) -> dict[str, str]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def differing_files(recorded: Iterable[Mapping[str, Any]], present: Mapping[str, str]) -> list[str]:
-    """A line for every recorded file that is not there, or not as it was."""
+    """Describe every recorded file that is missing or has changed."""
     lines = []
     for row in recorded:
         name, wanted = row["file"], row.get("sha256")
@@ -180,13 +180,13 @@ def differing_files(recorded: Iterable[Mapping[str, Any]], present: Mapping[str,
 
 
 def at_commits(command: Sequence[str], recorded: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A command whose data sets of the Hub are those of the card, whatever was pushed since."""
+    """Pin the data sets of the Hub in a command to the commits recorded in the card."""
     commits = {row["file"].split("#")[0]: row["revision"] for row in recorded if row.get("revision")}
     return [f"{name}#{commits[name]}" if (name := word.split("#")[0]) in commits else word for word in command]
 
 
 def data_facts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What tells training data apart; a data set of the Hub goes by its name, and its commit stands beside it."""
+    """Return the facts that identify training data; a data set of the Hub is identified by its name and its commit."""
     return [
         {key: row[key] for key in DATA_FACTS if row.get(key) is not None} | {"file": row["file"].split("#")[0]}
         for row in rows
@@ -194,36 +194,36 @@ def data_facts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """A line for everything in which two releases differ, and whether all that has to be the same is."""
+    """Describe the differences between two releases, and return whether everything that must be equal is equal."""
     lines = [
-        f"{key}: {recorded.get(key)!r} was recorded, {made.get(key)!r} was made."
+        f"{key}: {recorded.get(key)!r} was recorded, but the new release has {made.get(key)!r}."
         for key in BINDING
         if recorded.get(key) != made.get(key)
     ]
     then, now = (data_facts(facts.get("data") or ()) for facts in (recorded, made))
-    lines += [f"data: {row} was recorded, but not made." for row in then if row not in now]
-    lines += [f"data: {row} was made, but not recorded." for row in now if row not in then]
+    lines += [f"data: {row} was recorded, but not used." for row in then if row not in now]
+    lines += [f"data: {row} was used, but not recorded." for row in now if row not in then]
     if not any(line.startswith("data: ") for line in lines) and then != now:
-        lines.append("data: the same files were read in another order, or another number of times.")
+        lines.append("data: the same files were read in a different order or number of times.")
     same = not lines
     versions = [facts.get("versions") or {} for facts in (recorded, made)]
     lines += [
-        f"version of {name}: {versions[0].get(name)} was recorded, {versions[1].get(name)} is here."
+        f"version of {name}: {versions[0].get(name)} was recorded, {versions[1].get(name)} is installed."
         for name in sorted({*versions[0], *versions[1]})
         if versions[0].get(name) != versions[1].get(name)
     ]
     if recorded.get("hardware") != made.get("hardware"):
         lines.append(
-            f"hardware: {recorded.get('hardware')} was recorded, {made.get('hardware')} is here; weights are not compared."
+            f"hardware: {recorded.get('hardware')} was recorded, this is {made.get('hardware')}; weights are not compared."
         )
         return lines, same
     for name, weights in sorted((made.get("weights") or {}).items()):
         wanted = (recorded.get("weights") or {}).get(name)
         if wanted is None:
-            lines.append(f"{name}: the card records no SHA-256; here it is {weights}.")
+            lines.append(f"{name}: the card records no SHA-256; the new one is {weights}.")
         elif wanted != weights:
             same = False
-            lines.append(f"{name}: the SHA-256 {wanted} was recorded, {weights} was made.")
+            lines.append(f"{name}: the SHA-256 {wanted} was recorded, the new one is {weights}.")
     return lines, same
 
 

@@ -1,12 +1,12 @@
-"""Measure word aligners on gold word links: AER, precision, recall, F1.
+"""Evaluate word aligners on manual word links: AER, precision, recall, F1.
 
     python scripts/word_alignment.py --gold WPT05 --corpus hi-en.train.tsv.gz [--aligners embedding fast_align hmm]
     python scripts/word_alignment.py --gold WPT05 --aligners span --span_model CHECKPOINT
 
-``WPT05`` holds the English-Hindi gold of ACL 2005 (test.eng, test.hin, test.eng.hin.wa). Everything is aligned from Hindi
-to English. fast_align and the HMM learn from the corpus and the test sentences (not their links), punctuation set apart.
-Each aligner's section of ``results/word_alignment.json`` beside this file is replaced when it is run again;
-``scripts/update_tables.py`` writes docs/word_alignment.md from it.
+``WPT05`` contains the English-Hindi data of ACL 2005 (test.eng, test.hin, test.eng.hin.wa). All aligners align Hindi with
+English. fast_align and the HMM are trained on the corpus and the test sentences (without their links), with punctuation as
+separate tokens. The results replace the aligner's section of ``scripts/results/word_alignment.json``, from which
+``scripts/update_tables.py`` writes docs/word_alignment.md.
 """
 
 from __future__ import annotations
@@ -43,32 +43,34 @@ RESULTS = Path(__file__).parent / "results" / "word_alignment.json"
 
 @dataclass
 class Options:
-    """What is measured, on what."""
+    """Options of the evaluation."""
 
     gold: str = field(metadata={"help": "Folder with test.eng, test.hin and test.eng.hin.wa."})
-    corpus: str | None = field(default=None, metadata={"help": "hi-en TSV that statistical aligners learn from."})
+    corpus: str | None = field(
+        default=None, metadata={"help": "Training corpus of statistical aligners: a hi-en TSV."}
+    )
     aligners: list[str] = field(
         default_factory=lambda: ["embedding", "fast_align", "hmm"],
-        metadata={"help": "embedding, span, fast_align, hmm, ibm1 … ibm4."},
+        metadata={"help": "Aligners: embedding, span, fast_align, hmm, ibm1 … ibm4."},
     )
     model: str = field(default=STARTER, metadata={"help": "Encoder of the embedding aligner."})
     span_model: str | None = field(default=None, metadata={"help": "Question answering model of the span aligner."})
-    output: str = field(default=str(RESULTS), metadata={"help": "JSON file."})
+    output: str = field(default=str(RESULTS), metadata={"help": "Results file (JSON)."})
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def command(arguments: Sequence[str]) -> str:
-    """The command, without where the data lay."""
+    """Return the command without local paths."""
     return " ".join(["python scripts/word_alignment.py", *(a.rstrip("/").rpartition("/")[2] for a in arguments)])
 
 
 def apart(text: str) -> str:
-    """A text with spaces around punctuation and symbols, as the gold has it.
+    """Put spaces around punctuation and symbols, as in the test data.
 
     >>> apart("करें, “X”।")
     'करें , “ X ” ।'
@@ -78,7 +80,7 @@ def apart(text: str) -> str:
 
 
 def measured(aligner: Aligner, gold: Sequence[GoldPair]) -> dict[str, Any]:
-    """Scores of an aligner, and how long it took."""
+    """Return the scores and the speed of an aligner."""
     start = time.perf_counter()
     alignments = aligner.align([pair.pair for pair in gold])
     seconds = time.perf_counter() - start
@@ -93,7 +95,7 @@ def measured(aligner: Aligner, gold: Sequence[GoldPair]) -> dict[str, Any]:
 
 
 def embedding(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
-    """The embedding aligner, for every layer, method and level."""
+    """Evaluate the embedding aligner for every layer, method and level."""
     model = load_encoder(options.model, device="cpu")
     default = EmbeddingAligner(model)
     default.align([pair.pair for pair in gold])  # the first pass is slow
@@ -114,9 +116,9 @@ def embedding(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
 
 
 def statistical(name: str, options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
-    """A statistical aligner, for every symmetrisation heuristic."""
+    """Evaluate a statistical aligner for every symmetrisation heuristic."""
     if options.corpus is None:
-        raise ValueError(f"{name} learns from a corpus: give --corpus hi-en.train.tsv.gz.")
+        raise ValueError(f"{name} requires a training corpus: pass --corpus hi-en.train.tsv.gz.")
     path = Path(options.corpus)
     corpus = read_parallel(path)
 
@@ -143,9 +145,9 @@ def statistical(name: str, options: Options, gold: Sequence[GoldPair]) -> dict[s
 
 
 def span(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
-    """The span aligner at its defaults, with and without both directions forced."""
+    """Evaluate the span aligner with default settings, with and without requiring both directions."""
     if options.span_model is None:
-        raise ValueError("The span aligner needs a question answering model: give --span_model.")
+        raise ValueError("The span aligner requires a question answering model: pass --span_model.")
     rows = [
         {"force_bidirectional": forced, **measured(SpanAligner(options.span_model, force_bidirectional=forced), gold)}
         for forced in (False, True)
@@ -154,7 +156,7 @@ def span(options: Options, gold: Sequence[GoldPair]) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Measure and write."""
+    """Evaluate the aligners and write the results."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(arguments)[0]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     torch.set_flush_denormal(True)

@@ -7,7 +7,7 @@ import pytest
 from metaphrase import metrics
 from metaphrase.evaluation.retrieval import retrieval_hits
 from metaphrase.evaluation.word_alignment import alignment_scores
-from metaphrase.mining.search import best_threshold
+from metaphrase.mining.margins import best_threshold
 
 PREDICTIONS, REFERENCES = ["0-0 1-1", "0-0"], ["0-0 1p1", "1-1"]
 #: A = 3 links, S = 2, |A ∩ S| = 1, |A ∩ P| = 2

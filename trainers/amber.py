@@ -1,9 +1,9 @@
-"""AMBER from first to last, in the library's own words: a tutorial to copy and change.
+"""AMBER end to end: a program to copy and modify.
 
     python trainers/amber.py sw-en.tsv.gz news.sw.txt out/sw
 
-trains the starter encoder on a bitext (TSV with the header ``source target``) and on monolingual text (one sentence a
-line, blank lines between documents) by masked language modelling over both, sentence alignment and bidirectional word
+trains the starter encoder on a bitext (TSV with the header ``source target``) and on monolingual text (one sentence per
+line, blank lines between documents) with masked language modelling on both, sentence alignment and bidirectional word
 alignment (Hu et al. 2021), and releases a SentenceTransformer.
 """
 
@@ -25,24 +25,24 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
-    """Train, and release to ``output_dir``."""
-    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+    """Train an encoder and release it to ``output_dir``."""
+    torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
 
-    # 1. An encoder. Sentence alignment trains the mean of the token states, so that is what it pools.
+    # 1. An encoder with mean pooling, because sentence alignment trains the mean of the token states.
     encoder = load_encoder(model, pooling="mean")
-    freeze_word_embeddings(encoder)  # nine tenths of the parameters of a small multilingual encoder
+    freeze_word_embeddings(encoder)  # about 90 % of the parameters of a small multilingual encoder
 
-    # 2. A bitext, and monolingual text beside it: a text of two contiguous sentences for every second pair.
+    # 2. A bitext and monolingual text: one text of two contiguous sentences for every second pair.
     corpus = load_corpus(bitext)
     print(corpus.report)
     dataset = with_monolingual(corpus.dataset, load_monolingual(text), ratio=0.5)
 
-    # 3. A recipe. This is `amber.yaml` written out. Without monolingual text, set `monolingual` to False and skip it above.
+    # 3. A recipe: `amber.yaml` in full. Without monolingual text, set `monolingual` to False and use `corpus.dataset`.
     recipe = Recipe.from_dict(
         {
             "name": "my-amber",
             "terms": [
-                # Pieces of "[CLS] x [SEP] y [SEP]" are predicted, of translations and of contiguous sentences alike.
+                # Predicts pieces of "[CLS] x [SEP] y [SEP]", for translations and for contiguous sentences.
                 {
                     "objective": "tlm",
                     "args": {
@@ -53,17 +53,17 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
                         "monolingual": True,
                     },
                 },
-                # A sentence must pick out its translation by an unnormalised dot product.
+                # Each sentence retrieves its translation by an unnormalised dot product.
                 {"objective": "sa"},
-                # What each side attends to of the other, read as a decoder reads, must agree in both directions.
+                # The attention between both sides, computed as in a decoder, agrees in both directions.
                 {"objective": "wa"},
             ],
         }
     )
     loss = AlignmentLoss(encoder, recipe)
 
-    # 4. The trainer is sentence-transformers' own. Each step encodes every sentence once alone, each pair once with masks
-    #    and twice under the masks of word alignment.
+    # 4. The trainer is based on sentence-transformers' trainer. Each step encodes every sentence once, and each pair once
+    #    with masked pieces and twice with the attention masks of word alignment.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -78,7 +78,7 @@ def main(bitext: str, text: str, output_dir: str, model: str = "starter", max_st
     trainer = AlignmentTrainer(model=encoder, args=arguments, train_dataset=dataset, loss=loss)
     trainer.train()
 
-    # 5. The release is a plain SentenceTransformer folder: no heads, no code of ours needed to load it.
+    # 5. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
     release(encoder, output_dir, recipe=recipe.to_dict())
     print(f"SentenceTransformer({output_dir!r}) loads it.")
 

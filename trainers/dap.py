@@ -1,8 +1,8 @@
-"""DAP from first to last, in the library's own words: a tutorial to copy and change.
+"""DAP end to end: a program to copy and modify.
 
     python trainers/dap.py sw-en.tsv.gz out/sw
 
-trains the starter encoder on a bitext (TSV with the header ``source target``) by translation ranking and
+trains the starter encoder on a bitext (TSV with the header ``source target``) with translation ranking and
 representation translation learning (Li et al. 2023), and releases a SentenceTransformer.
 """
 
@@ -23,19 +23,19 @@ from metaphrase.encoders.loading import english_piece_ids, freeze_word_embedding
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
-    """Train, and release to ``output_dir``."""
-    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+    """Train an encoder and release it to ``output_dir``."""
+    torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
 
-    # 1. An encoder. Any SentenceTransformer or BERT-like checkpoint will do; "starter" needs no Hub.
+    # 1. An encoder: any SentenceTransformer or BERT-like checkpoint. "starter" works without the Hub.
     encoder = load_encoder(model, default_pooling="cls")
-    freeze_word_embeddings(encoder)  # nine tenths of the parameters of a small multilingual encoder
+    freeze_word_embeddings(encoder)  # about 90 % of the parameters of a small multilingual encoder
 
-    # 2. A bitext, cleaned; the report says what was dropped and why.
+    # 2. A cleaned bitext. The report shows what was dropped and why.
     corpus = load_corpus(bitext)
     print(corpus.report)
 
-    # 3. A recipe: a weighted sum of objectives. This is `dap.yaml`, with the ranking in both directions and with the
-    #    vocabulary of the English side, which spares a small machine most of the vocabulary's rows.
+    # 3. A recipe: a weighted sum of objectives. This is `dap.yaml`, with ranking in both directions and with
+    #    the vocabulary restricted to the English side, which saves time on a small machine.
     recipe = Recipe.from_dict(
         {
             "name": "my-dap",
@@ -46,11 +46,11 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         }
     )
 
-    # 4. The loss encodes each side once and hands the encodings to both objectives.
+    # 4. The loss encodes each side once and passes the encodings to both objectives.
     english_ids = english_piece_ids(corpus.dataset["target"], encoder.tokenizer)
     loss = AlignmentLoss(encoder, recipe, english_ids=english_ids)
 
-    # 5. The trainer is sentence-transformers' own, with heads that are saved, resumed, clipped and synchronised.
+    # 5. The trainer is based on sentence-transformers' trainer; it saves, resumes, clips and synchronises heads.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -65,7 +65,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer = AlignmentTrainer(model=encoder, args=arguments, train_dataset=corpus.dataset, loss=loss)
     trainer.train()
 
-    # 6. The release is a plain SentenceTransformer folder: no heads, no code of ours needed to load it.
+    # 6. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
     release(encoder, output_dir, recipe=recipe.to_dict())
     print(f"SentenceTransformer({output_dir!r}) loads it.")
 

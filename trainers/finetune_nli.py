@@ -1,14 +1,14 @@
-"""Fine-tune an encoder on natural language inference or paraphrases; measure its accuracy in each language.
+"""Fine-tune an encoder on natural language inference or paraphrases and report its accuracy in each language.
 
-    python trainers/finetune_nli.py --config src/metaphrase/finetuning/small/xnli.yaml \
+    python trainers/finetune_nli.py --config src/metaphrase/evaluation/transfer/small/xnli.yaml \
         --model out/sw --halves xnli@dev --output_dir out/xnli
     torchrun --nproc_per_node 8 trainers/finetune_nli.py --config configs/finetune/xtreme-xnli.yaml \
         --model out/dap --train hf:facebook/xnli:{language}@train --dev hf:facebook/xnli:{language}@validation \
         --test hf:facebook/xnli:{language}@test --output_dir out/xnli
 
-``evaluation.transfer.running`` tells of modes and of the choice of checkpoints, ``evaluation.transfer.data`` of data;
-the papers' hyper-parameters are in ``configs/finetune``. Called again, an interrupted program goes on where it was, and a
-finished one prints its table.
+``evaluation.transfer.running`` documents modes and the selection of checkpoints, ``evaluation.transfer.data`` the data.
+The papers' hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one
+prints its table.
 """
 
 import sys
@@ -27,7 +27,7 @@ from metaphrase.evaluation.transfer import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure, print the table; ``results.json`` holds the rest."""
+    """Train, evaluate and print the table; ``results.json`` contains all results."""
     options, arguments = parse(
         "trainers/finetune_nli.py",
         [ClassificationOptions, FineTuningArguments],

@@ -1,13 +1,13 @@
-"""Fine-tune an encoder on questions with answers in a text; measure F1 and exact match in each language.
+"""Fine-tune an encoder on extractive question answering and report F1 and exact match in each language.
 
-    python trainers/finetune_qa.py --config src/metaphrase/finetuning/small/xquad.yaml \
+    python trainers/finetune_qa.py --config src/metaphrase/evaluation/transfer/small/xquad.yaml \
         --model out/sw --halves xquad --output_dir out/xquad
     python trainers/finetune_qa.py --config configs/finetune/ppa-mlqa.yaml \
         --model out/ppa --train hf:rajpurkar/squad@train --dev MLQA_V1/dev --test MLQA_V1/test --output_dir out/mlqa
 
-Question and context are of the same language (XLT). ``evaluation.transfer.running`` tells of modes and of the choice of
-checkpoints, ``evaluation.transfer.data`` of data; the papers' hyper-parameters are in ``configs/finetune``. Called again,
-an interrupted program goes on where it was, and a finished one prints its table.
+Question and context are in the same language (XLT). ``evaluation.transfer.running`` documents modes and the selection of
+checkpoints, ``evaluation.transfer.data`` the data. The papers' hyper-parameters are in ``configs/finetune``. Run again, an
+interrupted program resumes, and a finished one prints its table.
 """
 
 import sys
@@ -26,7 +26,7 @@ from metaphrase.evaluation.transfer import (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure, print the table; ``results.json`` holds the rest."""
+    """Train, evaluate and print the table; ``results.json`` contains all results."""
     options, arguments = parse(
         "trainers/finetune_qa.py",
         [QuestionAnsweringOptions, FineTuningArguments],

@@ -1,14 +1,14 @@
-"""Fine-tune an encoder on parts of speech; measure chunk F1 and accuracy in each language.
+"""Fine-tune an encoder on part-of-speech tagging and report chunk F1 and accuracy in each language.
 
-    python trainers/finetune_tagging.py --config src/metaphrase/finetuning/small/ud.yaml \
+    python trainers/finetune_tagging.py --config src/metaphrase/evaluation/transfer/small/ud.yaml \
         --model out/sw --train ud@dev --test ud@test --output_dir out/pos
     python trainers/finetune_tagging.py --config configs/finetune/amber-pos.yaml \
         --model out/amber --train UD_English-EWT --dev UD_English-EWT --test ud-treebanks --output_dir out/pos
 
-F1 is that of seqeval on bare tags, as XTREME reports it; ``evaluation.transfer.tag_scores`` says what that means.
-``evaluation.transfer.running`` tells of the choice of checkpoints, ``evaluation.transfer.data`` of data; the papers'
-hyper-parameters are in ``configs/finetune``. Called again, an interrupted program goes on where it was, and a finished one
-prints its table.
+F1 is that of seqeval on plain tags, as in XTREME; ``evaluation.transfer.tag_scores`` explains it.
+``evaluation.transfer.running`` documents the selection of checkpoints, ``evaluation.transfer.data`` the data. The papers'
+hyper-parameters are in ``configs/finetune``. Run again, an interrupted program resumes, and a finished one prints its
+table.
 """
 
 import sys
@@ -22,7 +22,7 @@ from metaphrase.evaluation.transfer import FineTuningArguments, TaggingOptions, 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure, print the table; ``results.json`` holds the rest."""
+    """Train, evaluate and print the table; ``results.json`` contains all results."""
     options, arguments = parse(
         "trainers/finetune_tagging.py",
         [TaggingOptions, FineTuningArguments],

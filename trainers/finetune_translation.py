@@ -1,11 +1,10 @@
-"""Fine-tune an encoder on translation, below a decoder that starts at random; measure BLEU and chrF.
+"""Fine-tune an encoder on translation with a randomly initialised decoder and report BLEU and chrF.
 
-    python trainers/finetune_translation.py --config src/metaphrase/finetuning/small/translation.yaml \
+    python trainers/finetune_translation.py --config src/metaphrase/evaluation/transfer/small/translation.yaml \
         --model out/sw --train lafand --test lafand --language sw --output_dir out/mt
 
-It needs ``pip install 'metaphrase[finetuning]'``: sacreBLEU, whose signature names the tokenisation. The hyper-parameters
-of the paper are in ``configs/finetune/mgc-translation.yaml``. Called again, an interrupted program goes on where it was, and
-a finished one prints its table.
+Requires ``pip install 'metaphrase[finetuning]'`` (sacreBLEU). The hyper-parameters of the paper are in
+``configs/finetune/mgc-translation.yaml``. Run again, an interrupted program resumes, and a finished one prints its table.
 """
 
 import sys
@@ -20,7 +19,7 @@ from metaphrase.evaluation.transfer.translation import TranslationOptions, finet
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train, measure, print the table; ``results.json`` holds the rest."""
+    """Train, evaluate and print the table; ``results.json`` contains all results."""
     options, arguments = parse(
         "trainers/finetune_translation.py",
         [TranslationOptions, FineTuningArguments],

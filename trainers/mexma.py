@@ -1,9 +1,9 @@
-"""MEXMA from first to last, in the library's own words: a tutorial to copy and change.
+"""MEXMA end to end: a program to copy and modify.
 
     python trainers/mexma.py sw-en.tsv.gz out/sw
 
-trains the starter encoder on a bitext (TSV with the header ``source target``) by cross-unmasking (Janeiro et al. 2025): what
-is masked in one sentence is predicted with the help of the other's embedding. It releases a SentenceTransformer.
+trains the starter encoder on a bitext (TSV with the header ``source target``) with cross-unmasking (Janeiro et al. 2025):
+masked pieces of one sentence are predicted with the embedding of the other. It releases a SentenceTransformer.
 """
 
 import sys
@@ -23,20 +23,20 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
-    """Train, and release to ``output_dir``."""
-    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+    """Train an encoder and release it to ``output_dir``."""
+    torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
 
-    # 1. An encoder. Its first token's state is the sentence embedding, which a pretrained encoder does not have yet.
+    # 1. An encoder. The state of its first token becomes the sentence embedding.
     encoder = load_encoder(model, default_pooling="cls")
-    freeze_word_embeddings(encoder)  # the unmasking predicts on the same table, which so needs no gradient
+    freeze_word_embeddings(encoder)  # unmasking predicts with the same embeddings, which then need no gradient
 
-    # 2. A bitext, cleaned; the report says what was dropped and why.
+    # 2. A cleaned bitext. The report shows what was dropped and why.
     corpus = load_corpus(bitext)
     print(corpus.report)
 
-    # 3. A recipe: `mexma.yaml` with a head of 2 layers instead of 6, for a short run. There are no negatives: KoLeo alone
-    #    keeps the embeddings from falling together. To see what the unmasking is worth, set `unmasking_gradient` to
-    #    "sentence" or "tokens": it then reaches the encoder at the embeddings or at the pieces only.
+    # 3. A recipe: `mexma.yaml` with a head of 2 layers instead of 6, for a short run. There are no negatives: only
+    #    KoLeo prevents the embeddings from collapsing. To ablate the unmasking, set `unmasking_gradient` to "sentence" or
+    #    "tokens": its gradient then reaches the encoder through the sentence embeddings or the pieces only.
     recipe = Recipe.from_dict(
         {
             "name": "my-mexma",
@@ -47,11 +47,11 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         }
     )
 
-    # 4. The loss encodes both sentences, clean and masked, in one call: four sentences for a pair.
+    # 4. The loss encodes both sentences, unmasked and masked, in one call: four sentences per pair.
     loss = AlignmentLoss(encoder, recipe)
 
-    # 5. The trainer is sentence-transformers' own. The head starts at random and learns faster than the encoder. Copies of
-    #    a sentence in one batch would be neighbours that KoLeo cannot part.
+    # 5. The trainer is based on sentence-transformers' trainer. The head is randomly initialised and has a higher learning
+    #    rate. Duplicates in a batch would be neighbours that KoLeo cannot separate.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -67,7 +67,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer = AlignmentTrainer(model=encoder, args=arguments, train_dataset=corpus.dataset, loss=loss)
     trainer.train()
 
-    # 6. The release is a plain SentenceTransformer folder: no heads, no code of ours needed to load it.
+    # 6. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
     release(encoder, output_dir, recipe=recipe.to_dict())
     print(f"SentenceTransformer({output_dir!r}) loads it.")
 

@@ -1,11 +1,11 @@
-"""MGC from first to last, in the library's own words: a tutorial to copy and change.
+"""MGC end to end: a program to copy and modify.
 
     python trainers/mgc.py sw-en.tsv.gz out/sw
 
-finds the word links and phrases of a bitext (TSV with the header ``source target``), trains the starter encoder by
-contrasting words, phrases and sentences with their translations while it predicts masked pieces (Li et al. 2021), and
-releases a SentenceTransformer. Where ``scripts/back_translate.py`` has filled the bitext's columns ``source_bt`` and
-``target_bt``, back-translations take the place of half the sentences.
+extracts word links and phrases from a bitext (TSV with the header ``source target``), trains the starter encoder with
+word, span and sentence contrast and masked language modelling (Li et al. 2021), and releases a SentenceTransformer. If
+the bitext has the columns ``source_bt`` and ``target_bt`` of ``scripts/back_translate.py``, back-translations replace half
+of the sentences.
 """
 
 import sys
@@ -27,26 +27,26 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
-    """Align, train, and release to ``output_dir``."""
-    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+    """Align words, train an encoder and release it to ``output_dir``."""
+    torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
 
-    # 1. An encoder, and its word embeddings kept as they are.
+    # 1. An encoder with frozen word embeddings.
     encoder = load_encoder(model, default_pooling="mean")
     freeze_word_embeddings(encoder)
 
-    # 2. A bitext, cleaned, and which words translate each other: fast_align learns it from the bitext itself. Its links in
-    #    both directions are put together by grow-diag-final-and, from which phrases are best taken.
+    # 2. A cleaned bitext with word links, which fast_align learns from the bitext itself. grow-diag-final-and combines
+    #    the links of both directions; it suits phrase extraction.
     corpus = load_corpus(bitext)
     dataset, links = add_alignment(corpus.dataset, "fast_align")
-    print(f"{links.total.links / links.total.pairs:.1f} links in an average pair.")
+    print(f"{links.total.links / links.total.pairs:.1f} links per pair on average.")
 
-    # 3. The phrases that translate each other more often than not, whichever side one comes from.
+    # 3. Phrases that translate each other with a probability above one half.
     table = PhraseTable.of_corpus(dataset).filter(0.5)
     phrases = table.save(f"{output_dir}-phrases.tsv.gz")
     print(f"{len(table):,} phrase pairs.")
 
-    # 4. A recipe: `mgc-hard.yaml` with the phrase table. A word may have several links now: none of them is a wrong
-    #    answer. `mgc-soft.yaml` learns by attention which words belong together.
+    # 4. A recipe: `mgc-hard.yaml` with the phrase table. A word can have several links, so its other
+    #    translations are not negatives. `mgc-soft.yaml` learns word links by attention instead.
     noisy = {"source_bt", "target_bt"} <= set(dataset.column_names)
     recipe = Recipe.from_dict(
         {
@@ -60,10 +60,10 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         }
     )
 
-    # 5. The loss encodes each side once and hands the encodings to all three contrasts.
+    # 5. The loss encodes each side once and passes the encodings to all three contrasts.
     loss = AlignmentLoss(encoder, recipe)
 
-    # 6. The trainer is sentence-transformers' own, with heads that are saved, resumed, clipped and synchronised.
+    # 6. The trainer is based on sentence-transformers' trainer; it saves, resumes, clips and synchronises heads.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -78,7 +78,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer = AlignmentTrainer(model=encoder, args=arguments, train_dataset=dataset, loss=loss)
     trainer.train()
 
-    # 7. The release is a plain SentenceTransformer folder: no heads, no code of ours needed to load it.
+    # 7. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
     release(encoder, output_dir, recipe=recipe.to_dict())
     print(f"SentenceTransformer({output_dir!r}) loads it.")
 

@@ -1,8 +1,8 @@
-"""PPA from first to last, in the library's own words: a tutorial to copy and change.
+"""PPA end to end: a program to copy and modify.
 
     python trainers/ppa.py sw-en.tsv.gz out/sw
 
-aligns the starter encoder on a bitext (TSV with the header ``source target``) by momentum contrast and translation
+trains the starter encoder on a bitext (TSV with the header ``source target``) with momentum contrast and translation
 language modelling (Pan et al. 2021), and releases a SentenceTransformer. To fine-tune the result on translated training
 data, see ``metaphrase.corpus.code_switching``.
 """
@@ -25,19 +25,19 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
-    """Train, and release to ``output_dir``."""
-    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+    """Train an encoder and release it to ``output_dir``."""
+    torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
 
-    # 1. An encoder, and its word embeddings kept as they are: then the momentum encoder's need no update either.
+    # 1. An encoder with frozen word embeddings, so that those of the momentum encoder need no update either.
     encoder = load_encoder(model, default_pooling="cls")
     freeze_word_embeddings(encoder)
 
-    # 2. A bitext without the pairs that PPA leaves out: a side of less than 10 pieces, more than 128 on both together.
+    # 2. A bitext, cleaned as in PPA: at least 10 pieces per side, at most 128 pieces per pair.
     corpus = load_corpus(bitext, cleaning=Cleaning.ppa(), tokenizer=encoder.tokenizer)
     print(corpus.report)
 
-    # 3. A recipe: `ppa.yaml` with a queue for a short run, and 32 pieces of a sentence in place of 128. The queue's 1,024
-    #    keys are 32 batches old at most; the paper's 32,000 would hold random directions for the first 1,000 steps.
+    # 3. A recipe: `ppa.yaml` with a small queue and sentences of 32 instead of 128 pieces, for a short run. The 1,024 keys of
+    #    the queue are at most 32 batches old; the paper's 32,000 keys would stay random for the first 1,000 steps.
     recipe = Recipe.from_dict(
         {
             "name": "my-ppa",
@@ -50,17 +50,17 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
                         "positions": "continuous",
                         "layout": "pair",
                         "segments": True,
-                        "order": "shuffled",  # in the order that the contrast shows to encoder and momentum encoder
+                        "order": "shuffled",  # the order in which the contrast assigns sides to encoder and momentum encoder
                     },
                 },
             ],
         }
     )
 
-    # 4. The loss: it makes the momentum encoder from the encoder as it is now.
+    # 4. The loss. It copies the current encoder as the momentum encoder.
     loss = AlignmentLoss(encoder, recipe)
 
-    # 5. The trainer lets the momentum encoder follow after every step; queue and momentum encoder are in its checkpoints.
+    # 5. The trainer updates the momentum encoder after every step. Checkpoints contain the queue and the momentum encoder.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -75,7 +75,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer = AlignmentTrainer(model=encoder, args=arguments, train_dataset=corpus.dataset, loss=loss)
     trainer.train()
 
-    # 6. The release is the encoder alone, a plain SentenceTransformer folder.
+    # 6. The release is the encoder only, a plain SentenceTransformer folder.
     release(encoder, output_dir, recipe=recipe.to_dict())
     print(f"SentenceTransformer({output_dir!r}) loads it.")
 

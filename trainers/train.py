@@ -6,7 +6,7 @@ Run it on one machine, or on several processes with torchrun::
     torchrun --nproc_per_node 8 trainers/train.py --recipe dap --paper_training true --model xlm-roberta-base \
         --corpus corpus/ --output_dir out/dap
 
-``--help`` lists the options. To change what happens beyond them, start from ``trainers/dap.py``.
+``--help`` lists the options. To change anything else, start from ``trainers/dap.py``.
 """
 
 import sys

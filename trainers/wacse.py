@@ -1,8 +1,8 @@
-"""WACSE from first to last, in the library's own words: a tutorial to copy and change.
+"""WACSE end to end: a program to copy and modify.
 
     python trainers/wacse.py sw-en.tsv.gz out/sw
 
-finds the word links of a bitext (TSV with the header ``source target``) with fast_align, trains the starter encoder by
+finds the word links of a bitext (TSV with the header ``source target``) with fast_align, trains the starter encoder with
 translation ranking, aligned word prediction and word translation ranking (Miao et al. 2024), and releases a
 SentenceTransformer.
 """
@@ -25,24 +25,24 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 
 
 def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 300) -> None:
-    """Align, train, and release to ``output_dir``."""
-    torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are slow
+    """Align words, train an encoder and release it to ``output_dir``."""
+    torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers, which peaked softmaxes produce
 
-    # 1. An encoder, and its word embeddings kept as they are.
+    # 1. An encoder with frozen word embeddings.
     encoder = load_encoder(model, default_pooling="cls")
     freeze_word_embeddings(encoder)
 
-    # 2. A bitext, cleaned.
+    # 2. A cleaned bitext.
     corpus = load_corpus(bitext)
     print(corpus.report)
 
-    # 3. Which words translate each other: fast_align learns it from the bitext itself. The paper takes WSPAlign; any
-    #    aligner of `metaphrase align` will do. Links that are found in both directions are few and sure.
+    # 3. Word links: fast_align learns them from the bitext itself. The paper uses WSPAlign; any aligner of
+    #    `metaphrase align` works. Links found in both directions are fewer but more reliable.
     dataset, links = add_alignment(corpus.dataset, "fast_align", heuristic="intersection")
-    print(f"{links.total.links / links.total.pairs:.1f} links in an average pair.")
+    print(f"{links.total.links / links.total.pairs:.1f} links per pair on average.")
 
-    # 4. A recipe. This is `wacse.yaml`, but at most 40 % of a sentence's pieces are masked: fast_align links nearly every
-    #    word, and a sentence that is masked throughout leaves nothing to predict from.
+    # 4. A recipe. This is `wacse.yaml`, but masks at most 40 % of the pieces of a sentence: fast_align links nearly every
+    #    word, and a fully masked sentence leaves no context to predict from.
     recipe = Recipe.from_dict(
         {
             "name": "my-wacse",
@@ -54,12 +54,12 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
         }
     )
 
-    # 5. The loss encodes four kinds of rows in one pass: either side as it is, for the two rankings, and with its linked
-    #    words masked. For a vector of each text's language at the input, say `"language_embedding": True` in the recipe and
-    #    `languages=["sw", "en"]` here, and release with `metaphrase.publishing.hub.release_languages`.
+    # 5. The loss encodes both sides unmasked, for the two rankings, and with linked words masked, all in one call. To add
+    #    a language vector to the input, set `"language_embedding": True` in the recipe and `languages=["sw", "en"]`
+    #    here, and release with `metaphrase.publishing.hub.release_languages`.
     loss = AlignmentLoss(encoder, recipe)
 
-    # 6. The trainer is sentence-transformers' own, with heads that are saved, resumed, clipped and synchronised.
+    # 6. The trainer is based on sentence-transformers' trainer; it saves, resumes, clips and synchronises heads.
     arguments = AlignmentTrainingArguments(
         output_dir=output_dir,
         max_steps=max_steps,
@@ -74,7 +74,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
     trainer = AlignmentTrainer(model=encoder, args=arguments, train_dataset=dataset, loss=loss)
     trainer.train()
 
-    # 7. The release is a plain SentenceTransformer folder: no heads, no code of ours needed to load it.
+    # 7. The release is a plain SentenceTransformer folder without heads; it loads without metaphrase.
     release(encoder, output_dir, recipe=recipe.to_dict())
     print(f"SentenceTransformer({output_dir!r}) loads it.")
 

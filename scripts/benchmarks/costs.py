@@ -1,8 +1,8 @@
-"""The cost model: what a training step takes in operations, memory and time, before anything is run.
+"""The cost model: operations, memory and time of a training step, computed without running it.
 
     python scripts/benchmarks/costs.py
 
-writes ``results/costs.md``: the model for mBERT, XLM-R base and XLM-R large, beside what the benchmark measured.
+writes ``results/costs.md``: the model for mBERT, XLM-R base and XLM-R large, and the measurements of the benchmark.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 
-#: Layers of DAP's head.
+#: Number of layers of DAP's head.
 HEAD_LAYERS = 2
-#: Bytes that a layer keeps for the backward pass, for each token and unit of width, in bf16; twice that in float32.
+#: Bytes that a layer saves for the backward pass, per token and hidden unit, in bf16; twice that in float32.
 ACTIVATION_BYTES = 34
-#: An H200: assumed rate of bf16 matrix products, memory traffic, and the share of the rate that a step should reach.
+#: An H200: assumed speed of bf16 matrix products, memory bandwidth, and expected utilisation.
 H200_FLOPS, H200_BYTES, UTILISATION = 790e12, 4.3e12, 0.4
 #: Mean pieces of a Tatoeba pair, source and target.
 TATOEBA = (11.4, 10.8)
@@ -26,12 +26,12 @@ FULL = (32.0, 32.0)
 
 @dataclass(frozen=True)
 class Encoder:
-    """What of an encoder the costs depend on.
+    """The shape of an encoder.
 
     Attributes:
-        layers: Layers.
-        hidden: Width; the inner one is four times as wide.
-        vocabulary: Pieces.
+        layers: Number of layers.
+        hidden: Hidden size; the feed-forward layers are four times as wide.
+        vocabulary: Vocabulary size.
     """
 
     layers: int
@@ -40,12 +40,12 @@ class Encoder:
 
     @property
     def layer_parameters(self) -> int:
-        """Parameters of a layer, biases and norms included."""
+        """Number of parameters of a layer, including biases and norms."""
         return 12 * self.hidden**2 + 13 * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Parameters with the table of word embeddings, and 514 positions."""
+        """Number of parameters, including word embeddings and 514 positions."""
         return self.layers * self.layer_parameters + (self.vocabulary + 514) * self.hidden
 
 
@@ -59,18 +59,18 @@ ENCODERS = {
 def step_flops(
     encoder: Encoder, recipe: str, source: float, target: float, length: float = 32, scored: float | None = None
 ) -> float:
-    """Forward operations on real tokens; a training step takes three times as many.
+    """Return the forward operations on real tokens; a training step takes three times as many.
 
     Args:
         encoder: The encoder.
         recipe: ``"tr"``, ``"tr-tlm"`` (20 % of the pieces predicted) or ``"dap"``.
-        source: Tokens of the sources.
-        target: Tokens of the targets.
-        length: Tokens of a sentence, for attention's part, which is quadratic.
-        scored: Positions that DAP projects on the vocabulary; None takes the targets' tokens.
+        source: Number of source tokens.
+        target: Number of target tokens.
+        length: Tokens per sentence, for the quadratic cost of attention.
+        scored: Positions that DAP projects onto the vocabulary; None for all target tokens.
 
     Returns:
-        Operations, two for a multiplication with an addition.
+        Operations, where a multiplication with an addition counts as two.
 
     >>> round(step_flops(ENCODERS["mBERT"], "tr", 32, 32) / 1e9, 1)
     11.0
@@ -89,26 +89,26 @@ def step_flops(
 
 
 def persistent_bytes(encoder: Encoder, recipe: str) -> int:
-    """Weights, gradients and AdamW's two moments in float32, the head's included."""
+    """Return the bytes of weights, gradients and AdamW's two moments in float32, including the head."""
     head = HEAD_LAYERS * encoder.layer_parameters if recipe == "dap" else 0
     return 16 * (encoder.parameters + head)
 
 
 def activation_bytes(encoder: Encoder, recipe: str, tokens: float, *, itemsize: int = 2) -> float:
-    """What the layers keep for the backward pass, in bf16 or float32."""
+    """Return the bytes that the layers save for the backward pass, in bf16 or float32."""
     layers = encoder.layers + (HEAD_LAYERS if recipe == "dap" else 0)
     return layers * tokens * encoder.hidden * ACTIVATION_BYTES * itemsize / 2
 
 
 def step_seconds(encoder: Encoder, recipe: str, pairs: int, lengths: tuple[float, float]) -> float:
-    """Seconds of a training step on an H200 at 40 % of its rate, with the optimiser's traffic through memory."""
+    """Return the seconds of a training step on an H200 at 40 % utilisation, including the optimiser's memory traffic."""
     source, target = (pairs * length for length in lengths)
     operations = 3 * step_flops(encoder, recipe, source, target, sum(lengths) / 2)
     return operations / (H200_FLOPS * UTILISATION) + 44 / 16 * persistent_bytes(encoder, recipe) / H200_BYTES
 
 
 def model_table(pairs: int = 1024) -> str:
-    """The model as Markdown: a step of some pairs, padding-free, on Tatoeba's lengths and at full length."""
+    """Format the model as Markdown: a padding-free step at Tatoeba's lengths and at full length."""
     lines = [
         f"A step of {pairs:,} pairs, padding-free, at Tatoeba's lengths / all 32 tokens. Weights: with gradients and AdamW's "
         "moments, float32. Activations: bf16. Time: an H200, assumed to reach 40 % of 790 TFLOP/s.",
@@ -135,7 +135,7 @@ def model_table(pairs: int = 1024) -> str:
 
 
 def measured_table() -> str:
-    """Steps that the benchmark measured beside the model: activations in float32, and the rate that the time comes to."""
+    """Format measured steps next to the model: activations in float32 and the achieved rate."""
     lines = [
         "| measured on | shape | recipe | pairs | seconds | GFLOP/s on real tokens | activations, MB | modelled |",
         "|---|---|---|--:|--:|--:|--:|--:|",

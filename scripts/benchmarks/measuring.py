@@ -1,4 +1,4 @@
-"""Measuring: interleaved rounds, CPU seconds or CUDA events, peak memory, and what a figure is worth."""
+"""Measurements: interleaved rounds, CPU seconds or CUDA events, peak memory, and verdicts."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from typing import Any
 
 import torch
 
-#: How far rounds may lie apart, and how much of the machine others may use, before a figure proves nothing.
+#: Maximum spread of rounds, and maximum share of other processes, for a conclusive figure.
 TOLERANCE = 0.2
 
 
 @dataclass
 class Figure:
-    """One number of the table.
+    """One number in the table.
 
     Attributes:
-        what: What it is.
+        what: Description.
         value: The number.
-        target: ``("<=", 0.4)``; None for a number that is only reported.
+        target: For example ``("<=", 0.4)``; None for an informative number.
         unit: ``"×"`` for ratios.
-        seconds: Rounds of each variant that it comes from.
+        seconds: Rounds of each variant from which it is computed.
         of: Name of the shape that was measured.
-        given: What else a reader needs: the size of the batch, its tokens.
+        given: Further settings, such as the batch size and its tokens.
     """
 
     what: str
@@ -44,19 +44,19 @@ class Figure:
 
     @property
     def spread(self) -> float:
-        """How far the typical round lies above the best one, at the worst variant."""
+        """Return how much the typical round exceeds the best one, for the noisiest variant."""
         return max((median(rounds) / min(rounds) - 1 for rounds in self.seconds.values()), default=0.0)
 
     def verdict(self, others: float) -> str:
-        """``"met"``, ``"missed"``, ``"skipped: …"`` or, without a target, ``"reported"``.
+        """Return ``"met"``, ``"missed"``, ``"skipped: …"`` or, without a target, ``"reported"``.
 
         Args:
-            others: Share of the machine that others used meanwhile.
+            others: Share of the machine used by other processes.
         """
         if self.target is None:
             return "reported"
         if self.seconds and others > TOLERANCE:
-            return f"skipped: others used {others:.0%} of the machine"
+            return f"skipped: other processes used {others:.0%} of the machine"
         if self.spread > TOLERANCE:
             return f"skipped: rounds differ by {self.spread:.0%}"
         sense, bound = self.target
@@ -72,13 +72,13 @@ def ratio(
     target: tuple[str, float] | None = None,
     of: str = "",
 ) -> Figure:
-    """The quotient of two variants' best rounds."""
+    """Return the ratio of the best rounds of two variants."""
     both = {above: seconds[above], below: seconds[below]}
     return Figure(what, min(seconds[above]) / min(seconds[below]), target, seconds=both, of=of)
 
 
 class Clock:
-    """CPU seconds of this process; on a GPU, time between events of its stream.
+    """A clock: CPU seconds of this process or, on a GPU, time between CUDA events.
 
     Args:
         device: ``"cpu"`` or ``"cuda"``.
@@ -88,7 +88,7 @@ class Clock:
         self.device = device
 
     def mark(self) -> Any:
-        """A moment."""
+        """Return the current time."""
         if self.device != "cuda":
             return time.process_time()
         event = torch.cuda.Event(enable_timing=True)
@@ -96,25 +96,25 @@ class Clock:
         return event
 
     def between(self, start: Any, end: Any) -> float:
-        """Seconds between two moments."""
+        """Return the seconds between two times."""
         if self.device != "cuda":
             return end - start
         end.synchronize()
         return start.elapsed_time(end) / 1000
 
     def of(self, work: Callable[[], Any]) -> float:
-        """Seconds that some work takes."""
+        """Return the duration of a function in seconds."""
         start = self.mark()
         work()
         return self.between(start, self.mark())
 
 
 def interleaved(variants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Measure variants in turn, so that what disturbs one round disturbs all of them.
+    """Measure variants in turn, so that a disturbance affects all of them.
 
     Args:
-        variants: Each measures itself once.
-        rounds: How often.
+        variants: Functions that measure themselves once.
+        rounds: Number of rounds.
     """
     seconds: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
@@ -124,13 +124,13 @@ def interleaved(variants: Mapping[str, Callable[[], float]], rounds: int) -> dic
 
 
 def peak_memory(work: Callable[[], Any], device: str) -> int:
-    """Bytes that some work needs at its peak, beyond what is there before."""
+    """Return the peak memory of a function in bytes, beyond the memory used before."""
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         work()
         return torch.cuda.max_memory_allocated() - before
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark back
+    Path("/proc/self/clear_refs").write_text("5")  # resets the high-water mark
     before = _status("VmRSS")
     work()
     return _status("VmHWM") - before
@@ -143,7 +143,7 @@ def _status(key: str) -> int:
 
 @contextmanager
 def held_activations(model: torch.nn.Module) -> Iterator[list[int]]:
-    """Bytes that autograd keeps for the backward pass of what runs in this block, parameters aside; one number."""
+    """Count the bytes that autograd saves for the backward pass within this block, without parameters."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     storages: dict[int, Any] = {}
 
@@ -160,13 +160,13 @@ def held_activations(model: torch.nn.Module) -> Iterator[list[int]]:
 
 
 class OthersShare:
-    """Share of the machine's processors that other processes use, from Linux's counters."""
+    """Share of the CPUs that other processes use, from Linux's counters."""
 
     def __init__(self) -> None:
         self.start = self._now()
 
     def __call__(self) -> float:
-        """The share since this object was made; 0 where the system does not tell."""
+        """Return the share since this object was created; 0 if the system does not provide it."""
         busy, own, wall = (now - start for now, start in zip(self._now(), self.start, strict=True))
         return max(0.0, busy - own) / (wall * (os.cpu_count() or 1)) if busy else 0.0
 
@@ -182,7 +182,7 @@ class OthersShare:
 
 
 def facts(device: str, threads: int) -> dict[str, Any]:
-    """Where and with what was measured."""
+    """Return the hardware and library versions."""
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "device": torch.cuda.get_device_name() if device == "cuda" else _processor(),

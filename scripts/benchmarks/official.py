@@ -1,9 +1,9 @@
-"""Training steps as the released code of Li et al. 2023 (DAP) makes them, in plain torch: what the fast path is held to.
+"""Training steps of the released code of Li et al. 2023 (DAP) in plain torch, as a baseline for speed.
 
-Every batch is padded to 32, source and target are encoded one after the other, similarities come from a broadcast
-cosine, and the head, a copy of the encoder's last two layers with a table of its own, projects all positions of
-``[source ; target]`` on the vocabulary, of which only the target's are scored. Translation language modelling projects
-every position of the concatenation likewise.
+Every batch is padded to 32 pieces. Source and target are encoded one after the other, similarities are a broadcast cosine,
+and the head, a copy of the encoder's last two layers with untied embeddings, projects all positions of
+``[source ; target]`` onto the vocabulary, although only the target's positions are scored. Translation language modelling
+also projects every position of the concatenation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ UNSCORED = -100
 
 
 class OfficialStep(nn.Module):
-    """Translation ranking, with representation translation or with translation language modelling.
+    """Translation ranking, optionally with representation translation or translation language modelling.
 
     Args:
         encoder: The encoder.
         objective: ``"tr"``, ``"dap"`` or ``"tr-tlm"``.
-        rows: Rows of the head's table; None is the whole vocabulary.
+        rows: Size of the head's vocabulary; None for the whole vocabulary.
         mask_rate: Share of the pieces that translation language modelling predicts.
     """
 
@@ -45,11 +45,11 @@ class OfficialStep(nn.Module):
         if rows is not None:
             self.head.set_output_embeddings(nn.Linear(config.hidden_size, rows))
         if objective == "tr-tlm":
-            self.head.base_model.encoder.layer = nn.ModuleList()  # the encoder itself stands below the projection
+            self.head.base_model.encoder.layer = nn.ModuleList()  # the encoder itself precedes the projection
         self.rows = rows or config.vocab_size
 
     def forward(self, source_ids: Tensor, target_ids: Tensor) -> Tensor:
-        """The sum of the losses.
+        """Return the sum of the losses.
 
         Args:
             source_ids: Pieces of the sources, padded with 1, shape ``(batch, length)``.

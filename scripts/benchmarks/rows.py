@@ -1,4 +1,4 @@
-"""The rows of the benchmark: each measures one statement and gives its figures."""
+"""The rows of the benchmark: each measures one statement and returns its figures."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ DAP = recipe("dap")
 
 @dataclass
 class Context:
-    """What rows measure with.
+    """The settings of a measurement.
 
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
@@ -74,41 +74,41 @@ class Context:
 
     @property
     def clock(self) -> Clock:
-        """What measures time here."""
+        """Return the clock of the device."""
         return Clock(self.device)
 
     def batch(self, cpu: int, cuda: int) -> int:
-        """The size of a batch for the device."""
+        """Return the batch size for the device."""
         return 6 if self.tiny else cuda if self.device == "cuda" else cpu
 
     def target(self, shape: str, sense: str, bound: float) -> tuple[str, float] | None:
-        """A target that holds for XLM-R base."""
+        """Return a target that applies to XLM-R base only."""
         return (sense, bound) if shape in ("base", "mbert") else None
 
     def encoders(self) -> Iterator[tuple[str, Shape, SentenceTransformer, Words]]:
-        """The random encoders, one after the other, and pairs for each."""
+        """Iterate over random encoders with pairs for each."""
         for name in self.shapes:
             yield name, SHAPES[name], random_encoder(SHAPES[name], self.device), Words(SHAPES[name].vocabulary)
 
     def starter(self) -> tuple[SentenceTransformer, Words | RealTexts]:
-        """The starter with real texts."""
+        """Return the starter with real texts."""
         if self.tiny:
             return random_encoder(SHAPES["tiny"], self.device), Words(SHAPES["tiny"].vocabulary)
         return starter(self.device, self.texts)
 
     def autocast(self) -> Any:
-        """On a GPU bf16, as a training would run there."""
+        """Use bf16 on a GPU, as in training."""
         return torch.autocast("cuda", torch.bfloat16) if self.device == "cuda" else nullcontext()
 
 
 def loss_of(model: SentenceTransformer, of: Recipe, subset: int | None = None) -> AlignmentLoss:
-    """A recipe's loss over an encoder, on its device and in training mode."""
+    """Build the loss of a recipe on the device of the encoder, in training mode."""
     english_ids = subset_ids(model[0].auto_model.config.vocab_size, subset) if subset else None
     return AlignmentLoss(model, of, english_ids=english_ids).to(model.device).train()
 
 
 def step(context: Context, loss: AlignmentLoss, batch: Any, *, packing: bool = True) -> Callable[[], float]:
-    """Measures a forward and backward pass of ours; gradients start from nothing, as a trainer's do."""
+    """Return a function that times a forward and backward pass of metaphrase, starting without gradients."""
 
     def work() -> None:
         with packed(loss.model, enabled=packing), accumulated_in_place():
@@ -125,7 +125,7 @@ def step(context: Context, loss: AlignmentLoss, batch: Any, *, packing: bool = T
 
 
 def official_step(context: Context, official: OfficialStep, batch: Any) -> Callable[[], float]:
-    """Measures a forward and backward pass of the released code's way on the same batch."""
+    """Return a function that times a forward and backward pass of the released code on the same batch."""
     ids = [batch[side]["input_ids"] for side in ("source", "target")]
     official.to(context.device).train()
 
@@ -146,9 +146,9 @@ LENGTHS = {"Tatoeba-like lengths": False, "full-length batches": True}
 
 
 def dap_vs_official(context: Context) -> list[Figure]:
-    """A DAP step against the released code's way of making it: 2S positions projected, pads kept, untied table.
+    """DAP step of metaphrase and of the released code, which projects 2S positions, keeps padding and unties embeddings.
 
-    On a GPU in batches of 256, as that way holds the logits of all 64 positions of a pair: 197 GB at 1,024.
+    On a GPU with batches of 256, because the released code keeps the logits of all 64 positions: 197 GB at 1,024.
     """
     figures = []
     targets = {"Tatoeba-like lengths": 0.40, "full-length batches": 0.75}
@@ -169,7 +169,7 @@ def dap_vs_official(context: Context) -> list[Figure]:
 
 
 def dap_vs_tr(context: Context) -> list[Figure]:
-    """A DAP step against a TR step, both ours, on the same batch, and the activations that each keeps."""
+    """DAP step and TR step of metaphrase on the same batch: time and activations."""
     figures = []
     english = recipe("dap", rtl={"vocabulary": "english"})
     for name in [*context.shapes, *(["mbert", "large"] if "base" in context.shapes else [])]:
@@ -189,7 +189,7 @@ def dap_vs_tr(context: Context) -> list[Figure]:
         for key in ("tr", "dap"):
             with held_activations(losses[key]) as total, packed(model), context.autocast():
                 sum(losses[key](batch).values())
-            what = f"activations that a {key.upper()} step of {size} pairs keeps"
+            what = f"activations of a {key.upper()} step with {size} pairs"
             figures.append(
                 Figure(what, total[0] / 1e6, None, "MB", {key: seconds[key]}, str(shape), {"recipe": key, **given})
             )
@@ -204,7 +204,7 @@ def dap_vs_tr(context: Context) -> list[Figure]:
 
 
 class _Marks(TrainerCallback):
-    """A moment at the end of every step, and the optimiser's share of each."""
+    """Record the end of every step and the optimiser's share of it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -222,12 +222,12 @@ class _Marks(TrainerCallback):
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step, the first one aside, which makes the optimiser's states."""
+        """Return the seconds per step, without the first step, which creates the optimiser's state."""
         return self.clock.between(self.ends[0], self.ends[-1]) / (len(self.ends) - 1)
 
 
 def trainer(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int, steps: int, folder: str) -> Any:
-    """A trainer of ours, or sentence-transformers' own, with the same settings and batches."""
+    """Build an AlignmentTrainer or a SentenceTransformerTrainer with the same settings and batches."""
     ours = isinstance(loss, AlignmentLoss)
     make: Any = AlignmentTrainer if ours else SentenceTransformerTrainer
     settings: Any = AlignmentTrainingArguments if ours else SentenceTransformerTrainingArguments
@@ -248,7 +248,7 @@ def trainer(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int,
 
 
 def whole_step(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: int) -> Callable[[], float]:
-    """Measures a trainer's steps from end to end: reading, tokenising, forward, backward, clipping, optimiser."""
+    """Return a function that times whole steps: reading, tokenising, forward, backward, clipping, optimiser."""
 
     def measure() -> float:
         with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +263,7 @@ def whole_step(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: i
 
 
 def dap_vs_mnrl(context: Context) -> list[Figure]:
-    """Our trainer with DAP against SentenceTransformerTrainer with in-batch ranking alone, whole steps."""
+    """Whole steps of AlignmentTrainer with DAP and of SentenceTransformerTrainer with in-batch ranking."""
     figures = []
     for name, shape, model, words in context.encoders():
         size = context.batch(16, 256)
@@ -273,13 +273,13 @@ def dap_vs_mnrl(context: Context) -> list[Figure]:
             {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
         )
         target = context.target(name, "<=", 1.1 if context.device == "cuda" else 1.35)
-        what = f"DAP step of our trainer / TR step of SentenceTransformerTrainer, batch {size}"
+        what = f"DAP step, AlignmentTrainer / TR step, SentenceTransformerTrainer, batch {size}"
         figures.append(ratio(what, seconds, "ours, DAP", "theirs, TR", target, str(shape)))
     return figures
 
 
 def tr_vs_mnrl(context: Context) -> list[Figure]:
-    """Samples per second of our trainer and of SentenceTransformerTrainer: the starter, the same pairs."""
+    """Samples per second of AlignmentTrainer and SentenceTransformerTrainer, with the starter and the same pairs."""
     model, texts = context.starter()
     losses = {"ours": loss_of(model, TR), "theirs": MultipleNegativesRankingLoss(model)}
     figures = []
@@ -290,13 +290,13 @@ def tr_vs_mnrl(context: Context) -> list[Figure]:
         seconds = interleaved(
             {key: whole_step(context, loss, pairs, size) for key, loss in losses.items()}, context.rounds
         )
-        what = f"TR samples/s of our trainer / SentenceTransformerTrainer's, batch {size}{', full length' if full else ''}"
+        what = f"TR samples/s, AlignmentTrainer / SentenceTransformerTrainer, batch {size}{', full length' if full else ''}"
         figures.append(ratio(what, seconds, "theirs", "ours", (">=", bound), "starter"))
     return figures
 
 
 def trainer_overhead(context: Context) -> list[Figure]:
-    """What of our trainer's step is neither forward, backward nor optimiser."""
+    """Share of a step of AlignmentTrainer that is not forward, backward or optimiser."""
     model, texts = context.starter()
     size, steps = context.batch(64, 64), 4
     clock = context.clock
@@ -325,12 +325,12 @@ def trainer_overhead(context: Context) -> list[Figure]:
         inside = [*spans[2:], *marks.optimizer[1:]]  # forward and backward of each step, but for the first
         seconds.append(marks.seconds)
         shares.append(100 * (1 - sum(clock.between(*span) for span in inside) / (steps - 1) / marks.seconds))
-    what = f"trainer's own share of a step, batch {size}"
+    what = f"trainer overhead per step, batch {size}"
     return [Figure(what, min(shares), ("<=", 5.0), "%", {"whole step": seconds}, "starter")]
 
 
 def demo_step(context: Context) -> list[Figure]:
-    """A step of the demo, packed against padded, on the same batch."""
+    """Step of the demo, packed and padded, on the same batch."""
     model, texts = context.starter()
     size = context.batch(64, 64)
     pairs = texts.pairs(size) if context.tiny else _demo_pairs(size)
@@ -359,9 +359,9 @@ def _demo_pairs(n: int) -> list[Pair]:
 
 
 def vocabulary_memory(context: Context) -> list[Figure]:
-    """Peak memory and time of the vocabulary loss, against plain linear and cross-entropy; each peak in a process.
+    """Peak memory and time of the vocabulary loss and of linear plus cross-entropy, each peak in its own process.
 
-    On a GPU Liger's kernel beside them, where it is installed.
+    On a GPU, also Liger's kernel if it is installed.
     """
     figures = []
     n = 64 if context.tiny else 1024
@@ -392,7 +392,7 @@ def vocabulary_memory(context: Context) -> list[Figure]:
 
 
 def denormals(context: Context) -> list[Figure]:
-    """Backward of the vocabulary loss where logits are peaked, and where they are flat."""
+    """Backward pass of the vocabulary loss with peaked and with flat logits."""
     figures = []
     n = 64 if context.tiny else 256
     for name in context.shapes:
@@ -412,7 +412,7 @@ def denormals(context: Context) -> list[Figure]:
 
 
 def projected_rows(context: Context) -> list[Figure]:
-    """Positions that are projected on the vocabulary, against those that are scored."""
+    """Number of positions projected onto the vocabulary and number of positions scored."""
     figures = []
     for _, shape, model, words in list(context.encoders())[-1:]:
         for name in ("dap", "tr-tlm"):
@@ -439,7 +439,7 @@ def projected_rows(context: Context) -> list[Figure]:
 
 
 def gradcache(context: Context) -> list[Figure]:
-    """A joint step in three micro-batches against the plain one: time, and activations at the peak."""
+    """Joint step in three micro-batches and with the whole batch: time and peak activations."""
     figures = []
     for name, shape, model, words in context.encoders():
         size = context.batch(16, 1024)
@@ -454,7 +454,7 @@ def gradcache(context: Context) -> list[Figure]:
         variants = {"micro-batches": partial(measure, third), "plain": partial(measure, None)}
         seconds = interleaved(variants, context.rounds)
         target = context.target(name, "<=", 1.25)
-        what = f"joint step in micro-batches of {third} of {2 * size} rows / plain"
+        what = f"joint step in micro-batches of {third} of {2 * size} rows / whole batch"
         figures.append(ratio(what, seconds, "micro-batches", "plain", target, str(shape)))
 
         def held(loss: AlignmentLoss, rows: int | None, batch: Any = batch) -> int:
@@ -468,12 +468,12 @@ def gradcache(context: Context) -> list[Figure]:
         largest = max(float(part.sum()) for part in tokens_b.split(third)) / float(tokens_b.sum())
         share = (held(loss, third) + held(ranking, None) * largest) / held(loss, None)
         target = context.target(name, "<=", 0.5)
-        figures.append(Figure("activations in micro-batches / plain", share, target, of=str(shape)))
+        figures.append(Figure("activations in micro-batches / whole batch", share, target, of=str(shape)))
     return figures
 
 
 def adamw(context: Context) -> list[Figure]:
-    """Fused AdamW against torch's default on the table of word embeddings."""
+    """Fused AdamW and torch's default (foreach) on the word embeddings."""
     figures = []
     for name in context.shapes[:1]:
         shape = SHAPES[name]
@@ -487,12 +487,14 @@ def adamw(context: Context) -> list[Figure]:
         seconds = interleaved(variants, context.rounds + 1)
         seconds = {kind: rounds[1:] for kind, rounds in seconds.items()}  # the first makes the moments
         target = context.target(name, "<=", 1 / 3)
-        figures.append(ratio("fused AdamW / foreach on the table", seconds, "fused", "foreach", target, str(shape)))
+        figures.append(
+            ratio("fused / foreach AdamW on the word embeddings", seconds, "fused", "foreach", target, str(shape))
+        )
     return figures
 
 
 def compiled(context: Context) -> list[Figure]:
-    """A TR step of the starter with its padded encoder compiled, and without padding as it is, against padded as it is."""
+    """TR step of the starter: padded and compiled, packed, and padded."""
     if context.quick or (context.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++")))):
         return []  # the compiler that torch.compile wants
     model, texts = context.starter()
@@ -525,7 +527,7 @@ def compiled(context: Context) -> list[Figure]:
 
 
 def encode_vs_st(context: Context) -> list[Figure]:
-    """Bulk encoding against ``SentenceTransformer.encode``, on texts of mixed lengths."""
+    """Bulk encoding and ``SentenceTransformer.encode`` on texts of mixed lengths."""
     model, texts = context.starter()
     limit = model.max_seq_length
     model.max_seq_length = limit if context.tiny else 512  # whole texts: nothing is trained here
@@ -552,7 +554,7 @@ def encode_vs_st(context: Context) -> list[Figure]:
     model.max_seq_length = limit
     return [
         ratio(
-            f"encode / sentence-transformers' at batch 32, {n} texts",
+            f"encode / SentenceTransformer.encode, batch 32, {n} texts",
             seconds,
             "theirs, 32",
             "ours",
@@ -560,15 +562,17 @@ def encode_vs_st(context: Context) -> list[Figure]:
             "starter",
         ),
         ratio(
-            f"encode / sentence-transformers' at batch 128, {n} texts",
+            f"encode / SentenceTransformer.encode, batch 128, {n} texts",
             seconds,
             "theirs, 128",
             "ours",
             (">=", 1.8),
             "starter",
         ),
-        Figure("positions of theirs at batch 128, padding included / tokens", positions / sum(lengths), of="starter"),
-        Figure("largest difference of an output", difference, ("<=", 1e-5), "", of="starter"),
+        Figure(
+            "sentence-transformers' positions with padding / tokens, batch 128", positions / sum(lengths), of="starter"
+        ),
+        Figure("largest difference between outputs", difference, ("<=", 1e-5), "", of="starter"),
     ]
 
 
@@ -584,7 +588,7 @@ def _floating_point_operations() -> Iterator[list[float]]:
 
 
 def flops(context: Context) -> list[Figure]:
-    """Forward operations of a pair, and time of its step, in the published way (DAP's Table 6) and in ours."""
+    """Forward operations and step time per pair, counted as published (DAP's Table 6) and in metaphrase."""
     name = "tiny" if context.tiny else "mbert"
     shape = SHAPES[name]
     model, words = random_encoder(shape, context.device), Words(shape.vocabulary)
@@ -631,7 +635,7 @@ def flops(context: Context) -> list[Figure]:
 
 
 def gpu_step(context: Context) -> list[Figure]:
-    """On a GPU: a DAP step of 1,024 pairs in bf16, its peak memory, and the share of the card's rate on real tokens."""
+    """On a GPU: DAP step with 1,024 pairs in bf16, its peak memory and model FLOPs utilisation."""
     if context.device != "cuda" and not context.tiny:
         return []
     figures = []

@@ -1,14 +1,14 @@
-"""Measure what the library claims about speed and memory, as ratios.
+"""Measure speed and memory as ratios.
 
-    python scripts/benchmarks/run.py                       # every row on the CPU, some 40 minutes; `make bench`
-    python scripts/benchmarks/run.py --quick               # the starter's shape only, some 10; `make bench-quick`
+    python scripts/benchmarks/run.py                       # all rows on the CPU, about 40 minutes; `make bench`
+    python scripts/benchmarks/run.py --quick               # the starter's shape only, about 10 minutes; `make bench-quick`
     python scripts/benchmarks/run.py --rows dap-vs-tr,encode-vs-st --again
     python scripts/benchmarks/run.py --device cuda         # `make bench-gpu`
 
-Variants of a row are measured in one process, in turn, with a fixed number of threads; the minimum of the rounds counts:
-CPU seconds, or time between CUDA events. Every row is a JSON file under ``results/``, all together ``table.md`` there. A
-killed run goes on with the rows that are missing. A target is neither met nor missed where rounds differ, or others use
-the machine, by more than a fifth: such a row is measured again by the next run.
+The variants of a row are measured in one process, in turn, with a fixed number of threads. The best round counts, in CPU
+seconds or time between CUDA events. Every row is a JSON file under ``results/``; ``table.md`` there contains all rows. An
+interrupted run resumes with the missing rows. If rounds differ by more than 20 %, or other processes use more than 20 % of
+the machine, the verdict is open and the next run measures the row again.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass
 class Options:
-    """What is measured, and where the results go."""
+    """Options of the benchmark."""
 
-    rows: str = field(default="all", metadata={"help": f"Rows, with commas: {', '.join(ROWS)}."})
+    rows: str = field(default="all", metadata={"help": f"Rows, separated by commas: {', '.join(ROWS)}."})
     quick: bool = field(
         default=False,
-        metadata={"help": "Measure the starter's shape only, in two rounds, and leave out what takes longest."},
+        metadata={"help": "Measure the starter's shape only, in two rounds, and skip the slowest rows."},
     )
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
-    threads: int = field(default=1, metadata={"help": "Threads."})
+    threads: int = field(default=1, metadata={"help": "Number of threads."})
     rounds: int = field(default=3, metadata={"help": "Rounds of each measurement; the minimum counts."})
     texts: str | None = field(
         default=None,
@@ -54,10 +54,12 @@ class Options:
             "help": "Folder of test sets, such as Tatoeba's xx-en.tsv.gz, for the starter. Default: the demo's pairs."
         },
     )
-    again: bool = field(default=False, metadata={"help": "Measure rows again that were measured lately."})
-    max_age: float = field(default=24.0, metadata={"help": "Hours for which a measured row counts as done."})
-    results: str | None = field(default=None, metadata={"help": "Folder of the results."})
-    shape: str | None = field(default=None, metadata={"help": "One shape in place of all: " + ", ".join(SHAPES)})
+    again: bool = field(default=False, metadata={"help": "Measure rows again even if recent results exist."})
+    max_age: float = field(default=24.0, metadata={"help": "Age in hours up to which a result is reused."})
+    results: str | None = field(default=None, metadata={"help": "Results folder."})
+    shape: str | None = field(
+        default=None, metadata={"help": "Measure one shape instead of all: " + ", ".join(SHAPES)}
+    )
 
 
 def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
@@ -79,7 +81,7 @@ def measure(name: str, context: Context, options: Options) -> dict[str, Any]:
 
 
 def describe(figure: Figure, others: float) -> dict[str, Any]:
-    """A figure as plain data."""
+    """Convert a figure to plain data."""
     return {
         "what": figure.what,
         "of": figure.of,
@@ -94,7 +96,7 @@ def describe(figure: Figure, others: float) -> dict[str, Any]:
 
 
 def is_done(path: Path, options: Options) -> bool:
-    """Whether a row was measured lately, here, and to a verdict."""
+    """Return whether a row has a recent, conclusive result on this machine."""
     if options.again or not path.exists():
         return False
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -108,7 +110,7 @@ def is_done(path: Path, options: Options) -> bool:
 
 
 def table(folder: Path) -> str:
-    """All rows of a folder, those of FLOPs aside, as Markdown."""
+    """Format all rows of a folder as Markdown, except those of FLOPs."""
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
     contents = sorted((c for c in contents if c["row"] != "flops"), key=lambda c: list(ROWS).index(c["row"]))
     lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
@@ -122,7 +124,7 @@ def table(folder: Path) -> str:
 
 
 def flops_table(content: dict[str, Any]) -> str:
-    """The row of FLOPs as Markdown: recipes by ways of making their step."""
+    """Format the row of FLOPs as Markdown: recipes by implementations."""
     values = {figure["what"]: figure["value"] for figure in content["figures"]}
     heads = ["published", "ours, full-length batches", "ours, Tatoeba-like lengths"]
     lines = [
@@ -152,14 +154,14 @@ def _where(told: dict[str, Any]) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """Measure the rows that are asked for and not done, and write the table."""
+    """Measure the missing rows and write the table."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
     names = list(ROWS) if options.rows == "all" else options.rows.split(",")
     if unknown := set(names) - ROWS.keys():
-        raise ValueError(f"There are no rows {', '.join(sorted(unknown))}; there are {', '.join(ROWS)}.")
+        raise ValueError(f"Unknown rows: {', '.join(sorted(unknown))}. Available rows: {', '.join(ROWS)}.")
     rounds = min(options.rounds, 2) if options.quick else options.rounds
     shapes = [options.shape] if options.shape else ["small"] if options.quick else ["base", "small"]
     context = Context(options.device, rounds, shapes, options.texts, options.quick, tiny=options.shape == "tiny")
@@ -170,19 +172,21 @@ def main(argv: list[str]) -> int:
     for name in names:
         path = folder / f"{name}.json"
         if is_done(path, options):
-            print(f"{name}: done before")
+            print(f"{name}: recent result found")
             continue
         torch.manual_seed(0)
         try:
             content = measure(name, context, options)
-        except (RuntimeError, MemoryError):  # one row too many for this machine leaves the others
+        except (RuntimeError, MemoryError):  # a row that does not fit on this machine does not stop the others
             traceback.print_exc()
             failed.append(name)
             continue
         if not content["figures"]:
             continue
         path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{name}: {content['minutes']:.1f} minutes, others used {content['others']:.0%} of the machine")
+        print(
+            f"{name}: {content['minutes']:.1f} minutes, {content['others']:.0%} of the machine used by other processes"
+        )
         for figure in content["figures"]:
             print(f"  {figure['what']} ({figure['of']}): {figure['value']:.4g} {figure['unit']}, {figure['verdict']}")
     (folder / "table.md").write_text(table(folder), encoding="utf-8")

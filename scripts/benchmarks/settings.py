@@ -1,4 +1,4 @@
-"""What is measured: encoders of several shapes, made in code, and pairs of sentences of given lengths."""
+"""Inputs of the benchmark: random encoders of several shapes, and sentence pairs of given lengths."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
-#: Pieces kept of a sentence, special tokens included, as in the papers.
+#: Maximum length of a sentence in pieces, including special tokens, as in the papers.
 MAX_LENGTH = 32
 
 #: Lengths of source and target of every 166th pair of Tatoeba v1's 36 languages (LASER), sorted: pieces of XLM-R with
-#: special tokens, cut to 32. The means are those of all 31,692 pairs, 11.4 and 10.8.
+#: special tokens, truncated to 32. The means are those of all 31,692 pairs, 11.4 and 10.8.
 TATOEBA = """
 4,6 5,7 6,6 6,6 6,7 6,7 6,8 6,8 6,9 7,6 7,6 7,7 7,7 7,7 7,7 7,7 7,8 7,8 7,8 7,8 7,9 7,9 7,10 7,10 8,6 8,6 8,7 8,7 8,7
 8,7 8,7 8,8 8,8 8,8 8,8 8,8 8,8 8,8 8,9 8,9 8,9 8,9 8,9 8,10 8,10 8,11 8,11 9,6 9,7 9,7 9,7 9,7 9,8 9,8 9,8 9,8 9,8 9,9
@@ -44,13 +44,13 @@ Pair = dict[str, str]
 
 @dataclass(frozen=True)
 class Shape:
-    """Shape of an encoder.
+    """The shape of an encoder.
 
     Attributes:
-        model_type: Its architecture in transformers.
-        layers: Layers.
-        hidden: Width.
-        vocabulary: Pieces.
+        model_type: Architecture in transformers.
+        layers: Number of layers.
+        hidden: Hidden size.
+        vocabulary: Vocabulary size.
     """
 
     model_type: str
@@ -60,7 +60,7 @@ class Shape:
 
     @property
     def config(self) -> dict[str, Any]:
-        """Settings for transformers."""
+        """Return the settings for transformers."""
         return {
             "num_hidden_layers": self.layers,
             "hidden_size": self.hidden,
@@ -82,14 +82,14 @@ SHAPES = {
     "base": Shape("xlm-roberta", 12, 768, 250_002),  # XLM-R base
     "mbert": Shape("bert", 12, 768, 119_547),
     "large": Shape("xlm-roberta", 24, 1024, 250_002),  # XLM-R large
-    "small": Shape("bert", 12, 384, 250_037),  # the starter's
+    "small": Shape("bert", 12, 384, 250_037),  # the starter
     "tiny": Shape("xlm-roberta", 2, 32, 600),
 }
 
 
 def random_encoder(shape: Shape, device: str) -> SentenceTransformer:
-    """An encoder with random weights, whose tokenizer knows the words ``w4``, ``w5``, … by their ids."""
-    with tempfile.TemporaryDirectory() as folder:  # sentence-transformers makes a module from a folder only
+    """Build an encoder with random weights, whose tokenizer maps the words ``w4``, ``w5``, … to their ids."""
+    with tempfile.TemporaryDirectory() as folder:  # sentence-transformers loads modules from folders only
         stub = AutoConfig.for_model(shape.model_type, **{**shape.config, "num_hidden_layers": 1, "vocab_size": 8})
         AutoModel.from_config(stub, add_pooling_layer=False).save_pretrained(folder)
         _tokenizer(shape.vocabulary).save_pretrained(folder)
@@ -122,22 +122,22 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def lengths(n: int, seed: int, *, full: bool = False) -> np.ndarray:
-    """Lengths of both sides of some pairs: Tatoeba's, or all 32; shape ``(n, 2)``."""
+    """Return the lengths of both sides of pairs: Tatoeba's, or 32 throughout; shape ``(n, 2)``."""
     if full:
         return np.full((n, 2), MAX_LENGTH)
     drawn = np.array([[int(x) for x in pair.split(",")] for pair in TATOEBA.split()])
     drawn = drawn[np.argsort(drawn.sum(axis=1), kind="stable")]
     spread = ((np.arange(n) + 0.5) * len(drawn) / n).astype(
         int
-    )  # the quantiles, so that few pairs have the same means
+    )  # quantiles, so that a few pairs have the same mean lengths
     return drawn[np.random.default_rng(seed).permutation(spread)]
 
 
 class Words:
-    """Pairs of random words, frequent ones more often, for encoders of `random_encoder`.
+    """Pairs of random words with a skewed frequency distribution, for encoders of `random_encoder`.
 
     Args:
-        vocabulary: Pieces of the encoder.
+        vocabulary: Vocabulary size of the encoder.
     """
 
     source = "random words in the lengths of Tatoeba v1 (36 languages, XLM-R's pieces)"
@@ -146,7 +146,7 @@ class Words:
         self.vocabulary = vocabulary
 
     def pairs(self, n: int, *, full: bool = False, seed: int = 0) -> list[Pair]:
-        """Some pairs."""
+        """Return pairs."""
         rng = np.random.default_rng(seed)
 
         def text(length: int) -> str:
@@ -160,8 +160,8 @@ class RealTexts:
     """Real pairs for the starter encoder.
 
     Args:
-        tokenizer: Its tokenizer.
-        folder: Files such as ``sw-en.tsv.gz``. None takes those bundled pairs whose lengths come closest to Tatoeba's.
+        tokenizer: Tokenizer of the encoder.
+        folder: Folder with files such as ``sw-en.tsv.gz``. None uses bundled pairs with lengths close to Tatoeba's.
     """
 
     def __init__(self, tokenizer: Any, folder: str | None) -> None:
@@ -180,7 +180,7 @@ class RealTexts:
             self.lengths = np.array([[min(len(ids), MAX_LENGTH) for ids in side] for side in sides]).T
 
     def pairs(self, n: int, *, full: bool = False, seed: int = 0) -> list[Pair]:
-        """Some distinct pairs; full ones are several in a row, each side longer than is read of it."""
+        """Return distinct pairs; full-length pairs are concatenations, whose sides exceed the length limit."""
         order = np.random.default_rng(seed).permutation(len(self.rows))
         if full:
             parts = [[self.rows[i] for i in order[8 * at : 8 * at + 8]] for at in range(n)]
@@ -197,14 +197,14 @@ class RealTexts:
 
 @cache
 def starter(device: str, folder: str | None) -> tuple[SentenceTransformer, RealTexts]:
-    """The starter encoder, word embeddings frozen, and texts for it."""
+    """Return the starter encoder with frozen word embeddings, and texts for it."""
     model = load_encoder("starter", device=device, max_length=MAX_LENGTH)
     freeze_word_embeddings(model)
     return model, RealTexts(model.tokenizer, folder)
 
 
 def recipe(name: str, **arguments: Mapping[str, Any]) -> Recipe:
-    """A packaged recipe with other arguments for some of its objectives."""
+    """Return a packaged recipe with other arguments for some of its objectives."""
     content = Recipe.load(name).to_dict()
     for term in content["terms"]:
         term["args"] = {**term["args"], **arguments.get(term["objective"], {})}
@@ -212,16 +212,16 @@ def recipe(name: str, **arguments: Mapping[str, Any]) -> Recipe:
 
 
 def batch_of(loss: AlignmentLoss, pairs: Sequence[Pair], device: str) -> Any:
-    """The views of some pairs."""
+    """Return the views of pairs."""
     views = ParallelCollator(loss.model.tokenizer, loss.views)(list(pairs))
     return {name: {key: value.to(device) for key, value in view.items()} for name, view in views.items()}
 
 
 def dataset_of(pairs: Sequence[Pair]) -> Dataset:
-    """Some pairs as a data set."""
+    """Return pairs as a data set."""
     return Dataset.from_list(list(pairs))
 
 
 def subset_ids(vocabulary: int, size: int) -> torch.Tensor:
-    """Ids of a subset vocabulary: special tokens and the most frequent words."""
+    """Return the ids of a subset vocabulary: special tokens and the most frequent words."""
     return torch.cat([torch.arange(min(size, vocabulary) - 1), torch.tensor([vocabulary - 1])])

@@ -1,8 +1,8 @@
-"""The vocabulary loss by itself, as ours and as plain ``F.linear`` with ``F.cross_entropy``.
+"""The vocabulary loss alone, compared with ``F.linear`` and ``F.cross_entropy``.
 
     python scripts/benchmarks/vocabulary.py ours 1024 250002 768 cpu
 
-prints the bytes that one forward and backward pass needs at its peak, beyond its inputs and the table's gradient.
+prints the peak memory in bytes of one forward and backward pass, without its inputs and the embeddings' gradient.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from metaphrase.modeling.functional import accumulated_in_place, liger_kernel, v
 
 
 def case(n: int, rows: int, hidden: int, device: str, scale: float = 1.0) -> tuple[Any, Any, Any]:
-    """States, table and labels; the table's gradient is there, as a tied table's is.
+    """Return states, embeddings and labels. The embeddings have a gradient, as tied embeddings do.
 
     Args:
         n: Positions.
-        rows: Rows of the table.
+        rows: Size of the vocabulary.
         hidden: Width.
-        device: Where.
-        scale: Size of the states: 1 gives flat logits, 60 peaked ones.
+        device: Device of the tensors.
+        scale: Scale of the states: 1 gives flat logits, 60 gives peaked logits.
     """
     generator = torch.Generator().manual_seed(0)
     table = (0.02 * torch.randn(rows, hidden, generator=generator)).to(device).requires_grad_()
@@ -36,7 +36,7 @@ def case(n: int, rows: int, hidden: int, device: str, scale: float = 1.0) -> tup
 
 
 def step(kind: str, states: Any, table: Any, labels: Any) -> None:
-    """One forward and backward pass, ``"ours"``, ``"plain"`` or ``"liger"``."""
+    """Run one forward and backward pass of ``"ours"``, ``"plain"`` or ``"liger"``."""
     if kind == "plain":
         F.cross_entropy(F.linear(states, table), labels).backward()
     else:
@@ -45,16 +45,16 @@ def step(kind: str, states: Any, table: Any, labels: Any) -> None:
 
 
 def peak_in_a_process(kind: str, n: int, rows: int, hidden: int, device: str) -> int:
-    """The peak, in bytes, in a fresh process, where no earlier work has left memory to be used again."""
+    """Return the peak memory in bytes, measured in a new process, which has no cached memory to reuse."""
     command = [sys.executable, __file__, kind, *map(str, (n, rows, hidden)), device]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def main(kind: str, n: str, rows: str, hidden: str, device: str) -> None:
-    """Print the peak."""
+    """Print the peak memory."""
     torch.set_flush_denormal(True)
     torch.set_num_threads(1)
-    step(kind, *case(8, 64, int(hidden), device))  # libraries take their buffers
+    step(kind, *case(8, 64, int(hidden), device))  # libraries allocate their buffers
     tensors = case(int(n), int(rows), int(hidden), device)
     print(peak_memory(lambda: step(kind, *tensors), device))
 

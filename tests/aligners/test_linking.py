@@ -15,7 +15,7 @@ from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.words import Words, parse_links
 from metaphrase.corpus.writing import write_corpus
-from metaphrase.mining.shards import open_work_folder
+from metaphrase.io.work_folders import open_work_folder
 
 
 class Diagonal(Aligner):
@@ -177,11 +177,13 @@ def test_a_work_folder_belongs_to_one_command(tmp_path):
     manifest = {"inputs": {"a.tsv": "0"}, "aligner": "hmm", "languages": []}
     assert open_work_folder(folder, manifest) == folder
     assert open_work_folder(folder, dict(manifest)) == folder
-    with pytest.raises(ValueError, match=r"left by another command, which differs in: aligner, new\. .* delete "):
+    with pytest.raises(
+        ValueError, match=r"unfinished work of another command, which differs in: aligner, new\. .* delete "
+    ):
         open_work_folder(folder, manifest | {"aligner": "ibm1", "new": 1})
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()
-    with pytest.raises(ValueError, match="in the way"):
+    with pytest.raises(ValueError, match="is needed for unfinished work"):
         open_work_folder(tmp_path / "taken", manifest)
 
 

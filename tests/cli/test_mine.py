@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 from datasets import load_dataset
 
-from metaphrase.cli import filter as filter_command
-from metaphrase.cli import main, mine
+from metaphrase.cli import main
+from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus import load_corpus
-from metaphrase.mining.search import Pairs, Rows
-from metaphrase.mining.shards import Sentences, read_sentences
+from metaphrase.mining import filtering, workflow
+from metaphrase.mining.margins import Pairs
+from metaphrase.mining.options import SearchOptions
+from metaphrase.mining.output import histogram, write_sample
+from metaphrase.mining.resources import estimate_needs
+from metaphrase.mining.search import Rows
+from metaphrase.mining.sentences import Sentences, read_sentences
+from metaphrase.mining.shards import CountedRows
 from tests.mining.test_search import mine_loop
 
 SETTINGS = ["--shard_size", "7", "--k", "2", "--batch_size", "4"]
@@ -47,7 +53,7 @@ def counting(tiny_encoder, encode, monkeypatch):
         return encode(texts, **kwargs)
 
     tiny_encoder.encode = counted
-    for module in (mine, filter_command):
+    for module in (workflow, filtering):
         monkeypatch.setattr(module, "load_encoder", lambda name, **kwargs: tiny_encoder)
     return tiny_encoder
 
@@ -87,9 +93,9 @@ def test_pairs_are_those_of_a_loop(encoder, texts, bitext, tmp_path, capsys):
     assert len(corpus.dataset) == len(rows)
     assert corpus.dataset[0]["source"] == rows[0]["source"]
     error = capsys.readouterr().err
-    assert "source: 25 sentences of 27 lines (1 repeated, 1 empty left out)" in error
+    assert "source: 25 sentences of 27 lines (1 repeated, 1 empty skipped)" in error
     assert "MB of disk in" in error
-    assert "of memory besides" in error
+    assert "of memory in addition" in error
     assert error.index("MB of disk") < error.index("Wrote")
 
 
@@ -141,14 +147,14 @@ def test_threshold_and_top(encoder, texts, tmp_path):
 
 
 def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(mine, "suggest_threshold", lambda pairs, runners_up: float(pairs.score_c[4]))
+    monkeypatch.setattr(workflow, "suggest_threshold", lambda pairs, runners_up: float(pairs.score_c[4]))
     main(["mine", *texts, "-o", str(tmp_path / "all.tsv"), *SETTINGS])
     error = " ".join(capsys.readouterr().err.split())
     assert "Suggestion: --threshold" in error
-    assert "keeps 5 pairs. It is a guess" in error
+    assert "keeps 5 pairs. This is a rough estimate" in error
     main(["mine", *texts, "-o", str(tmp_path / "auto.tsv"), *SETTINGS, "--threshold", "auto"])
     assert len(rows_of(tmp_path / "auto.tsv")) == 5
-    monkeypatch.setattr(mine, "suggest_threshold", lambda *args: None)
+    monkeypatch.setattr(workflow, "suggest_threshold", lambda *args: None)
     assert main(["mine", *texts, "-o", str(tmp_path / "none.tsv"), *SETTINGS, "--threshold", "auto"]) == 2
     assert "No threshold can be suggested" in capsys.readouterr().err
 
@@ -177,21 +183,21 @@ def test_kept_work_serves_other_margins(encoder, texts, tmp_path, capsys):
     assert len(encoder.embedded) == embedded
     assert all(float(row["score"]) >= 0.01 for row in rows_of(tmp_path / "mined.tsv"))
     assert main([*arguments, "--k", "3"]) == 2
-    assert "was left by another command, which differs in: k." in capsys.readouterr().err
+    assert "holds unfinished work of another command, which differs in: k." in capsys.readouterr().err
 
 
 KILLED = """
 import os, signal, sys
 import numpy as np
-from metaphrase.mining import shards
+from pathlib import Path
 from metaphrase.cli import main
-left, which, replace = int(sys.argv[1]), sys.argv[2], shards.Path.replace
+left, which, replace = int(sys.argv[1]), sys.argv[2], Path.replace
 def counted(self, target):
     global left
     if which in str(target) and not (left := left - 1):
         os.kill(os.getpid(), signal.SIGKILL)
     return replace(self, target)
-shards.Path.replace = counted
+Path.replace = counted
 sys.exit(main(sys.argv[3:]))
 """
 
@@ -244,16 +250,16 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
     [
         (["{de}"], "--target"),
         (["{de}", "{en}"], "-o"),
-        (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "Give two texts"),
-        (["{de}", "{en}", "-o", "{d}/x.csv"], "no format that can be written"),
-        (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "There is no file"),
+        (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "Expected two texts"),
+        (["{de}", "{en}", "-o", "{d}/x.csv"], "the format is unknown"),
+        (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
         (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "no sentences in 2 lines"),
-        (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "tells no language: give --source_lang"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "a number or 'auto'"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--k", "0"], "--k 0 should be at least 1"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--top", "0"], "--top 0 keeps nothing"),
+        (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "pass --source_lang"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number or 'auto'"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--k", "0"], "--k must be at least 1, but is 0"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--top", "0"], "--top must be at least 1, but is 0"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "text"], "no column 'text'"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "3"], "1 columns, and none is number 3"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "3"], "column 3 is missing; the line has 1"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--margin", "best"], "--margin"),
     ],
 )
@@ -268,9 +274,9 @@ def test_mistakes_are_one_clear_line(encoder, texts, tmp_path, capsys, arguments
 
 
 def test_too_little_disk_is_said_before_the_work(encoder, texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(mine.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 100}))
     assert main(["mine", *texts, "-o", str(tmp_path / "x.tsv"), *SETTINGS, "--shard_size", "5"]) == 2
-    assert "too little disk" in capsys.readouterr().err
+    assert "Not enough disk space" in capsys.readouterr().err
     assert not encoder.embedded
 
 
@@ -281,7 +287,7 @@ def test_needs_cover_what_is_written(encoder, texts, tmp_path, half):
     work = tmp_path / "mined.tsv.partial"
     arrays = sum(np.load(p).nbytes for p in work.rglob("embeddings/*.npy"))
     assert arrays == 50 * 32 * (2 if half else 4)
-    needed = mine.needs(25, 25, encoder, mine.EncoderOptions(half=half, shard_size=25), 2000)
+    needed = estimate_needs(25, 25, encoder, SearchOptions(half=half, shard_size=25), 2000)
     assert arrays < needed["disk"] < 20 * arrays
     weights = sum(p.numel() * 4 for p in encoder.parameters())
     assert weights < needed["memory"] < weights + 30_000
@@ -305,22 +311,22 @@ def test_lines_that_cannot_be_read(tmp_path):
 
 def test_histogram_counts_every_score():
     scores = np.concatenate([np.linspace(0.8, 1.3, 500), [50.0]])
-    bins = mine.histogram(scores)
+    bins = histogram(scores)
     assert sum(bins["counts"]) == 501
     assert bins["edges"][-1] < 50
-    assert mine.histogram(np.full(3, 1.0))["counts"][0] == 3
-    assert mine.histogram(np.empty(0))["counts"] == [0]
-    assert len(mine.text_histogram(bins, 1.0)) == 24
+    assert histogram(np.full(3, 1.0))["counts"][0] == 3
+    assert histogram(np.empty(0))["counts"] == [0]
+    assert len(text_histogram(bins, 1.0)) == 24
 
 
 def test_sample_of_few_and_of_no_pairs(tmp_path):
     texts = ["a\tb", "c"]
     pairs = Pairs(np.array([1.2, 1.1]), np.array([0, 1]), np.array([1, 0]))
-    lines = mine.write_sample(pairs, texts, texts, 1.15, tmp_path / "s.txt").read_text().splitlines()
+    lines = write_sample(pairs, texts, texts, 1.15, tmp_path / "s.txt").read_text().splitlines()
     assert lines[1] == "best\t1.2000\ta b\tc"
     assert all(line.count("\t") == 3 for line in lines)
     empty = pairs.take(slice(0))
-    assert len(mine.write_sample(empty, texts, texts, None, tmp_path / "e.txt").read_text().splitlines()) == 1
+    assert len(write_sample(empty, texts, texts, None, tmp_path / "e.txt").read_text().splitlines()) == 1
 
 
 # --- filter ---
@@ -386,7 +392,7 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
     path, rows = corpus
     output = tmp_path / "scored.tsv"
     with monkeypatch.context() as broken:
-        broken.setattr(filter_command, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+        broken.setattr(filtering, "search_shards", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 130
     embedded = len(encoder.embedded)
     assert main(["filter", str(path), "-o", str(output), *SETTINGS]) == 0
@@ -398,7 +404,7 @@ def test_filter_goes_on_after_a_failure(encoder, corpus, tmp_path, monkeypatch):
 def test_rows_are_counted_once_as_they_are_read():
     rows = np.eye(10, dtype=np.float32)
     counted: list[int] = []
-    pool = mine._Counted(Rows([rows[:4], rows[4:8], rows[8:]]), counted.append)
+    pool = CountedRows(Rows([rows[:4], rows[4:8], rows[8:]]), counted.append)
     for at in range(3):
         pool.block(at)
     assert counted == [4, 4]

@@ -218,7 +218,7 @@ def test_bad_embeddings_are_refused():
         retrieval_hits(np.ones((2, 2)), np.ones((3, 2)))
     broken = np.ones((3, 2))
     broken[1, 0] = np.nan
-    with pytest.raises(ValueError, match="1 of 3 embeddings are not finite"):
+    with pytest.raises(ValueError, match="1 of 3 embeddings are NaN or infinite"):
         retrieval_hits(np.ones((3, 2)), broken)
 
 

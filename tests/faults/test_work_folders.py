@@ -9,7 +9,7 @@ import pytest
 
 from metaphrase.cli import main
 from metaphrase.exceptions import DataError, DataMismatchError
-from metaphrase.mining.shards import open_work_folder
+from metaphrase.io.work_folders import open_work_folder
 from tests.cli.test_mine import counting, embedder
 from tests.faults.children import Child, die_before
 
@@ -82,7 +82,7 @@ def test_a_manifest_that_was_not_finished_is_not_in_the_way(tmp_path):
     other = tmp_path / "mine"
     other.mkdir()
     (other / "novel.part").write_text("Chapter 1")
-    with pytest.raises(DataMismatchError, match="mine is in the way"):
+    with pytest.raises(DataMismatchError, match="mine exists, but is needed"):
         open_work_folder(other, MANIFEST)
 
 
@@ -90,6 +90,6 @@ def test_a_manifest_that_was_not_finished_is_not_in_the_way(tmp_path):
 def test_a_damaged_manifest_is_refused_in_words(tmp_path, content, fault):
     open_work_folder(tmp_path / "out.partial", MANIFEST)
     (tmp_path / "out.partial" / "manifest.json").write_bytes(content)
-    with pytest.raises(DataError, match=r"manifest\.json is damaged \(.*Delete .*out\.partial to begin anew"):
+    with pytest.raises(DataError, match=r"manifest\.json is damaged \(.*Delete .*out\.partial to start over"):
         open_work_folder(tmp_path / "out.partial", MANIFEST)
     fault("I1", "a damaged manifest of unfinished work", tried=1, survived=1)

@@ -10,24 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaphrase.mining import search as mining
-from metaphrase.mining.search import (
+from metaphrase.mining.margins import (
     MARGINS,
     RETRIEVALS,
-    Approximate,
-    Neighbours,
     Pairs,
-    Rows,
     best_threshold,
     margin_score,
     mine,
-    nearest_neighbours,
     neighbour_scores,
     one_to_one,
     runners_up,
     select_pairs,
     suggest_threshold,
-    unit_rows,
 )
+from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, unit_rows
 
 COSINES = np.array([[0.9, 0.5, 0.1], [0.4, 0.8, 0.3], [0.2, 0.6, 0.7]], dtype=np.float32)
 
@@ -155,7 +151,7 @@ def test_tiles_give_what_one_tile_gives(monkeypatch):
     source, target = (unit_rows(side) for side in random_sides(20, 60))
     whole = nearest_neighbours(source, target, 4, device="cpu")
     monkeypatch.setattr(mining, "_CPU_TILE", 7)
-    monkeypatch.setattr(mining, "_QUERIES", 6)
+    monkeypatch.setattr(mining, "QUERIES", 6)
     assert np.array_equal(nearest_neighbours(source, target, 4, device="cpu").row_qk, whole.row_qk)
     assert np.array_equal(nearest_neighbours(source, target, 4).row_qk, whole.row_qk)
 
@@ -188,7 +184,7 @@ def test_approximate_search_is_ranked_exactly(kind, tmp_path, caplog):
     assert (np.diff(found.similarity_qk, axis=1) <= 0).all()
     share = mining.recall(found, nearest_neighbours(source, target, 4))
     assert 0.7 < share <= 1
-    with caplog.at_level("INFO", "metaphrase.mining.search"):
+    with caplog.at_level("INFO", "metaphrase.mining"):
         mine(source, target, index=kind, probes=8)
     assert f"The {kind} index finds" in caplog.text
 
@@ -205,11 +201,11 @@ def test_too_few_candidates_are_no_neighbours():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda s, t: (s[:0], t), "0 queries for 5 rows"),
+        (lambda s, t: (s[:0], t), "0 queries and 5 rows"),
         (lambda s, t: (s, t[:0]), "Both sides need sentences"),
         (lambda s, t: (s, t[:, :3]), "16 and 3 dimensions"),
         (lambda s, t: (s, t[0]), "shape"),
-        (lambda s, t: (np.full_like(s, np.nan), t), "4 of 4 embeddings are not finite"),
+        (lambda s, t: (np.full_like(s, np.nan), t), "4 of 4 embeddings are NaN or infinite"),
     ],
 )
 def test_unusable_embeddings_are_refused(change, message, fault):
@@ -221,9 +217,9 @@ def test_unusable_embeddings_are_refused(change, message, fault):
 def test_unknown_options_are_refused():
     source, target = random_sides(4, 5)
     for option, known in (("margin", MARGINS), ("retrieval", RETRIEVALS), ("index", ("exact", "ivf", "hnsw"))):
-        with pytest.raises(ValueError, match=f"no {option} 'best'; there are {', '.join(known)}"):
+        with pytest.raises(ValueError, match=f"Unknown {option} 'best'; choose from {', '.join(known)}"):
             mine(source, target, **{option: "best"})
-    with pytest.raises(ValueError, match="k=0"):
+    with pytest.raises(ValueError, match="k must be at least 1, but is 0"):
         mine(source, target, k=0)
 
 
@@ -363,7 +359,7 @@ def test_runners_up_are_second_best():
 COST = """
 import re, sys, time
 import numpy as np
-from metaphrase.mining import search as mining
+from metaphrase.mining import margins, search as mining
 def unit(n):
     rows = np.random.default_rng(n).standard_normal((20_000, 384), dtype=np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -372,13 +368,13 @@ source, target = unit(0), unit(1)
 source[:10_000] = mining.unit_rows(source[:10_000] + target[:10_000])
 def status(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) * 1024
-mining.mine(source[:500], target[:500])
+margins.mine(source[:500], target[:500])
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
 start = time.process_time()
 there, back = mining.nearest_neighbours(source, target, 4), mining.nearest_neighbours(target, source, 4)
 searched = time.process_time()
-pairs = mining.select_pairs(there, back)
+pairs = margins.select_pairs(there, back)
 done = time.process_time()
 results = sum(array.nbytes for side in (there, back) for array in side)
 extra = status("VmHWM") - before - results
@@ -389,7 +385,7 @@ print((done - searched) / (done - start), extra / (source.nbytes + target.nbytes
 MEMORY = """
 import re, sys
 import numpy as np
-from metaphrase.mining import search as mining
+from metaphrase.mining import margins, search as mining
 from metaphrase.cli import mine
 from metaphrase.mining.shards import encode_shards
 kind, half, folder = sys.argv[1], sys.argv[2] == "half", sys.argv[3]
@@ -405,7 +401,7 @@ class Model:
         return hidden
     def parameters(self):
         return []
-mining.mine(draw(range(500)), draw(range(500)), index=kind)
+margins.mine(draw(range(500)), draw(range(500)), index=kind)
 rows = [encode_shards(range(n), mine.Path(folder) / side, draw, size=4096, half=half) for side in mine.SIDES]
 for side in rows:
     for block in side.blocks:
@@ -416,8 +412,8 @@ ways = [
     mine.search_shards(*sides, mine.Path(folder) / name, encoder, lambda n: None)[0]
     for name, sides in zip(mine.SIDES, (rows, rows[::-1]))
 ]
-mining.select_pairs(*ways)
-mining.runners_up(*ways)
+margins.select_pairs(*ways)
+margins.runners_up(*ways)
 print(status("VmHWM") - before, mine.needs(n, n, Model(), encoder, 0)["memory"])
 """
 

@@ -7,9 +7,10 @@ from datasets import Dataset
 from metaphrase.encoders.loading import freeze_word_embeddings
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.anchor import anchor
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 
 
 def moved(loss):

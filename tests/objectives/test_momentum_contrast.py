@@ -23,10 +23,11 @@ from metaphrase.modeling.functional import translation_ranking
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import concatenated, source_view, target_view
 from metaphrase.objectives.momentum_contrast import MomentumHead, QueryAndKey, enqueue, momentum_contrast
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.oracles import momentum_contrast_loop
 
 ROOT = Path(__file__).parents[2]

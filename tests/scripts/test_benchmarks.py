@@ -64,11 +64,11 @@ def test_exactly_the_scored_targets_are_projected(results):
 
 
 def test_outputs_of_bulk_encoding_are_the_same(results):
-    assert figures(results, "encode-vs-st")["largest difference of an output"]["value"] < 1e-5
+    assert figures(results, "encode-vs-st")["largest difference between outputs"]["value"] < 1e-5
 
 
 def test_micro_batches_hold_less(results):
-    assert figures(results, "gradcache")["activations in micro-batches / plain"]["value"] < 0.8
+    assert figures(results, "gradcache")["activations in micro-batches / whole batch"]["value"] < 0.8
 
 
 def test_operations_are_counted(bench, results):
@@ -97,7 +97,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
     before = path.read_text()
     arguments = ["--rows", "projected-rows", "--shape", "tiny", "--results", str(results)]
     assert bench.run.main(arguments) == 0
-    assert "projected-rows: done before" in capsys.readouterr().out
+    assert "projected-rows: recent result found" in capsys.readouterr().out
     assert path.read_text() == before
 
     def failing(context):
@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
     monkeypatch.setitem(bench.rows.ROWS, "projected-rows", failing)
     assert bench.run.main([*arguments, "--again"]) == 1
     assert path.read_text() == before
-    with pytest.raises(ValueError, match="no rows nothing; there are projected-rows"):
+    with pytest.raises(ValueError, match="Unknown rows: nothing. Available rows: projected-rows"):
         bench.run.main(["--rows", "nothing", "--results", str(results)])
 
 
@@ -134,7 +134,7 @@ def test_verdicts(bench):
     assert figure.value == 0.5
     assert figure.spread == pytest.approx(0.1)
     assert figure.verdict(0.1) == "met"
-    assert figure.verdict(0.3) == "skipped: others used 30% of the machine"
+    assert figure.verdict(0.3) == "skipped: other processes used 30% of the machine"
     assert make("b / a", rounds, "b", "a", ("<=", 1.9)).verdict(0) == "missed"
     assert make("b / a", rounds, "b", "a", (">=", 1.9)).verdict(0) == "met"
     assert make("a / loud", rounds, "a", "loud", (">=", 0)).verdict(0) == "skipped: rounds differ by 50%"

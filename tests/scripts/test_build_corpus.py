@@ -189,19 +189,19 @@ def test_characters_of_a_tsv_in_the_text(script, tmp_path):
 def test_without_a_tokenizer(script, opus, tmp_path, capsys):
     report = build(script, opus, tmp_path / "out")
     assert (
-        "No --tokenizer: DAP's filters of length and of copies, which count pieces, are left out."
+        "Without --tokenizer, DAP's length and copy filters are skipped, because they count pieces."
         in capsys.readouterr().err
     )
     assert report["languages"]["sw"]["train"]["pairs"] == 324
     assert report["tokenizer"] is None
-    with pytest.raises(ValueError, match="PPA's filters count pieces: give --tokenizer"):
+    with pytest.raises(ValueError, match="PPA's filters count pieces: pass --tokenizer"):
         build(script, opus, tmp_path / "out", protocol="ppa")
 
 
 def test_wrong_options(script, opus, tmp_path, split_at_spaces):
-    with pytest.raises(ValueError, match="--protocol is one of dap, ppa, not 'labse'"):
+    with pytest.raises(ValueError, match="--protocol expects one of dap, ppa, got 'labse'"):
         build(script, opus, tmp_path / "out", protocol="labse")
-    with pytest.raises(ValueError, match="--pairs is a number such as 250k or 2M, not 'all'"):
+    with pytest.raises(ValueError, match="--pairs expects a number such as 250k or 2M, got 'all'"):
         build(script, opus, tmp_path / "out", protocol="ppa", pairs="all", tokenizer=split_at_spaces)
     with pytest.raises(FileNotFoundError, match=r"no file <source>/xx-en\.\* for th"):
         build(script, opus, tmp_path / "out", languages=["sw", "th"])

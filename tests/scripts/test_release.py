@@ -40,16 +40,16 @@ def test_the_same_is_the_same():
 @pytest.mark.parametrize(
     ("change", "line", "same"),
     [
-        ({"seed": 4}, "seed: 3 was recorded, 4 was made.", False),
+        ({"seed": 4}, "seed: 3 was recorded, but the new release has 4.", False),
         ({"data": []}, "data: ", False),
         (
             {"weights": {"model.safetensors": "ef"}},
-            "model.safetensors: the SHA-256 cd was recorded, ef was made.",
+            "model.safetensors: the SHA-256 cd was recorded, the new one is ef.",
             False,
         ),
         (
             {"versions": {"metaphrase": "0.1.0", "torch": "3"}},
-            "version of torch: 2.13.0 was recorded, 3 is here.",
+            "version of torch: 2.13.0 was recorded, 3 is installed.",
             True,
         ),
         ({"hardware": "a GPU", "weights": {"model.safetensors": "ef"}}, "weights are not compared", True),
@@ -66,7 +66,7 @@ def test_what_differs_is_said(change, line, same):
 def test_a_card_without_weights_is_told_them():
     recorded = {key: value for key, value in RECORDED.items() if key != "weights"}
     assert release.compare(recorded, RECORDED) == (
-        ["model.safetensors: the card records no SHA-256; here it is cd."],
+        ["model.safetensors: the card records no SHA-256; the new one is cd."],
         True,
     )
 
@@ -111,7 +111,7 @@ def test_files_in_another_order_are_other_data():
     rows = [RECORDED["data"][0] | {"file": name} for name in ("x.tsv", "y.tsv")]
     lines, same = release.compare(RECORDED | {"data": rows}, RECORDED | {"data": rows[::-1]})
     assert not same
-    assert "another order" in lines[0]
+    assert "different order" in lines[0]
 
 
 def test_the_starter_is_measured_once_for_all_first_cards(tmp_path, monkeypatch, capsys):
@@ -141,10 +141,10 @@ def test_a_run_is_made_again(tiny_encoder_dir, bitext_path, tmp_path, capsys):
     assert metaphrase(["train", *command, "--output_dir", str(tmp_path / "first")]) == 0
     card = tmp_path / "first" / "README.md"
     assert release.main([str(card), "--output", str(tmp_path / "again")]) == 0
-    assert "Nothing differs." in capsys.readouterr().out
+    assert "No differences." in capsys.readouterr().out
     (tmp_path / "bitext.tsv").write_text(bitext_path.read_text() + "noch ein\tone more\tde\ten\n")
     assert release.main([str(card), "--output", str(tmp_path / "third")]) == 1
-    assert "nothing was trained" in capsys.readouterr().out
+    assert "Nothing was trained" in capsys.readouterr().out
 
 
 def test_data_sets_of_the_hub_are_read_at_the_commit_of_the_card():

@@ -37,7 +37,7 @@ from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
-from metaphrase.mining.shards import clear_work_folder, open_work_folder
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder
 
 logger = logging.getLogger(__name__)
 

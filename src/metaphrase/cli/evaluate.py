@@ -24,7 +24,7 @@ from metaphrase.evaluation.suites import FINETUNED, SUITES, Benchmark, Settings
 from metaphrase.evaluation.suites.running import RESULTS, Evaluation, Reporter, evaluate
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import write_json
-from metaphrase.mining.search import Margin, Retrieval
+from metaphrase.mining.margins import Margin, Retrieval
 from metaphrase.publishing.report import render_table
 
 SUMMARY = "Measure an encoder, alone or against a baseline"

@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +103,27 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
 def show_progress() -> bool:
     """Whether bars are drawn: to a person at a terminal who did not ask for quiet."""
     return not _output.quiet and sys.stderr.isatty()
+
+
+@contextmanager
+def progress(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+    """Progress bars on a console, or a line per task if bars are not shown.
+
+    Yields:
+        A function that starts a bar: it takes a text and a total, and returns a function that advances the bar.
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not show_progress()) as bars:
+
+        def begin(description: str, total: int) -> Callable[[int], None]:
+            if not show_progress():
+                console.print(f"{description}: {total:,} …")
+            task = bars.add_task(description, total=total)
+            return lambda n: bars.advance(task, n)
+
+        yield begin
 
 
 def is_json() -> bool:

@@ -22,7 +22,7 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.mine import progress
+from metaphrase.cli.output import progress
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder, pooling_of
 from metaphrase.evaluation.compare import compare

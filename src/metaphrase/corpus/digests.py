@@ -1,4 +1,4 @@
-"""Digests of what is trained on, by which another corpus is told apart when a run is resumed."""
+"""Digests of the training data, which detect another corpus when a run is resumed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, IterableDataset
 
-#: Rows that are hashed at a time.
+#: Rows hashed at a time.
 ROWS = 100_000
-#: Bytes that are hashed in each of three places of a file.
+#: Bytes hashed at each of three places in a file.
 SAMPLE = 64 << 10
 
 
 def data_digest(dataset: Dataset) -> str:
-    """A digest of every row and column, the same for the same rows however they are stored, chunked or chosen.
+    """Compute a digest of every row and column, which does not depend on how the rows are stored, chunked or selected.
 
     >>> rows = [{"source": "ja", "target": "yes"}, {"source": "nein", "target": "no"}]
     >>> one, other = Dataset.from_list(rows), Dataset.from_list(rows[::-1]).select([1, 0])
@@ -29,7 +29,8 @@ def data_digest(dataset: Dataset) -> str:
     """
     digest = xxhash.xxh3_64()
     table = dataset.data.table.select(sorted(dataset.column_names))
-    chosen = None if dataset._indices is None else dataset._indices.column(0)
+    indices = dataset._indices  # noqa: SLF001 - `datasets` has no public accessor
+    chosen = None if indices is None else indices.column(0)
     for first in range(0, len(dataset), ROWS):
         rows = table.slice(first, ROWS) if chosen is None else table.take(chosen.slice(first, ROWS))
         for name in rows.column_names:
@@ -39,7 +40,7 @@ def data_digest(dataset: Dataset) -> str:
 
 
 def _add(digest: Any, array: Any) -> None:
-    """Values and lengths of an array, without what its buffers hold beside them."""
+    """Add the values and lengths of an array, without unused parts of its buffers."""
     kind = array.type
     if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind):
         digest.update(pc.binary_length(array).fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64))
@@ -56,14 +57,14 @@ def _add(digest: Any, array: Any) -> None:
 
 
 def stream_digest(dataset: IterableDataset) -> str | None:
-    """A digest of the files behind a stream that `load_corpus` made; None for another stream.
+    """Compute a digest of the files of a stream from `load_corpus`; None for another stream.
 
-    Of a file it takes the name, the size, and the bytes at its start, in its middle and at its end: a large file of the same
-    size that differs elsewhere alone is not told apart.
+    It covers the name and size of each file, and the bytes at its start, middle and end. A change elsewhere that keeps the
+    size of a large file is not detected.
     """
     files = [
         [file.name if not file.paths else "", file.revision, [[path.name, *_sample(path)] for path in file.paths]]
-        for file in _files(dataset._ex_iterable)
+        for file in _files(dataset._ex_iterable)  # noqa: SLF001 - `datasets` has no public accessor
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(files, default=str).encode()) if files else None
 
@@ -76,7 +77,7 @@ def _files(iterable: Any) -> Iterator[Any]:
 
 
 def _sample(path: Path) -> tuple[int | None, str | None]:
-    """A file's size, and a digest of its start, middle and end; None for both where it is not there."""
+    """A file's size, and a digest of its start, middle and end; None for both if it does not exist."""
     if not path.is_file():
         return None, None
     digest = xxhash.xxh3_64()

@@ -141,6 +141,15 @@ def bare_language(language: str) -> str:
     return re.split("[-_]", language.strip().lower())[0]
 
 
+def language_pair(source_lang: str | None, target_lang: str | None) -> str:
+    """Return the name of a pair of languages; ``und`` denotes an unknown language.
+
+    >>> language_pair("sw", "en"), language_pair(None, "en")
+    ('sw-en', 'und-en')
+    """
+    return f"{source_lang or 'und'}-{target_lang or 'und'}"
+
+
 def is_language(name: str) -> bool:
     """Whether a name has the form of a language code, such as ``sw`` or ``zh_cn``."""
     return _LANGUAGE.fullmatch(name) is not None

@@ -53,7 +53,7 @@ class Corpus:
     files: list[dict[str, Any]]
 
 
-def load_corpus(
+def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     corpus: str | Path | Sequence[str | Path],
     *,
     languages: Sequence[str] | None = None,

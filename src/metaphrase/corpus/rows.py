@@ -65,6 +65,22 @@ def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
     Returns:
         The row, or why it is unusable.
     """
+    if fault := _text_fault(row, max_chars):
+        return fault
+    for language in (row.source_lang, row.target_lang):
+        if language is not None and not (language.isascii() and language.isalnum()):
+            return BadLine("no language", f"{language!r:.40}")
+    try:
+        row = _with_links(row)
+    except ValueError as error:
+        return BadLine("bad alignment", str(error))
+    if row.source_lang == into and row.target_lang not in (into, None):
+        return row.swapped()
+    return row
+
+
+def _text_fault(row: Row, max_chars: int) -> BadLine | None:
+    """Why the texts of a row are unusable, or None."""
     source, target = row.source, row.target
     if not source.strip() or not target.strip():
         return BadLine("empty side")
@@ -82,16 +98,7 @@ def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
         texts.encode()
     except UnicodeEncodeError:
         return BadLine("not text", "lone surrogate")
-    for language in (row.source_lang, row.target_lang):
-        if language is not None and not (language.isascii() and language.isalnum()):
-            return BadLine("no language", f"{language!r:.40}")
-    try:
-        row = _with_links(row)
-    except ValueError as error:
-        return BadLine("bad alignment", str(error))
-    if row.source_lang == into and row.target_lang not in (into, None):
-        return row.swapped()
-    return row
+    return None
 
 
 def _with_links(row: Row) -> Row:

@@ -55,11 +55,14 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
     Raises:
         CorpusError: A file cannot be read, has no language, or has the same text on both sides.
     """
-    cleaning, limit = selection.cleaning, selection.limit
     kept: Counter[str] = Counter()
     seen: set[bytes] = set()
+
+    def is_full(language: str | None) -> bool:
+        return selection.limit is not None and language is not None and kept[language] >= selection.limit
+
     for file in files:
-        if limit is not None and file.language and kept[file.language] >= limit:
+        if is_full(file.language):
             continue
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=report)
         for line, source, target, known in pairs:
@@ -68,22 +71,11 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
                 raise unknown_language(file)
             counts = report.of(file.name, language)
             row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
-            reason: str | None = None
-            if selection.languages and language not in selection.languages:
-                reason = "language not chosen"
-            elif cleaning is not None:
-                tidied = tidy_row(row, cleaning)
-                if tidied is None:
-                    reason = "alignment lost"
-                else:
-                    row = tidied
-                    reason = cleaning.fault(row.source, row.target)
-            if reason is None and limit is not None and kept[language] >= limit:
+            row, reason = _clean(row, selection)
+            if reason is None and is_full(language):
                 reason = "beyond the limit"
-            if reason is None and selection.drop_duplicates:
-                key = hashlib.blake2b("\0".join(row[:4]).encode(), digest_size=16).digest()  # type: ignore[arg-type]
-                reason = "duplicate" if key in seen else None
-                seen.add(key)
+            if reason is None and selection.drop_duplicates and _is_repeated(row, seen):
+                reason = "duplicate"
             if reason is not None:
                 counts.drop(reason, f"{file.name}:{line}")
                 continue
@@ -92,8 +84,29 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
             if counts.kept <= _INSPECTED:
                 _inspect(counts, row, file.name)
             yield row
-            if limit is not None and file.language and kept[file.language] >= limit:
+            if is_full(file.language):
                 break
+
+
+def _clean(row: Row, selection: Selection) -> tuple[Row, str | None]:
+    """A tidied row, and why it is dropped."""
+    if selection.languages and row.source_lang not in selection.languages:
+        return row, "language not chosen"
+    if selection.cleaning is None:
+        return row, None
+    tidied = tidy_row(row, selection.cleaning)
+    if tidied is None:
+        return row, "alignment lost"
+    return tidied, selection.cleaning.fault(tidied.source, tidied.target)
+
+
+def _is_repeated(row: Row, seen: set[bytes]) -> bool:
+    """Whether the texts and languages of a row occurred before; adds their digest to those seen."""
+    key = hashlib.blake2b("\0".join(map(str, row[:4])).encode(), digest_size=16).digest()
+    if key in seen:
+        return True
+    seen.add(key)
+    return False
 
 
 def _inspect(counts: Counts, row: Row, file: str) -> None:

@@ -34,17 +34,8 @@ from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.environment import versions
-from metaphrase.mining.search import (
-    Margin,
-    Neighbours,
-    Pairs,
-    Retrieval,
-    best_threshold,
-    f1_scores,
-    nearest_neighbours,
-    select_pairs,
-    unit_rows,
-)
+from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, select_pairs
+from metaphrase.mining.search import Neighbours, nearest_neighbours, unit_rows
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
 from metaphrase.modeling.packing import packed
 
@@ -22,13 +23,6 @@ _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta
 Encode = Callable[..., NDArray[Any]]
 #: A model for all texts, or one model per language.
 Encoders: TypeAlias = SentenceTransformer | Mapping[str, SentenceTransformer]
-
-
-def resolve_prompt(model: Any, prompt: str | None) -> str:
-    """Text before each sentence: ``"auto"`` is the query prompt that the model stores, None is no prompt."""
-    if prompt == "auto":
-        return getattr(model, "prompts", {}).get("query") or ""
-    return prompt or ""
 
 
 def encoder_settings(model: Any) -> dict[str, Any]:

@@ -34,7 +34,8 @@ from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, pooled_bootstrap_interval
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
-from metaphrase.mining.search import nearest_neighbours, neighbour_scores, unit_rows
+from metaphrase.mining.margins import neighbour_scores
+from metaphrase.mining.search import nearest_neighbours, unit_rows
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 
 __all__ = [

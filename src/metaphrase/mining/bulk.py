@@ -1,7 +1,7 @@
-"""Bulk encoding: the sentence embeddings of many texts, as ``SentenceTransformer.encode`` gives them, faster.
+"""Bulk encoding: a faster ``SentenceTransformer.encode`` for many texts.
 
-Texts are tokenised once, sorted by their number of tokens (not of characters), cut into batches of about equally many
-tokens, and encoded without padding.
+Texts are tokenised once, sorted by their number of tokens (not of characters), divided into batches with similar numbers
+of tokens, and encoded without padding.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from metaphrase.modeling.views import pad_rows
 
 logger = logging.getLogger(__name__)
 
-#: Tokens of a batch: on a CPU few enough to stay in its caches, on a GPU enough to keep it busy.
+#: Tokens per batch: few on a CPU, to fit its caches, and many on a GPU, to keep it busy.
 CPU_TOKENS = 1024
 GPU_TOKENS = 32_768
-#: Texts that are tokenised and sorted together, and after which a file is up to date.
+#: Texts that are tokenised and sorted together. A file is updated after each window.
 WINDOW = 1 << 15
 
-#: What sentence-transformers' own preprocessing is asked to leave out.
+#: Disables padding and tensors in sentence-transformers' preprocessing.
 _RAGGED = {"text": {"padding": False}, "common": {"return_tensors": None}}
-#: Features that differ from token to token.
+#: Features with one value per token.
 _OF_TOKENS = ("input_ids", "token_type_ids")
 
 
@@ -53,35 +53,36 @@ def encode(
     path: str | Path | None = None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> NDArray[Any] | Tensor:
-    """Sentence embeddings in the order of the sentences: ``model.encode``'s, up to rounding.
+    """Embed sentences; the result equals that of ``model.encode`` up to rounding.
 
-    Models that do not begin with a text encoder of transformers (static embeddings, routers, images), that pad on the
-    left, or that run without padding on their own (FlashAttention) are handed to ``model.encode``.
+    Models that do not start with a text encoder of transformers (static embeddings, routers, images), that pad on the
+    left, or that already run without padding (FlashAttention) fall back to ``model.encode``.
 
     Args:
-        model: The model, whatever follows its encoder.
+        model: The model, with any modules after its encoder.
         sentences: Texts; a sequence on disk is read ``WINDOW`` texts at a time.
-        prompt: Text before each sentence; None takes that of ``prompt_name``, else the model's default.
+        prompt: Text before each sentence. None uses ``prompt_name``, or the model's default prompt.
         prompt_name: Name of a prompt that the model stores.
-        normalize_embeddings: Bring every embedding to length 1.
-        convert_to_tensor: Give a tensor on the model's device in place of an array.
-        tokens: Tokens of a batch, padding included where the encoder cannot do without. None is ``CPU_TOKENS`` or
+        normalize_embeddings: Normalise every embedding to length 1.
+        convert_to_tensor: Return a tensor on the model's device instead of an array.
+        tokens: Tokens per batch, including padding if the encoder requires it. None uses ``CPU_TOKENS`` or
             ``GPU_TOKENS``.
-        path: A ``.npy`` file to write. It is there when it is whole; a killed call, repeated, goes on where it stopped
-            (``<path>.part`` holds the rows, ``<path>.json`` tells whose they are).
-        advance: Told how many more sentences have embeddings.
+        path: A ``.npy`` file to write, which exists once it is complete. A killed call, repeated, resumes (``<path>.part``
+            holds the rows, ``<path>.json`` describes them).
+        advance: Receives how many more sentences have embeddings.
 
     Returns:
-        Shape ``(sentences, hidden)``; with ``path`` that file, mapped into memory.
+        Embeddings in the order of the sentences, shape ``(sentences, hidden)``; with ``path``, memory-mapped.
 
     Raises:
-        ValueError: One string is given, the model stores no such prompt, or a tensor of a file is asked for.
-        DataMismatchError: The file was begun for other sentences, settings or weights, or nothing tells whose it is.
+        ValueError: ``sentences`` is a single string, the model does not store the prompt, or both a file and a tensor
+            are requested.
+        DataMismatchError: The file belongs to other sentences, settings or weights.
     """
     if isinstance(sentences, str):
-        raise ValueError("Give a list of sentences, not one string.")
+        raise ValueError("Expected a list of sentences, got a single string.")
     if path is not None and convert_to_tensor:
-        raise ValueError("A file holds an array; leave out convert_to_tensor, or path.")
+        raise ValueError("`path` and `convert_to_tensor` exclude each other. Remove one of them.")
     prompt = _prompt(model, prompt, prompt_name)
     settings = {"prompt": prompt, "normalize_embeddings": normalize_embeddings, "truncate_dim": model.truncate_dim}
     budget = tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
@@ -117,12 +118,14 @@ def _prompt(model: SentenceTransformer, prompt: str | None, name: str | None) ->
     if prompt is not None:
         return prompt
     if name is not None and name not in model.prompts:
-        raise ValueError(f"The model stores no prompt {name!r}; it has: {', '.join(model.prompts) or 'none'}.")
+        raise ValueError(
+            f"The model does not store the prompt {name!r}. Its prompts: {', '.join(model.prompts) or 'none'}."
+        )
     return model.prompts.get(name or model.default_prompt_name)
 
 
 def is_sortable(model: SentenceTransformer) -> bool:
-    """Whether a model's texts can be tokenised ahead and padded here: an encoder of transformers that pads on the right."""
+    """Whether texts can be tokenised and padded outside of a model: its encoder is one of transformers, padding right."""
     first = model[0]
     return (
         isinstance(first, Transformer)
@@ -134,14 +137,14 @@ def is_sortable(model: SentenceTransformer) -> bool:
 
 
 def token_batches(length_n: Sequence[int], budget: int) -> Iterator[list[int]]:
-    """Cut texts into batches of a number of tokens, padding included, the longest texts first.
+    """Divide texts into batches by their number of tokens, including padding, the longest texts first.
 
     Args:
         length_n: Tokens of each text.
-        budget: Most tokens of a batch; a longer text is a batch of its own.
+        budget: Maximum number of tokens per batch; a longer text forms a batch alone.
 
     Yields:
-        The places of a batch's texts.
+        The indices of the texts of a batch.
 
     >>> list(token_batches([2, 9, 3, 3, 2], 6))
     [[1], [2, 3], [0, 4]]
@@ -182,7 +185,7 @@ def _embed(
 
 
 def _array(embeddings_nh: Tensor) -> NDArray[Any]:
-    if embeddings_nh.dtype == torch.bfloat16:  # which numpy has not
+    if embeddings_nh.dtype == torch.bfloat16:  # not available in NumPy
         embeddings_nh = embeddings_nh.float()
     return embeddings_nh.cpu().numpy()
 
@@ -197,7 +200,7 @@ def _embed_into(
     embed: Callable[[list[str]], Tensor],
     advance: Callable[[int], None],
 ) -> NDArray[Any]:
-    """Embed into a file, window by window."""
+    """Embed into a file, one window at a time."""
     part, facts_path = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.json")
     facts = {**settings, "sentences": len(sentences), "texts": texts_digest(sentences)}
     done = 0
@@ -207,10 +210,10 @@ def _embed_into(
         if left != facts:
             keys = sorted(key for key in facts if left.get(key) != facts[key])
             raise DataMismatchError(
-                f"{path} holds other embeddings, which differ in: {', '.join(keys)}. Delete {facts_path}."
+                f"{path} belongs to other embeddings, which differ in: {', '.join(keys)}. Delete {facts_path} to start over."
             )
     elif path.exists():
-        raise DataMismatchError(f"{path} is in the way, and no {facts_path.name} tells what it holds. Move it.")
+        raise DataMismatchError(f"{path} exists, but {facts_path.name}, which describes it, does not. Move it.")
     advance(done)
     for first in range(done, len(sentences), WINDOW):
         rows_nh = _array(embed(list(sentences[first : first + WINDOW])))

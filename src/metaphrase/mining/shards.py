@@ -1,200 +1,33 @@
-"""Work in pieces: what is done is kept in a folder, and found there by the next run of a killed command.
+"""Embeddings and neighbours on disk, one file per shard: a killed run resumes after its last shard.
 
-Texts, their embeddings and their neighbours stand on disk; what memory holds of them is a shard at a time.
+Memory holds one shard at a time.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
-import xxhash
+import torch
 from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.text import MAX_CHARS, one_line, read_lines
-from metaphrase.exceptions import CorpusError, DataError, DataMismatchError, MissingFileError
-from metaphrase.mining.search import Neighbours, Rows, unit_rows
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.io.digests import weights_digest
+from metaphrase.io.progress import Advance, Begin
+from metaphrase.io.work_folders import write_atomically
+from metaphrase.mining.options import SHARD, SearchOptions
+from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
+from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
-#: Sentences of a shard: some 10 MB of embeddings, and a minute or so of encoding on a CPU.
-SHARD = 8192
-
-
-def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
-    """Begin work that can be interrupted, or go on with it.
-
-    Args:
-        folder: Where chunks are kept until all are there.
-        manifest: What the work is: plain data in which every input and option stands.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: Other work was left there, or work whose manifest is damaged.
-    """
-    folder = Path(folder)
-    path = folder / MANIFEST
-    shutil.rmtree(_done(folder), ignore_errors=True)
-    way_out = f"Repeat that command to finish it, or delete {folder} to begin anew."
-    if path.exists():
-        left = _left(path)
-        if left != manifest:
-            keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
-            raise DataMismatchError(
-                f"{folder} was left by another command, which differs in: {', '.join(keys)}. {way_out}"
-            )
-        return folder
-    if folder.exists() and any(other != _part(path) for other in folder.iterdir()):
-        raise DataMismatchError(f"{folder} is in the way: unfinished work would be kept there. Move it.")
-    with _whole(path) as file:
-        file.write((json.dumps(manifest, indent=1) + "\n").encode())
-    return folder
-
-
-def clear_work_folder(folder: Path) -> None:
-    """Delete a work folder; renamed first, so that a process that is killed meanwhile leaves no half of it in the way."""
-    done = _done(folder)
-    shutil.rmtree(done, ignore_errors=True)
-    folder.rename(done)
-    shutil.rmtree(done)
-
-
-def _done(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.done")
-
-
-def _left(path: Path) -> dict[str, Any]:
-    """The manifest of work that was left."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} is damaged ({error}), so that nobody can tell which command left the work there. Delete "
-            f"{path.parent} to begin anew."
-        ) from error
-
-
-def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str | None]:
-    """The sentences of a text file, one a line, or of a column of a TSV file, packed (gzip) or not.
-
-    Args:
-        path: UTF-8 text, or TSV without quoting.
-        column: The column's name in the header, or its number from 1 where there is no header; None takes whole lines.
-
-    Yields:
-        A sentence without white space around it, tabs inside of it made spaces; ``""`` where there is none, None where
-        a line cannot be read.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is damaged, or has no such column.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"There is no file {path}.")
-    at = int(column) - 1 if column is not None and column.isdecimal() else None
-    for number, line in read_lines(path):
-        if not isinstance(line, str):
-            yield None
-            continue
-        if column is not None:
-            cells = line.split("\t")
-            if at is None:
-                if column not in cells:
-                    raise CorpusError(f"{path} has no column {column!r}; its header is: {', '.join(cells)}.")
-                at = cells.index(column)
-                continue
-            if not 0 <= at < len(cells):
-                raise CorpusError(f"{path}:{number}: there are {len(cells)} columns, and none is number {at + 1}.")
-            line = cells[at]
-        text = one_line(line).strip()
-        yield text if len(text) <= MAX_CHARS else None
-
-
-class Sentences(Sequence[str]):
-    """Distinct sentences on disk, in the order of their first occurrence.
-
-    Args:
-        folder: Where `write` put them.
-
-    Attributes:
-        facts: ``lines`` read, and of them ``empty``, ``unreadable`` and ``repeated`` ones; ``sentences`` that are left.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.facts: dict[str, int] = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
-        self._end_n = np.load(folder / "ends.npy", mmap_mode="r")
-        self._bytes = np.memmap(folder / "sentences.txt", dtype=np.uint8, mode="r")
-
-    @classmethod
-    def write(cls, folder: Path, read: Callable[[], Iterable[str | None]]) -> Sentences:
-        """Write sentences, unless they were written before.
-
-        Args:
-            folder: Where.
-            read: Begins to read; called twice, so that a number for each line is all that is remembered.
-
-        Raises:
-            ValueError: There is no sentence.
-        """
-        facts = folder / "sentences.json"
-        if not facts.exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            key_l = np.fromiter(
-                (xxhash.xxh3_64_intdigest(text.encode()) if text else 0 for text in read()), dtype=np.uint64
-            )
-            is_new_l = np.zeros(len(key_l), dtype=bool)
-            is_new_l[np.unique(key_l, return_index=True)[1]] = True
-            counts = {"lines": len(key_l), "empty": 0, "unreadable": 0, "repeated": 0, "sentences": 0}
-            ends = np.lib.format.open_memmap(folder / "ends.npy", "w+", np.int64, (max(1, int(is_new_l.sum())),))
-            end = 0
-            with (folder / "sentences.txt").open("wb") as file:
-                for text, is_new in zip(read(), is_new_l, strict=True):
-                    if text and is_new:
-                        end += file.write(text.encode())
-                        ends[counts["sentences"]] = end
-                        counts["sentences"] += 1
-                    else:
-                        counts["repeated" if text else "unreadable" if text is None else "empty"] += 1
-            if not counts["sentences"]:
-                raise CorpusError(f"There are no sentences in {counts['lines']} lines of text.")
-            ends.flush()
-            with _whole(facts) as file:
-                file.write(json.dumps(counts).encode())
-        return cls(folder)
-
-    def __len__(self) -> int:
-        return self.facts["sentences"]
-
-    def __getitem__(self, at: Any) -> Any:
-        """A sentence, or a list of those of a slice."""
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        if not 0 <= at < len(self):
-            raise IndexError(f"There are {len(self)} sentences, and none is number {at}.")
-        return self._bytes[self._end_n[at - 1] if at else 0 : self._end_n[at]].tobytes().decode()
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that is there when all of it is."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _part(path).open("wb") as file:
-        yield file
-    _part(path).replace(path)
-
-
-def _part(path: Path) -> Path:
-    return path.with_suffix(".part")
+#: Queries whose exact neighbours measure the recall of an approximate search.
+_TRIED = 1024
 
 
 def encode_shards(
@@ -204,20 +37,20 @@ def encode_shards(
     *,
     size: int = SHARD,
     half: bool = False,
-    advance: Callable[[int], None] = lambda n: None,
+    advance: Advance = lambda n: None,
 ) -> Rows:
-    """Embed texts, a shard at a time, each in a file of its own.
+    """Embed texts into shards.
 
     Args:
         texts: The texts.
-        folder: Where the shards are; those that are there are kept.
-        encode: Gives embeddings of shape ``(texts, hidden)``.
-        size: Texts of a shard.
-        half: Keep float16 in place of float32.
-        advance: Told how many more texts have embeddings.
+        folder: Folder of the shards; existing ones are reused.
+        encode: Returns embeddings of shape ``(texts, hidden)``.
+        size: Texts per shard.
+        half: Store float16 instead of float32.
+        advance: Receives how many more texts have embeddings.
 
     Returns:
-        Unit rows, mapped into memory.
+        Unit rows, memory-mapped.
     """
     paths = []
     for at, first in enumerate(range(0, len(texts), size)):
@@ -225,10 +58,10 @@ def encode_shards(
         chunk = texts[first : first + size]
         if not paths[-1].exists():
             rows_nh = unit_rows(np.asarray(encode(list(chunk))))
-            with _whole(paths[-1]) as file:
+            with write_atomically(paths[-1]) as file:
                 np.save(file, rows_nh.astype(np.float16 if half else np.float32, copy=False))
         advance(len(chunk))
-    return Rows([np.load(path, mmap_mode="c") for path in paths])  # torch takes no read-only arrays
+    return Rows([np.load(path, mmap_mode="c") for path in paths])  # torch requires writable arrays
 
 
 def neighbour_shards(
@@ -236,22 +69,22 @@ def neighbour_shards(
     folder: Path,
     search: Callable[[NDArray[np.float32]], Neighbours],
     *,
-    advance: Callable[[int], None] = lambda n: None,
+    advance: Advance = lambda n: None,
 ) -> Neighbours:
-    """Search the neighbours of rows, a shard at a time, each in a file of its own.
+    """Search the neighbours of rows into shards.
 
     Args:
         queries: The rows.
-        folder: Where the shards are; those that are there are kept.
+        folder: Folder of the shards; existing ones are reused.
         search: Finds the neighbours of some rows.
-        advance: Told how many more rows have neighbours.
+        advance: Receives how many more rows have neighbours.
     """
     shards = []
     for at in range(len(queries.blocks)):
         path = folder / f"{at:06d}.npz"
         if not path.exists():
             found = search(queries.block(at))
-            with _whole(path) as file:
+            with write_atomically(path) as file:
                 np.savez(file, similarity=found.similarity_qk, row=found.row_qk)
         with np.load(path) as shard:
             shards.append(Neighbours(shard["similarity"], shard["row"]))
@@ -259,3 +92,128 @@ def neighbour_shards(
     return Neighbours(
         np.concatenate([shard.similarity_qk for shard in shards]), np.concatenate([shard.row_qk for shard in shards])
     )
+
+
+def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that determines embeddings and neighbours, for the manifest of a work folder."""
+    irrelevant = ("batch_size", "search_device")
+    settings = {key: value for key, value in asdict(search).items() if key not in irrelevant}
+    return {**inputs, **settings, "weights": weights_digest(model)}
+
+
+def embed_texts(
+    model: SentenceTransformer, texts: Sequence[str], folder: Path, search: SearchOptions, advance: Advance
+) -> Rows:
+    """Embed texts with a model into shards."""
+    prompt = resolve_prompt(model, search.prompt_name)
+
+    def encode(chunk: list[str]) -> NDArray[Any]:
+        return model.encode(
+            chunk, prompt=prompt, batch_size=search.batch_size, show_progress_bar=False, convert_to_numpy=True
+        )
+
+    with packed(model):
+        return encode_shards(texts, folder, encode, size=search.shard_size, half=search.half, advance=advance)
+
+
+def search_both(
+    model: SentenceTransformer,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    work: Path,
+    search: SearchOptions,
+    begin: Begin,
+    note: Callable[[str], Any] = logger.info,
+) -> tuple[Neighbours, Neighbours, dict[str, float]]:
+    """Embed both sides and find their neighbours.
+
+    Args:
+        model: The encoder.
+        sources: Sentences of one side.
+        targets: Sentences of the other side.
+        work: Folder of the shards.
+        search: How neighbours are searched.
+        begin: Starts a progress bar.
+        note: Receives the recall of an approximate search, as a sentence.
+
+    Returns:
+        Neighbours of the sources and of the targets, and the recall of an approximate search per side.
+    """
+    rows = [
+        embed_texts(model, texts, work / side / "embeddings", search, begin(f"Embedding {side}s", len(texts)))
+        for side, texts in (("source", sources), ("target", targets))
+    ]
+    found, facts = [], {}
+    for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
+        if search.index != "exact" and not _index_path(work / side).exists():
+            other = "target" if side == "source" else "source"
+            build_index(pool, work / side, search, begin(f"Index of {other}s", len(pool)))
+        advance = begin(f"Neighbours of {side}s", len(queries))
+        neighbours, share = search_shards(queries, pool, work / side, search, advance)
+        found.append(neighbours)
+        if share is not None:
+            facts[f"{side}_recall"] = round(share, 4)
+            note(describe_recall(search, share, side))
+    return found[0], found[1], facts
+
+
+def describe_recall(search: SearchOptions, share: float, side: str) -> str:
+    """The recall of an approximate search as a sentence."""
+    return f"The {search.index} index finds {share:.1%} of the {side}s' {search.k} neighbours."
+
+
+class CountedRows(Rows):
+    """Rows that report how many of them have been read, block by block.
+
+    Args:
+        rows: The rows.
+        advance: Receives how many more rows have been read.
+    """
+
+    def __init__(self, rows: Rows, advance: Advance) -> None:
+        super().__init__(rows.blocks)
+        self.advance = advance
+
+    def block(self, at: int) -> NDArray[np.float32]:
+        """Return a block as float32, and count the one before it."""
+        if at:
+            self.advance(self.size)
+        return super().block(at)
+
+
+def _index_path(folder: Path) -> Path:
+    return folder / "pool.faiss"
+
+
+def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance) -> None:
+    """Build the approximate index of some rows in a folder."""
+    Approximate.build(CountedRows(pool, advance), search.index, probes=search.probes).save(_index_path(folder))
+    advance(len(pool.blocks[-1]))
+
+
+def search_shards(
+    queries: Rows, pool: Rows, folder: Path, search: SearchOptions, advance: Advance
+) -> tuple[Neighbours, float | None]:
+    """Find the neighbours of rows in a pool, in shards.
+
+    Returns:
+        The neighbours, and the recall of an approximate search, whose index is built unless it exists.
+    """
+    device = search.search_device or ("cuda" if torch.cuda.is_available() else None)
+
+    def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
+        return nearest_neighbours(query_qh, pool, search.k, device=device)
+
+    if search.index == "exact":
+        return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance), None
+
+    if not _index_path(folder).exists():
+        build_index(pool, folder, search, lambda n: None)
+    index = Approximate.load(_index_path(folder))
+
+    def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
+        return index.search(query_qh, pool, search.k)
+
+    found = neighbour_shards(queries, folder / "neighbours", approximately, advance=advance)
+    tried_qh = queries.block(0)[:_TRIED]
+    return found, recall(found.take(slice(len(tried_qh))), exactly(tried_qh))

@@ -24,7 +24,8 @@ from metaphrase.aligners.embedding import EmbeddingAligner, _up_to
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import UNSPACED, Words, piece_spans
 from metaphrase.exceptions import UsageError
-from metaphrase.mining.search import margin_score, nearest_neighbours, neighbour_scores, unit_rows
+from metaphrase.mining.margins import margin_score, neighbour_scores
+from metaphrase.mining.search import nearest_neighbours, unit_rows
 from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from metaphrase.evaluation.encoding import Encode
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.io.digests import model_hash
-from metaphrase.mining.search import Margin, Retrieval
+from metaphrase.mining.margins import Margin, Retrieval
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from transformers import (
     set_seed,
 )
 
-from metaphrase.checkpoints.saving import WholeCheckpoints
+from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
@@ -215,7 +215,7 @@ def initialise_decoder(decoder: PreTrainedModel) -> None:
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
 
 
-class TranslationTrainer(WholeCheckpoints):
+class TranslationTrainer(AtomicCheckpoints):
     """Trains on the cross-entropy of the target's pieces, with label smoothing if the arguments say so."""
 
     loss_is_scaled_for_ga = False

@@ -5,7 +5,7 @@ from typing import Any
 import datasets
 import evaluate
 
-from metaphrase.mining.search import best_threshold, f1_scores
+from metaphrase.mining.margins import best_threshold, f1_scores
 
 _CITATION = """\
 @inproceedings{zweigenbaum-etal-2017-overview,

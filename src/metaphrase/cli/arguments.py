@@ -1,0 +1,29 @@
+"""Positional arguments and lists of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def leading_values(argv: Sequence[str], *, allowed: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+    """Split the values before the first flag from the other arguments.
+
+    Args:
+        argv: The command line.
+        allowed: Values that look like flags, such as ``-`` for stdin.
+
+    >>> leading_values(["a.txt", "b.txt", "-o", "out.tsv"])
+    (['a.txt', 'b.txt'], ['-o', 'out.tsv'])
+    """
+    flags = (at for at, token in enumerate(argv) if token.startswith("-") and token not in allowed)
+    end = next(flags, len(argv))
+    return list(argv[:end]), list(argv[end:])
+
+
+def split_list(items: Iterable[str]) -> list[str]:
+    """Split items at commas and spaces.
+
+    >>> split_list(["sw,te", "ne"])
+    ['sw', 'te', 'ne']
+    """
+    return [part for item in items for part in item.replace(",", " ").split()]

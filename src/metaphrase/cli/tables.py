@@ -1,0 +1,66 @@
+"""Tables that several commands print."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from metaphrase.corpus.checks import Finding
+from metaphrase.corpus.report import CorpusReport
+
+#: Styles of findings, by severity.
+STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
+
+
+def titled_table(title: str) -> Table:
+    """An empty table with a title on its left."""
+    return Table(
+        title=Text(title, style="bold"),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
+
+
+def findings_table(findings: Sequence[Finding]) -> Table:
+    """A row for each finding, with a few examples."""
+    table = titled_table("Findings")
+    for heading in ("", "check", "language"):
+        table.add_column(heading, no_wrap=heading != "check")
+    table.add_column("what was found", overflow="fold", ratio=1)
+    for finding in findings:
+        message = Text(finding.message)
+        for example in finding.examples[: 2 if finding.severity != "info" else 0]:
+            message.append("\n" + " ||| ".join(text[:70] for text in example), style="dim")
+        label = Text(finding.severity, style=STYLES[finding.severity])
+        table.add_row(label, finding.code, finding.language or "", message)
+    return table
+
+
+def lines_without_pair(report: CorpusReport) -> str:
+    """How many lines were skipped and why, in a sentence; empty if none were."""
+    if not (dropped := report.dropped):
+        return ""
+    reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
+    return f"{dropped.total():,} of {report.read:,} lines hold no pair: {reasons}."
+
+
+def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None = None, width: int = 50) -> list[str]:
+    r"""A histogram as lines of text; the bins above a threshold are marked.
+
+    >>> print(*text_histogram({"edges": [0.8, 1.0, 1.2], "counts": [4, 2]}, 1.0, width=4), sep="\n")
+      0.800 ████ 4
+    + 1.000 ██ 2
+    """
+    edges, counts = bins["edges"], bins["counts"]
+    most = max(*counts, 1)
+    return [
+        f"{'+' if threshold is not None and edge >= threshold else ' '}{edge:6.3f} "
+        f"{'█' * round(width * count / most) or ('▏' if count else '')} {count:,}"
+        for edge, count in zip(edges, counts, strict=False)
+    ]

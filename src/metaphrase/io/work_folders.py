@@ -1,0 +1,84 @@
+"""Work folders: finished pieces of a long command, which its next run finds after a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from metaphrase.exceptions import DataError, DataMismatchError
+
+MANIFEST = "manifest.json"
+
+
+def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
+    """Start work that can be interrupted, or resume it.
+
+    Args:
+        folder: Where pieces are kept until the work is complete.
+        manifest: Plain data with every input and option of the work.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: The folder holds other work, or work with a damaged manifest.
+    """
+    folder = Path(folder)
+    path = folder / MANIFEST
+    shutil.rmtree(_done(folder), ignore_errors=True)
+    if path.exists():
+        left = _read_manifest(path)
+        if left != manifest:
+            keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
+            raise DataMismatchError(
+                f"{folder} holds unfinished work of another command, which differs in: {', '.join(keys)}. Repeat that "
+                f"command to finish it, or delete {folder} to start over."
+            )
+        return folder
+    if folder.exists() and any(other != partial_path(path) for other in folder.iterdir()):
+        raise DataMismatchError(f"{folder} exists, but is needed for unfinished work. Move it.")
+    with write_atomically(path) as file:
+        file.write((json.dumps(manifest, indent=1) + "\n").encode())
+    return folder
+
+
+def clear_work_folder(folder: Path) -> None:
+    """Delete a work folder. It is renamed first, so that a kill meanwhile does not leave a partial one."""
+    done = _done(folder)
+    shutil.rmtree(done, ignore_errors=True)
+    folder.rename(done)
+    shutil.rmtree(done)
+
+
+@contextmanager
+def write_atomically(path: Path) -> Iterator[BinaryIO]:
+    """Open a file for writing that exists only once it is complete."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = partial_path(path)
+    with part.open("wb") as file:
+        yield file
+    part.replace(path)
+
+
+def partial_path(path: Path) -> Path:
+    """The path of an incomplete file."""
+    return path.with_suffix(".part")
+
+
+def _done(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.done")
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of unfinished work."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise DataError(
+            f"{path} is damaged ({error}), so the command that left the work is unknown. Delete {path.parent} to start "
+            "over."
+        ) from error

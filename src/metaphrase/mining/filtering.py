@@ -1,0 +1,215 @@
+"""Scoring the pairs of a bitext, and keeping the best. A killed run resumes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Value
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.files import language_pair
+from metaphrase.corpus.loading import load_corpus
+from metaphrase.corpus.writing import check_writable, write_corpus
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
+from metaphrase.io.progress import Begin, no_progress
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder
+from metaphrase.mining.margins import margin_score
+from metaphrase.mining.options import FilterOptions, SearchOptions
+from metaphrase.mining.output import histogram
+from metaphrase.mining.resources import check_disk, estimate_needs
+from metaphrase.mining.shards import describe_recall, embed_texts, search_shards, work_manifest
+
+logger = logging.getLogger(__name__)
+
+#: Memory of a Python string without its characters, including its entries in a list and a dictionary.
+_TEXT = 200
+
+
+@dataclass(frozen=True)
+class FilterResult:
+    """The result of filtering.
+
+    Attributes:
+        score_n: The score of every pair, shape ``(pairs,)``.
+        kept_n: The row numbers of the pairs that were written.
+        facts: The content of the summary ``OUTPUT.json``.
+        files: The files that were written, the pairs first.
+    """
+
+    score_n: NDArray[np.float64]
+    kept_n: NDArray[np.integer]
+    facts: dict[str, Any]
+    files: tuple[Path, ...]
+
+
+def filter_corpus(
+    options: FilterOptions,
+    search: SearchOptions | None = None,
+    *,
+    begin: Begin = no_progress,
+    note: Callable[[str], Any] = logger.info,
+) -> FilterResult:
+    """Score the pairs of a bitext, and write those that are kept in their order, with a summary.
+
+    Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. A killed call, repeated, resumes.
+
+    Args:
+        options: The bitext, the output, and which pairs are kept.
+        search: The encoder, and how neighbours are searched.
+        begin: Starts a progress bar.
+        note: Receives remarks on the way: the disk space needed, the recall of an index.
+
+    Returns:
+        The scores and facts.
+
+    Raises:
+        ValueError: An option or the corpus is invalid.
+        StorageError: There is not enough disk space.
+    """
+    search = SearchOptions() if search is None else search
+    check_writable(options.output)
+    search.check()
+    start = time.perf_counter()
+    corpus = load_corpus(
+        options.corpus,
+        languages=options.languages or None,
+        source_lang=options.source_lang,
+        target_lang=options.target_lang,
+        split=options.split,
+        limit=options.limit,
+        cleaning=None,
+    )
+    dataset = corpus.dataset
+    assert isinstance(dataset, Dataset)
+    model = load_encoder(search.model, max_length=search.max_length)
+    output = Path(options.output)
+    inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
+    loaded = {"inputs": inputs, "languages": options.languages, "limit": options.limit}
+    work = open_work_folder(output.with_name(f"{output.name}.partial"), work_manifest(model, search, loaded))
+    score_n = score_pairs(dataset, model, work, options, search, begin=begin, note=note)
+
+    kept_n = np.argsort(-score_n, kind="stable")[: options.top]
+    kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
+    scored = add_scores(dataset, score_n, as_string=".tsv" in output.suffixes[-2:])
+    write_corpus(scored.select(kept_n), output)
+    facts = {
+        "output": output.name,
+        "inputs": inputs,
+        "pairs": len(score_n),
+        "kept": len(kept_n),
+        "threshold": options.threshold,
+        "histogram": histogram(score_n),
+        "settings": {**asdict(search), "score": options.score, "margin": options.margin, "top": options.top},
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+    written = write_json(output.with_name(f"{output.name}.json"), facts)
+    clear_work_folder(work)
+    return FilterResult(score_n, kept_n, facts, (output, written))
+
+
+def score_pairs(
+    dataset: Dataset,
+    model: SentenceTransformer,
+    work: Path,
+    options: FilterOptions,
+    search: SearchOptions,
+    *,
+    begin: Begin = no_progress,
+    note: Callable[[str], Any] = logger.info,
+) -> NDArray[np.float64]:
+    """Score every pair; neighbours are searched among the pairs of the same languages.
+
+    Args:
+        dataset: The bitext.
+        model: The encoder.
+        work: Folder of the shards.
+        options: The kind of score.
+        search: How neighbours are searched.
+        begin: Starts a progress bar.
+        note: Receives remarks.
+
+    Returns:
+        Shape ``(pairs,)``.
+
+    Raises:
+        StorageError: There is not enough disk space.
+    """
+    labels = [language_pair(*codes) for codes in zip(dataset["source_lang"], dataset["target_lang"], strict=True)]
+    rows_of: dict[str, list[int]] = {}
+    for at, label in enumerate(labels):
+        rows_of.setdefault(label, []).append(at)
+    check_disk(_needs(dataset, rows_of, model, search), work, note)
+    score_n = np.empty(len(labels))
+    for label, rows in rows_of.items():
+        sides = {side: list(dataset.select(rows)[side]) for side in ("source", "target")}
+
+        def begin_side(task: str, total: int, label: str = label) -> Callable[[int], None]:
+            return begin(f"{label}: {task}", total)
+
+        score_n[rows] = _score_language(sides, model, work / label, options, search, begin_side, note)
+    return score_n
+
+
+def _needs(
+    dataset: Dataset, rows_of: Mapping[str, Sequence[int]], model: SentenceTransformer, search: SearchOptions
+) -> dict[str, int]:
+    """The needs of all pairs of languages together: the sum of their disk space, and the memory of the largest."""
+    disk, memory = 0, 0
+    for rows in rows_of.values():
+        chosen = dataset.select(rows)
+        sides = [set(chosen[column]) for column in ("source", "target")]
+        size = sum(len(text.encode()) for side in sides for text in side)
+        needed = estimate_needs(len(sides[0]), len(sides[1]), model, search, size)
+        disk += needed["disk"]
+        memory = max(memory, needed["memory"] + 2 * size + _TEXT * sum(map(len, sides)))
+    return {"disk": disk, "memory": memory}
+
+
+def _score_language(
+    texts_of: Mapping[str, Sequence[str]],
+    model: SentenceTransformer,
+    work: Path,
+    options: FilterOptions,
+    search: SearchOptions,
+    begin: Begin,
+    note: Callable[[str], Any],
+) -> NDArray[Any]:
+    """Scores of the pairs of two languages; a repeated text is embedded once, and is one neighbour."""
+    rows, places_of = [], []
+    for side, texts in texts_of.items():
+        places: dict[str, int] = {}
+        places_of.append(np.array([places.setdefault(text, len(places)) for text in texts]))
+        advance = begin(f"embedding {side}s", len(places))
+        rows.append(embed_texts(model, list(places), work / side / "embeddings", search, advance))
+    source_n, target_n = places_of
+    cosine_n = np.empty(len(source_n), dtype=np.float32)
+    for first in range(0, len(cosine_n), search.shard_size):
+        chunk = slice(first, first + search.shard_size)
+        cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
+    if options.score == "cosine":
+        return cosine_n
+    means = []
+    for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
+        advance = begin(f"neighbours of {side}s", len(queries))
+        neighbours, share = search_shards(queries, pool, work / side, search, advance)
+        means.append(neighbours.mean_q)
+        if share is not None:
+            note(describe_recall(search, share, side))
+    return margin_score(cosine_n, means[0][source_n], means[1][target_n], options.margin)
+
+
+def add_scores(dataset: Dataset, score_n: NDArray[np.float64], *, as_string: bool) -> Dataset:
+    """Add the column ``score`` to a corpus, as text for a file format without numbers."""
+    if as_string:
+        return dataset.add_column("score", [f"{score:.6f}" for score in score_n], feature=Value("string"))
+    return dataset.add_column("score", score_n.round(6).tolist(), feature=Value("float64"))

@@ -1,0 +1,168 @@
+"""Options of mining and filtering, with the same names in Python, on the command line and in YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from metaphrase.corpus.writing import check_writable
+from metaphrase.exceptions import UsageError
+from metaphrase.mining.margins import Margin, Retrieval
+from metaphrase.mining.search import Index
+
+#: Sentences per shard: about 10 MB of embeddings, and a minute of encoding on a CPU.
+SHARD = 8192
+
+
+@dataclass
+class SearchOptions:
+    """The encoder, and how neighbours are searched."""
+
+    model: str = field(default="starter", metadata={"help": "Encoder: a folder, a Hub id, or 'starter'."})
+    prompt: str = field(
+        default="auto",
+        metadata={"help": "Text before each sentence. auto: the query prompt that the model stores; none: no prompt."},
+    )
+    max_length: int | None = field(default=None, metadata={"help": "Maximum number of tokens of a sentence."})
+    batch_size: int = field(default=32, metadata={"help": "Sentences per forward pass."})
+    half: bool = field(default=False, metadata={"help": "Store embeddings in 16 bits, which halves the disk space."})
+    shard_size: int = field(
+        default=SHARD, metadata={"help": "Sentences that are embedded, searched and stored together."}
+    )
+    k: int = field(default=4, metadata={"help": "Neighbours per sentence that the margin is relative to."})
+    index: Index = field(
+        default="exact",
+        metadata={
+            "help": "exact, or an approximate index for more than about 200,000 sentences: ivf, hnsw. The results of an "
+            "approximate index are ranked by exact similarities, and its recall is measured."
+        },
+    )
+    probes: int = field(
+        default=16, metadata={"help": "Cells that an ivf index searches; a larger number improves its recall."}
+    )
+    search_device: str | None = field(
+        default=None,
+        metadata={"help": "Device of an exact search: cuda, cpu. Default: cuda if available, else faiss on the CPU."},
+    )
+
+    def check(self) -> None:
+        """Check the numbers.
+
+        Raises:
+            ValueError: One of them is below 1.
+        """
+        for name in ("k", "shard_size", "batch_size", "probes"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"--{name} must be at least 1, but is {getattr(self, name)}.")
+
+    @property
+    def prompt_name(self) -> str | None:
+        """The prompt as `resolve_prompt` takes it."""
+        return None if self.prompt == "none" else self.prompt
+
+
+@dataclass
+class MiningOptions:
+    """Which texts are mined, and which pairs are kept."""
+
+    source: str = field(
+        metadata={
+            "help": "Text of the source language, one sentence per line, or TSV; also .gz. May be the first argument."
+        }
+    )
+    target: str = field(metadata={"help": "Text of the target language. May be the second argument."})
+    output: str = field(
+        metadata={
+            "aliases": ["-o"],
+            "help": "Output file: .tsv, .jsonl (also .gz) or .parquet, with the columns score, source, target, "
+            "source_lang and target_lang. A summary, a histogram and a sample for inspection are written beside it.",
+        }
+    )
+    source_lang: str | None = field(
+        default=None,
+        metadata={"help": "Language of the source. Default: the suffix of the file's name (news.sw.gz)."},
+    )
+    target_lang: str | None = field(
+        default=None, metadata={"help": "Language of the target. Default: the suffix of the file's name."}
+    )
+    source_column: str | None = field(
+        default=None, metadata={"help": "Column of a TSV source: its name in the header, or its number, from 1."}
+    )
+    target_column: str | None = field(default=None, metadata={"help": "Column of a TSV target."})
+    margin: Margin = field(
+        default="ratio",
+        metadata={
+            "help": "Score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their --k "
+            "neighbours; distance: the cosine minus that mean; absolute: the cosine."
+        },
+    )
+    retrieval: Retrieval = field(
+        default="max",
+        metadata={
+            "help": "forward: each source with its best target; backward: each target with its best source; intersection: "
+            "the pairs found in both directions; max: the pairs found in either direction, best first, each sentence once."
+        },
+    )
+    threshold: str | None = field(
+        default=None,
+        metadata={"help": "Minimum score of a pair. auto: the suggestion, a rough estimate. Default: keep all pairs."},
+    )
+    top: int | None = field(default=None, metadata={"help": "Maximum number of pairs; the best are kept."})
+    copies: bool = field(default=False, metadata={"help": "Keep pairs whose two sides are the same text."})
+    keep_work: bool = field(
+        default=False,
+        metadata={"help": "Keep embeddings and neighbours, so that other margins and thresholds take seconds."},
+    )
+
+    def check(self) -> float | Literal["auto"] | None:
+        """Check that the options are consistent.
+
+        Returns:
+            The threshold.
+
+        Raises:
+            ValueError: An option is invalid.
+        """
+        check_writable(self.output)
+        if self.top is not None and self.top < 1:
+            raise UsageError(f"--top must be at least 1, but is {self.top}.")
+        if self.threshold is None or self.threshold == "auto":
+            return self.threshold
+        try:
+            return float(self.threshold)
+        except ValueError:
+            raise UsageError(f"--threshold must be a number or 'auto', but is {self.threshold!r}.") from None
+
+
+@dataclass
+class FilterOptions:
+    """Which pairs are scored, and which are kept."""
+
+    corpus: list[str] = field(
+        metadata={
+            "help": "Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
+            "argument."
+        }
+    )
+    output: str = field(
+        metadata={"aliases": ["-o"], "help": "Output file, with the column score: .tsv, .jsonl (.gz) or .parquet."}
+    )
+    score: Literal["margin", "cosine"] = field(
+        default="margin",
+        metadata={
+            "help": "margin: the cosine of a pair relative to those of both sentences with their neighbours in the corpus; "
+            "cosine: the cosine alone, which needs no search, but is not comparable between sentences and languages."
+        },
+    )
+    margin: Margin = field(default="ratio", metadata={"help": "Kind of margin."})
+    threshold: float | None = field(
+        default=None, metadata={"help": "Minimum score of a pair. Default: keep all pairs, with their scores."}
+    )
+    top: int | None = field(default=None, metadata={"help": "Maximum number of pairs; the best are kept."})
+    source_lang: str | None = field(
+        default=None, metadata={"help": "Language of the sources, if neither columns nor file names give it."}
+    )
+    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the corpus."})
+    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
+    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs of each language."})

@@ -1,0 +1,124 @@
+"""What mining writes: the pairs, a sample for inspection, and the distribution of the scores."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from metaphrase.corpus.text import one_line
+from metaphrase.corpus.writing import write_corpus
+from metaphrase.mining.margins import Pairs
+
+logger = logging.getLogger(__name__)
+
+#: Pairs that are written together.
+_CHUNK = 10_000
+#: Quantiles of the scores, in percent, around which the sample shows pairs.
+_QUANTILES = (99, 95, 90, 75, 50, 25, 10)
+_SHOWN = 10
+_BINS = 24
+
+
+def write_pairs(
+    pairs: Pairs,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    languages: tuple[str, str],
+    output: Path,
+    work: Path,
+) -> None:
+    """Write pairs in their order and in bounded memory, by way of a file in the work folder."""
+    as_text = ".tsv" in output.suffixes[-2:]
+    names = ("source", "target", "source_lang", "target_lang")
+    schema = pa.schema([("score", pa.string() if as_text else pa.float64()), *((name, pa.string()) for name in names)])
+    path = work / "pairs.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
+        for first in range(0, len(pairs.score_c), _CHUNK):
+            chunk = pairs.take(slice(first, first + _CHUNK))
+            scores = [round(float(score), 6) for score in chunk.score_c]
+            columns = [
+                [f"{score:.6f}" for score in scores] if as_text else scores,
+                [sources[at] for at in chunk.source_c.tolist()],
+                [targets[at] for at in chunk.target_c.tolist()],
+                *([language] * len(scores) for language in languages),
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=schema))
+    write_corpus(Dataset.from_file(str(path)), output)
+
+
+def quantiles(score_c: NDArray[np.floating]) -> dict[str, float]:
+    """Quantiles of scores, by their percentage; empty if there are no scores."""
+    if not len(score_c):
+        return {}
+    return {str(q): round(float(np.quantile(score_c, q / 100)), 6) for q in (100, *_QUANTILES, 5, 0)}
+
+
+def histogram(score_c: NDArray[np.floating]) -> dict[str, list[float]]:
+    """Count scores in equal bins between the 0.1 % and 99.9 % quantiles; the outermost bins also hold the outliers.
+
+    Returns:
+        ``edges`` of the bins and their ``counts``.
+    """
+    if not len(score_c):
+        return {"edges": [0.0, 1.0], "counts": [0]}
+    low, high = np.quantile(score_c, [0.001, 0.999])
+    edges = np.linspace(low, high if high > low else low + 1e-6, _BINS + 1)
+    counts = np.histogram(np.clip(score_c, edges[0], edges[-1]), edges)[0]
+    return {"edges": [round(float(edge), 6) for edge in edges], "counts": counts.tolist()}
+
+
+def write_sample(
+    pairs: Pairs, sources: Sequence[str], targets: Sequence[str], threshold: float | None, path: Path
+) -> Path:
+    """Write a TSV file for inspection: the pairs around some quantiles of the scores, and around a threshold."""
+    lines = ["around\tscore\tsource\ttarget"]
+    marks = [(f"best {100 - q} %", int((100 - q) / 100 * len(pairs.score_c))) for q in _QUANTILES]
+    if threshold is not None:
+        marks.insert(0, (f"threshold {threshold:.4f}", int(np.count_nonzero(pairs.score_c >= threshold))))
+    for label, at in [("best", 0), *marks] if len(pairs.score_c) else []:
+        first = min(max(0, at - _SHOWN // 2), max(0, len(pairs.score_c) - _SHOWN))
+        for score, source, target in zip(
+            *(column.tolist() for column in pairs.take(slice(first, first + _SHOWN))), strict=True
+        ):
+            texts = (one_line(text) for text in (sources[source], targets[target]))
+            lines.append("\t".join([label, f"{score:.4f}", *texts]))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def draw_histogram(
+    pairs: Pairs, runner_up_n: NDArray[np.floating], threshold: float | None, suggestion: float | None, path: Path
+) -> list[Path]:
+    """Draw the distribution of the scores and of the runners-up.
+
+    Returns:
+        The file; nothing if there are no pairs or matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        logger.info("The histogram requires matplotlib: pip install 'metaphrase[report]'.")
+        return []
+    if not len(pairs.score_c):
+        return []
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    both = np.concatenate([pairs.score_c, runner_up_n])
+    low, high = np.quantile(both, [0.001, 0.999])
+    edges = np.linspace(float(low), float(high), 81).tolist()
+    axes.hist(pairs.score_c, bins=edges, color="#4c78a8", label="pairs")
+    axes.hist(runner_up_n, bins=edges, color="#e45756", histtype="step", label="second-best neighbours")
+    if threshold is not None:
+        axes.axvline(threshold, color="black", label=f"threshold {threshold:.4f}")
+    if suggestion is not None and suggestion != threshold:
+        axes.axvline(suggestion, color="black", linestyle=":", label=f"suggestion {suggestion:.4f} (estimate)")
+    axes.set(xlabel="margin", ylabel="pairs", yscale="log")
+    axes.legend(frameon=False)
+    figure.savefig(path, dpi=150)
+    return [path]

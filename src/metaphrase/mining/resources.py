@@ -1,0 +1,70 @@
+"""Disk and memory that mining needs, estimated before it starts."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.exceptions import StorageError
+from metaphrase.mining.options import SearchOptions
+from metaphrase.mining.search import search_bytes
+
+
+def estimate_needs(
+    sources: int, targets: int, model: SentenceTransformer, search: SearchOptions, text_bytes: int
+) -> dict[str, int]:
+    """Estimate the disk and memory of mining in bytes, without the activations of a forward pass.
+
+    Args:
+        sources: Number of sources.
+        targets: Number of targets.
+        model: The encoder.
+        search: How neighbours are searched.
+        text_bytes: Size of all texts.
+
+    Returns:
+        ``disk`` (texts, embeddings, neighbours, indexes, pairs) and ``memory`` (the model, shards, neighbours, the search,
+        scores). The page cache of the embeddings' files is not counted, as the system frees it on demand.
+    """
+    n, hidden = sources + targets, int(model.get_embedding_dimension() or 0)
+    larger = max(sources, targets)
+    per_row = {"exact": 0, "ivf": hidden + 8, "hnsw": hidden + 4 * 66}[search.index]
+    neighbours = 8 * n * search.k
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    shards = (3 if search.half else 2) * min(search.shard_size, larger) * hidden * 4
+    searched = search_bytes(larger, hidden, k=search.k, index=search.index)
+    return {
+        "disk": 2 * text_bytes + n * hidden * (2 if search.half else 4) + neighbours + n * per_row + 32 * n,
+        "memory": weights + shards + 2 * neighbours + searched + 64 * n,
+    }
+
+
+def check_disk(needed: Mapping[str, int], work: Path, note: Callable[[str], Any]) -> None:
+    """Report what the work needs, and check the free disk space.
+
+    Args:
+        needed: The result of `estimate_needs`.
+        work: Work folder; the files in it count as free space.
+        note: Receives the report.
+
+    Raises:
+        StorageError: The disk is too small.
+    """
+    free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+    note(
+        f"This requires {_format_bytes(needed['disk'])} of disk in {work} ({_format_bytes(free)} free), and "
+        f"{_format_bytes(needed['memory'])} of memory in addition to Python and a forward pass."
+    )
+    if needed["disk"] > free:
+        raise StorageError(
+            f"Not enough disk space in {work}: {_format_bytes(free)} of {_format_bytes(needed['disk'])} are free. Put the "
+            "output on another disk, or pass --half."
+        )
+
+
+def _format_bytes(n: int) -> str:
+    return f"{n / 1e9:,.1f} GB" if n >= 1e9 else f"{n / 1e6:,.1f} MB"

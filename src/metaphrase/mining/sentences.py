@@ -1,0 +1,116 @@
+"""The sentences of a monolingual text, distinct and on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from metaphrase.corpus.text import MAX_CHARS, one_line, read_lines
+from metaphrase.exceptions import CorpusError, MissingFileError
+from metaphrase.io.work_folders import write_atomically
+
+
+def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str | None]:
+    """Read the sentences of a text file, one per line, or of a column of a TSV file; both may be gzip files.
+
+    Args:
+        path: UTF-8 text, or TSV without quoting.
+        column: The column's name in the header, or its number, from 1, in a file without a header. None reads whole
+            lines.
+
+    Yields:
+        A stripped sentence, with tabs replaced by spaces; ``""`` for an empty line, None for an unreadable one.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        ValueError: The file is damaged, or does not have the column.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise MissingFileError(f"The file {path} does not exist.")
+    at = int(column) - 1 if column is not None and column.isdecimal() else None
+    for number, line in read_lines(path):
+        if not isinstance(line, str):
+            yield None
+            continue
+        if column is not None:
+            cells = line.split("\t")
+            if at is None:
+                if column not in cells:
+                    raise CorpusError(f"{path} has no column {column!r}; its header is: {', '.join(cells)}.")
+                at = cells.index(column)
+                continue
+            if not 0 <= at < len(cells):
+                raise CorpusError(f"{path}:{number}: column {at + 1} is missing; the line has {len(cells)}.")
+            line = cells[at]
+        text = one_line(line).strip()
+        yield text if len(text) <= MAX_CHARS else None
+
+
+class Sentences(Sequence[str]):
+    """Distinct sentences on disk, in the order of their first occurrence.
+
+    Args:
+        folder: A folder that `write` wrote.
+
+    Attributes:
+        facts: The number of ``lines`` read, of ``empty``, ``unreadable`` and ``repeated`` lines, and of ``sentences``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.facts: dict[str, int] = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
+        self._end_n = np.load(folder / "ends.npy", mmap_mode="r")
+        self._bytes = np.memmap(folder / "sentences.txt", dtype=np.uint8, mode="r")
+
+    @classmethod
+    def write(cls, folder: Path, read: Callable[[], Iterable[str | None]]) -> Sentences:
+        """Write sentences to a folder, unless they are already there.
+
+        Args:
+            folder: The folder.
+            read: Returns an iterator over the lines. It is called twice, so that memory holds one number per line.
+
+        Raises:
+            ValueError: There are no sentences.
+        """
+        facts = folder / "sentences.json"
+        if not facts.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            key_l = np.fromiter(
+                (xxhash.xxh3_64_intdigest(text.encode()) if text else 0 for text in read()), dtype=np.uint64
+            )
+            is_new_l = np.zeros(len(key_l), dtype=bool)
+            is_new_l[np.unique(key_l, return_index=True)[1]] = True
+            counts = {"lines": len(key_l), "empty": 0, "unreadable": 0, "repeated": 0, "sentences": 0}
+            ends = np.lib.format.open_memmap(folder / "ends.npy", "w+", np.int64, (max(1, int(is_new_l.sum())),))
+            end = 0
+            with (folder / "sentences.txt").open("wb") as file:
+                for text, is_new in zip(read(), is_new_l, strict=True):
+                    if text and is_new:
+                        end += file.write(text.encode())
+                        ends[counts["sentences"]] = end
+                        counts["sentences"] += 1
+                    else:
+                        counts["repeated" if text else "unreadable" if text is None else "empty"] += 1
+            if not counts["sentences"]:
+                raise CorpusError(f"There are no sentences in {counts['lines']} lines of text.")
+            ends.flush()
+            with write_atomically(facts) as file:
+                file.write(json.dumps(counts).encode())
+        return cls(folder)
+
+    def __len__(self) -> int:
+        return self.facts["sentences"]
+
+    def __getitem__(self, at: Any) -> Any:
+        """Return a sentence, or a list for a slice."""
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        if not 0 <= at < len(self):
+            raise IndexError(f"Index {at} is out of range for {len(self)} sentences.")
+        return self._bytes[self._end_n[at - 1] if at else 0 : self._end_n[at]].tobytes().decode()

@@ -1,0 +1,218 @@
+"""Mining two monolingual texts: files in, a file of scored pairs out. A killed run resumes."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.digests import file_facts
+from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
+from metaphrase.io.progress import Begin, no_progress
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder
+from metaphrase.mining.margins import Pairs, runners_up, select_pairs, suggest_threshold
+from metaphrase.mining.options import MiningOptions, SearchOptions
+from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_pairs, write_sample
+from metaphrase.mining.resources import check_disk, estimate_needs
+from metaphrase.mining.search import Neighbours
+from metaphrase.mining.sentences import Sentences, read_sentences
+from metaphrase.mining.shards import search_both, work_manifest
+
+logger = logging.getLogger(__name__)
+
+SIDES = ("source", "target")
+_LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.gz)?$")
+_NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])
+
+
+@dataclass(frozen=True)
+class MiningResult:
+    """The result of mining.
+
+    Attributes:
+        pairs: All candidates with their scores, best first, without copies.
+        kept: The pairs that were written.
+        threshold: The threshold that was applied, if any.
+        suggestion: The suggested threshold, if any.
+        facts: The content of the summary ``OUTPUT.json``.
+        files: The files that were written, the pairs first.
+        work: The work folder, if it was kept.
+    """
+
+    pairs: Pairs
+    kept: Pairs
+    threshold: float | None
+    suggestion: float | None
+    facts: dict[str, Any]
+    files: tuple[Path, ...]
+    work: Path | None = None
+
+
+def mine_files(
+    options: MiningOptions,
+    search: SearchOptions | None = None,
+    *,
+    begin: Begin = no_progress,
+    note: Callable[[str], Any] = logger.info,
+) -> MiningResult:
+    """Mine the translations in two monolingual texts, and write them with a summary, a sample and a histogram.
+
+    Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. A killed call, repeated, resumes.
+
+    Args:
+        options: The texts, the output, and which pairs are kept.
+        search: The encoder, and how neighbours are searched.
+        begin: Starts a progress bar.
+        note: Receives remarks on the way: the number of sentences, the disk space needed, the recall of an index.
+
+    Returns:
+        The pairs and facts.
+
+    Raises:
+        ValueError: An option or a text is invalid, or no threshold can be suggested.
+        StorageError: There is not enough disk space.
+    """
+    search = SearchOptions() if search is None else search
+    start = time.perf_counter()
+    threshold = options.check()
+    search.check()
+    languages = (
+        _language(options.source, options.source_lang, "source"),
+        _language(options.target, options.target_lang, "target"),
+    )
+    output = Path(options.output)
+    inputs = [(options.source, options.source_column), (options.target, options.target_column)]
+    read = [partial(read_sentences, path, column) for path, column in inputs]
+    for text in read:  # fail on missing files and columns before the model is loaded
+        next(text(), None)
+    model = load_encoder(search.model, max_length=search.max_length)
+    files = [{**file_facts(path), "column": column} for path, column in inputs]
+    manifest = work_manifest(model, search, {"inputs": files})
+    work = open_work_folder(output.with_name(f"{output.name}.partial"), manifest)
+
+    sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
+    note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
+    size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
+    check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
+    forward, backward, recalls = search_both(model, sources, targets, work, search, begin, note)
+    chosen = _select(forward, backward, sources, targets, options, threshold)
+    write_pairs(chosen.kept, sources, targets, languages, output, work)
+    texts = zip(SIDES, languages, (options.source, options.target), files, (sources, targets), strict=True)
+    facts = {
+        "output": output.name,
+        "pairs": len(chosen.kept.score_c),
+        "candidates": chosen.candidates,
+        "copies_dropped": chosen.candidates - len(chosen.pairs.score_c),
+        "threshold": chosen.threshold,
+        "suggested_threshold": chosen.suggestion,
+        "quantiles": quantiles(chosen.pairs.score_c),
+        "histogram": histogram(chosen.pairs.score_c),
+        **{
+            side: {"lang": language, "file": Path(path).name, **file, **sentences.facts}
+            for side, language, path, file, sentences in texts
+        },
+        "settings": {
+            **asdict(search),
+            "prompt": resolve_prompt(model, search.prompt_name),
+            "margin": options.margin,
+            "retrieval": options.retrieval,
+            "top": options.top,
+            **recalls,
+        },
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 2),
+    }
+    written = [output, write_json(output.with_name(f"{output.name}.json"), facts)]
+    sample, picture = (output.with_name(f"{output.name}.{suffix}") for suffix in ("sample.txt", "png"))
+    written.append(write_sample(chosen.pairs, sources, targets, chosen.threshold or chosen.suggestion, sample))
+    written += draw_histogram(chosen.pairs, chosen.runner_up_n, chosen.threshold, chosen.suggestion, picture)
+    if not options.keep_work:
+        clear_work_folder(work)
+    return MiningResult(
+        chosen.pairs,
+        chosen.kept,
+        chosen.threshold,
+        chosen.suggestion,
+        facts,
+        tuple(written),
+        work if options.keep_work else None,
+    )
+
+
+class _Selection(NamedTuple):
+    """Scored pairs and thresholds."""
+
+    candidates: int
+    pairs: Pairs
+    runner_up_n: NDArray[np.floating]
+    threshold: float | None
+    suggestion: float | None
+    kept: Pairs
+
+
+def _select(
+    forward: Neighbours,
+    backward: Neighbours,
+    sources: Sequence[str],
+    targets: Sequence[str],
+    options: MiningOptions,
+    threshold: float | Literal["auto"] | None,
+) -> _Selection:
+    """Score pairs and apply the threshold.
+
+    Raises:
+        DataError: The threshold is automatic, and none can be suggested.
+    """
+    pairs = select_pairs(forward, backward, margin=options.margin, retrieval=options.retrieval)
+    candidates = len(pairs.score_c)
+    if not options.copies:
+        pairs = pairs.take(~_are_copies(pairs, sources, targets))
+    runner_up_n = runners_up(forward, backward, options.margin)
+    suggestion = suggest_threshold(pairs, runner_up_n)
+    if threshold == "auto":
+        if suggestion is None:
+            raise DataError(
+                "No threshold can be suggested: second-best neighbours score like the best. Inspect the scores without "
+                "--threshold; the two texts may have no translations in common, or the encoder may not know the languages."
+            )
+        threshold = suggestion
+    kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
+    return _Selection(candidates, pairs, runner_up_n, threshold, suggestion, kept.take(slice(options.top)))
+
+
+def _are_copies(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
+    """Which pairs have the same text on both sides, ignoring case."""
+    return np.fromiter(
+        (
+            sources[s].casefold() == targets[t].casefold()
+            for s, t in zip(pairs.source_c.tolist(), pairs.target_c.tolist(), strict=True)
+        ),
+        dtype=bool,
+        count=len(pairs.score_c),
+    )
+
+
+def _language(path: str, given: str | None, side: str) -> str:
+    match = _LANGUAGE.search(Path(path).name)
+    if given is None and (match is None or match[1] in _NO_LANGUAGE):
+        raise UsageError(f"Cannot infer the language from the file name {Path(path).name!r}: pass --{side}_lang.")
+    return given or str(match and match[1])
+
+
+def _describe(facts: Mapping[str, int]) -> str:
+    skipped = [f"{facts[key]:,} {key}" for key in ("repeated", "empty", "unreadable") if facts[key]]
+    return f"{facts['sentences']:,} sentences of {facts['lines']:,} lines" + (
+        f" ({', '.join(skipped)} skipped)" if skipped else ""
+    )
