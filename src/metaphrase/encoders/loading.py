@@ -7,7 +7,6 @@ and code is not run, whatever the repository's files ask for.
 from __future__ import annotations
 
 import inspect
-import json
 import logging
 import os
 from collections.abc import Iterable, Iterator
@@ -27,6 +26,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
 from metaphrase.io.hub import download
 
@@ -88,8 +88,7 @@ def load_encoder(
             size = transformer.get_embedding_dimension()
             model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
     encoder: Any = model[0].auto_model
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
+    remove_pooler(encoder)
     if not local:
         encoder.config.name_or_path = model.tokenizer.name_or_path = name
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
@@ -156,14 +155,6 @@ def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
             model[at] = Pooling(size, pooling_mode=mode)
             return
     raise ModelError("This model has no pooling module to replace. Omit `pooling`.")
-
-
-def disable_pooler(folder: Path) -> None:
-    """Make `SentenceTransformer(folder)` load the encoder without a pooler, whose weights would be random."""
-    path = folder / "sentence_bert_config.json"
-    if path.is_file():
-        config = json.loads(path.read_text(encoding="utf-8")) | {"model_args": {"add_pooling_layer": False}}
-        path.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
 
 
 def freeze_word_embeddings(model: SentenceTransformer) -> None:

@@ -41,7 +41,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from metaphrase.encoders.loading import disable_pooler
+from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.exceptions import MissingFileError, ModelFileError
 from metaphrase.io.digests import file_sha256
 

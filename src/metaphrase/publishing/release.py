@@ -26,7 +26,7 @@ from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.checkpoints.folders import HEADS, PARTIAL, TRAINING_ARGS
-from metaphrase.encoders.loading import disable_pooler
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import download
@@ -136,7 +136,8 @@ def release(
                     "Release an earlier checkpoint, or train again with a lower learning rate."
                 )
             model.save_pretrained(str(staging), create_model_card=False)
-            if "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters:
+            has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
+            if has_option and (staging / CONFIG_FILE).is_file():
                 disable_pooler(staging)
             card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
             (staging / CARD).write_text(generate_model_card(model), encoding="utf-8")
