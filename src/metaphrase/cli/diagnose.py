@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.mine import progress
+from metaphrase.cli.output import progress
 from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair, titled_table
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import LINES

@@ -14,12 +14,12 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolve_prompt
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR, write_json
-from metaphrase.publishing.plots import retention
 from metaphrase.publishing.report import describe_model
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe

@@ -12,8 +12,8 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.encoders.loading import STARTER, split_revision
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.hub import release, release_languages
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
+from metaphrase.publishing.release import release, release_languages
 from metaphrase.training.recipe import Recipe
 
 #: The transform before a vocabulary projection, in words.
