@@ -17,9 +17,10 @@ from transformers.models.bert.modeling_bert import BertEncoder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.mexma import UnmaskingHead
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import small, with_every_column
 
 ACCUMULATION = (1, 2)

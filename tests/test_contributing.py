@@ -22,7 +22,8 @@ from datasets import Dataset
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 import metaphrase
 assert metaphrase.__file__.startswith(sys.argv[1]), metaphrase.__file__
 model = load_encoder(sys.argv[3], device="cpu")

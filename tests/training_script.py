@@ -11,9 +11,10 @@ from transformers import TrainerCallback
 
 from metaphrase.checkpoints.folders import newest
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 
 
 class Die(TrainerCallback):

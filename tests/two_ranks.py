@@ -11,9 +11,10 @@ from datasets import Dataset
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import small, with_every_column
 
 #: Terms that rank against the sentences of all processes; where the ranking is not symmetric, a rank's own positives stand

@@ -7,9 +7,10 @@ import torch
 
 from metaphrase import load_corpus
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 
 
 def main(encoder, folder, output):

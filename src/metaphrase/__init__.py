@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from metaphrase.objectives import OBJECTIVES, Objective
     from metaphrase.publishing.card import AlignmentModelCardData
     from metaphrase.publishing.hub import push, release
+    from metaphrase.training.arguments import AlignmentTrainingArguments
     from metaphrase.training.heads import AlignmentHeads
     from metaphrase.training.loss import AlignmentLoss
     from metaphrase.training.recipe import Recipe, Term, list_recipes
-    from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+    from metaphrase.training.trainer import AlignmentTrainer
 
 __version__ = "0.1.0"
 
@@ -31,7 +32,7 @@ _HOMES = {
     "AlignmentLoss": "training.loss",
     "AlignmentModelCardData": "publishing.card",
     "AlignmentTrainer": "training.trainer",
-    "AlignmentTrainingArguments": "training.trainer",
+    "AlignmentTrainingArguments": "training.arguments",
     "Cleaning": "corpus.cleaning",
     "MetaphraseError": "exceptions",
     "OBJECTIVES": "objectives",

@@ -352,9 +352,9 @@ def test_words_found_by_icu_are_followed_through_cleaning(tmp_path):
         ("0-0 2-2", "1 1", "", "a link points outside of the 1 and 3 words"),
         ("0-0", "1 1", "icu", "2 scores for 1 links"),
         ("0-0", "high", "icu", "could not convert string to float"),
-        ("0-0", "1", "spacy", "must be 'whitespace' or 'icu', but is 'spacy'"),
+        ("0-0", "1", "spacy", "A segmenter is 'whitespace' or 'icu', not 'spacy'"),
         ("4-0", "1", "icu", "a link points outside of the 3 and 3 words"),
-        ("0:0", "1", "icu", "must have the form '0-0 1-2', but is '0:0'"),
+        ("0:0", "1", "icu", "An alignment has the form '0-0 1-2', not '0:0'"),
     ],
 )
 def test_links_that_do_not_fit_are_counted_with_their_reason(tmp_path, alignment, scores, segmenter, detail):

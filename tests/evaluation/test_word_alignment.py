@@ -19,9 +19,10 @@ from metaphrase.evaluation.word_alignment import (
     parse_gold,
 )
 from metaphrase.exceptions import DataError
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 
 
 def scores_loop(predicted, sure, possible):

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from metaphrase.checkpoints.folders import exclusive
+from metaphrase.io.locks import exclusive
 
 
 class Child:

@@ -13,9 +13,10 @@ import torch
 from datasets import Dataset
 
 from metaphrase.checkpoints.folders import newest, tidy
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import small
 from tests.faults.children import Child, die_before
 

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import json
 import logging
 import os
@@ -17,7 +18,6 @@ from metaphrase.checkpoints.folders import (
     NewerCheckpointError,
     check_space,
     checkpoint_folders,
-    exclusive,
     newest,
     publish,
     rotate,
@@ -25,6 +25,8 @@ from metaphrase.checkpoints.folders import (
     verify,
 )
 from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.io.locks import exclusive
+from metaphrase.training.resuming import RunFacts
 from tests.faults.children import Child, holder
 from tests.faults.conftest import digest
 from tests.faults.scores import SETTINGS, scored
@@ -142,7 +144,7 @@ def test_resuming_takes_the_last_that_verifies_and_names_the_rest(make_trainer, 
         trainer.train(resume_from_checkpoint=True)
     said = [record.getMessage() for record in caplog.records if "Skipped" in record.getMessage()]
     assert said == [
-        f"Skipped: {trained / 'checkpoint-4'}: optimizer.pt is not what was written; the file was damaged since."
+        f"Skipped: {trained / 'checkpoint-4'}: optimizer.pt is damaged: its digest differs from the manifest."
     ]
     wanted = torch.load(kept / "weights.pt")
     same = all(torch.equal(value, wanted[name]) for name, value in trainer.loss.state_dict().items())
@@ -152,18 +154,18 @@ def test_resuming_takes_the_last_that_verifies_and_names_the_rest(make_trainer, 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused(make_trainer, trained):
     (trained / "checkpoint-4" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"checkpoint-4: model.safetensors has 0 bytes in place of \d+"):
+    with pytest.raises(CheckpointError, match=r"checkpoint-4: model.safetensors has 0 bytes instead of \d+"):
         make_trainer().train(resume_from_checkpoint=str(trained / "checkpoint-4"))
     (trained / "checkpoint-2" / MANIFEST).unlink()
     with pytest.raises(
-        CheckpointError, match=r"checkpoint-2 has no manifest.json: it was cut off, or written by another"
+        CheckpointError, match=r"checkpoint-2 has no manifest.json: it is incomplete, or another program"
     ):
         make_trainer().train(resume_from_checkpoint=trained / "checkpoint-2")
-    with pytest.raises(CheckpointError, match=r"No checkpoint of .* can be gone on from"):
+    with pytest.raises(CheckpointError, match=r"No checkpoint in .* can be resumed"):
         make_trainer().train(resume_from_checkpoint=True)
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*empty"):
+    with pytest.raises(CheckpointError, match=r"There is no checkpoint in .*empty to resume"):
         make_trainer("empty").train(resume_from_checkpoint=True)
-    with pytest.raises(CheckpointError, match=r"There is no checkpoint .*checkpoint-9"):
+    with pytest.raises(CheckpointError, match=r"Checkpoint .*checkpoint-9 does not exist"):
         make_trainer().train(resume_from_checkpoint=str(trained / "checkpoint-9"))
 
 
@@ -193,7 +195,7 @@ def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fau
     ],
 )
 def test_another_run_is_not_gone_on_with(make_trainer, trained, fault, changes, message):
-    with pytest.raises(CheckpointError, match=rf"was written by another run, which differs in: .*{message}"):
+    with pytest.raises(CheckpointError, match=rf"belongs to another run, which differs in: .*{message}"):
         make_trainer(**changes).train(resume_from_checkpoint=True)
     fault("A5", f"resumed with another {', '.join(changes)}", tried=1, survived=1)
 
@@ -262,10 +264,9 @@ def test_another_encoder_is_noticed(make_trainer, trained, tiny_encoder, tmp_pat
 
 def test_a_tokenizer_that_was_used_is_the_same(make_trainer):
     trainer = make_trainer()
-    before = trainer._tokenizer_digest
+    before = RunFacts(trainer.loss, trainer.args).collect(None)["tokenizer"]
     trainer.model.tokenizer(["ja", "nein ja"], truncation=True, padding="max_length", max_length=7)
-    del trainer._tokenizer_digest
-    assert trainer._tokenizer_digest == before
+    assert RunFacts(trainer.loss, trainer.args).collect(None)["tokenizer"] == before
 
 
 def test_other_data_are_noticed_and_may_be_allowed(make_trainer, trained, full_bitext, fault):
@@ -316,19 +317,6 @@ def test_another_stream_is_noticed(make_trainer, bitext_path, tmp_path, fault):
     fault("A5", "resumed with another streamed file", tried=1, survived=1)
 
 
-def test_a_checkpoint_with_the_digest_of_old_is_gone_on_with(make_trainer, trained):
-    path = trained / "checkpoint-4" / MANIFEST
-    manifest = json.loads(path.read_text())
-    del manifest["sha256"], manifest["ended"], manifest["evaluation_due"], manifest["overflows_in_a_row"]
-    for name in ("corpus", "base_model", "base_model_revision", "pooling", "modules", "tokenizer", "frozen"):
-        del manifest["run"][name]
-    manifest["run"]["data"] = "0123456789abcdef"
-    path.write_text(json.dumps({**manifest, "sha256": checkpoints._digest(manifest)}))
-    trainer = make_trainer(max_steps=5)
-    trainer.train(resume_from_checkpoint=True)
-    assert trainer.state.global_step == 5
-
-
 def test_a_damaged_best_checkpoint_is_not_passed_over(make_trainer, monkeypatch, tmp_path, fault):
     from transformers import TrainerCallback
 
@@ -341,8 +329,8 @@ def test_a_damaged_best_checkpoint_is_not_passed_over(make_trainer, monkeypatch,
     monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
     with pytest.raises(
         CheckpointError,
-        match=r"best checkpoint cannot be loaded.*checkpoint-2: model.safetensors is not what was written.*"
-        r"The last good checkpoint is .*checkpoint-8\. Put checkpoint-2 back as it was, or delete it",
+        match=r"best checkpoint cannot be loaded.*checkpoint-2: model.safetensors is damaged.*"
+        r"The last valid checkpoint is .*checkpoint-8\. Restore checkpoint-2, or delete it",
     ):
         make_trainer(callbacks=[Damage()], **SETTINGS).train()
     shutil.rmtree(tmp_path / "run" / "checkpoint-2")
@@ -417,13 +405,13 @@ def test_a_run_on_a_folder_in_use_is_refused(make_trainer, tmp_path, run, fault)
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP])
 def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog, fault, number):
-    def lockf(*args):
+    def flock(*args):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(checkpoints.fcntl, "lockf", lockf)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with exclusive(tmp_path / "out"), exclusive(tmp_path / "out"):
         (tmp_path / "out" / "file").touch()
-    said = [record.getMessage() for record in caplog.records if "has no locks" in record.getMessage()]
+    said = [record.getMessage() for record in caplog.records if "does not support locks" in record.getMessage()]
     assert [os.strerror(number) in line for line in said] == [True]
     assert not (tmp_path / "out" / "_lock").exists()
     fault("A7", f"a file system without locks ({errno.errorcode[number]}): a warning", tried=1, survived=1)
@@ -431,7 +419,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog,
 
 def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, monkeypatch, tmp_path):
     asked = []
-    for place in ("checkpoints.saving", "training.trainer"):
+    for place in ("checkpoints.saving", "training.fault_tolerance", "training.hub_sync", "training.resuming"):
         monkeypatch.setattr(
             f"metaphrase.{place}.last_good", lambda output: asked.append(output) or "The last good one."
         )
@@ -449,7 +437,7 @@ def test_other_checkpoints_are_read_only_where_something_is_wrong(make_trainer, 
 @pytest.mark.parametrize("below", ["", "below"])
 def test_a_trainer_on_a_file_is_refused(make_trainer, tmp_path, fault, below):
     (tmp_path / "run").touch()
-    with pytest.raises(CheckpointError, match=r"The output folder .*run.* is a file, or lies in one\. Choose another"):
+    with pytest.raises(CheckpointError, match=r"The output folder .*run.* is a file, or inside one\. Choose another"):
         make_trainer(f"run/{below}")
     fault("A8", f"output folder {'inside' if below else 'that is'} a file", tried=1, survived=1)
 
@@ -457,7 +445,7 @@ def test_a_trainer_on_a_file_is_refused(make_trainer, tmp_path, fault, below):
 def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fault):
     (tmp_path / "file").touch()
     for output in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(CheckpointError, match=r"The output folder .* is a file, or lies in one"):
+        with pytest.raises(CheckpointError, match=r"The output folder .* is a file, or inside one"):
             exclusive(output).__enter__()
 
     (tmp_path / "locked").mkdir(mode=0o500)
@@ -470,7 +458,7 @@ def test_folders_that_cannot_be_written_to_are_refused_at_the_start(tmp_path, fa
 
     child = Child(work, tmp_path / "log")
     assert child.wait() == 70
-    assert "Nothing can be written to the output folder" in child.said()
+    assert "locked/out is not writable" in child.said()
     fault("A8", "output folder that is a file, or not writable", tried=3, survived=3)
 
 
@@ -504,7 +492,7 @@ def test_a_full_disk_is_noticed_before_the_first_step(make_trainer, tmp_path, mo
         checkpoints.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9 - 1000, 1000)
     )
     trainer = make_trainer()
-    with pytest.raises(CheckpointError, match=r"has 0\.0 MB free, and a checkpoint takes about 0\.\d MB\. Make room"):
+    with pytest.raises(CheckpointError, match=r"has 0\.0 MB free, and a checkpoint needs about 0\.\d MB\. Free"):
         trainer.train()
     assert trainer.state.global_step == 0
     check_space(tmp_path, 500, 2000)
@@ -523,7 +511,7 @@ def test_weights_that_are_not_finite_are_not_written(make_trainer, tmp_path, fau
         lambda: trainer.save_model(str(tmp_path / "m")),
     ):
         with pytest.raises(
-            NonFiniteError, match=r"word_embeddings.weight has become infinite.*last good .*checkpoint-2"
+            NonFiniteError, match=r"word_embeddings.weight contains NaN or infinite.*last valid .*checkpoint-2"
         ):
             save()
     assert names(tmp_path / "run") == ["checkpoint-2"]

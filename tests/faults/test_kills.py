@@ -79,7 +79,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, result, undisturbed, tmp_
         said = (tmp_path / f"{folder}.log").read_text()
         assert status == 70
         assert "checkpoint-4 could not be written" in said
-        assert f"The last good checkpoint is {tmp_path / folder / 'checkpoint-2'}" in said
+        assert f"The last valid checkpoint is {tmp_path / folder / 'checkpoint-2'}" in said
         assert not (tmp_path / folder / "_partial").exists()
         verify(tmp_path / folder / "checkpoint-2")
         assert run(folder) == 0
@@ -104,7 +104,7 @@ def test_a_small_disk(run, result, tmp_path, disk, fault):
 def test_a_disk_without_room_for_the_weights_is_noticed_before_the_first_step(make_trainer, disk, fault):
     folder = disk(100 << 10)
     trainer = make_trainer("disk/run")
-    with pytest.raises(CheckpointError, match=r"run has 0\.1 MB free, and a checkpoint takes about .*MB\. Make room"):
+    with pytest.raises(CheckpointError, match=r"run has 0\.1 MB free, and a checkpoint needs about .*MB\. Free"):
         trainer.train()
     assert trainer.state.global_step == 0
     assert list((folder / "run").iterdir()) == []
@@ -127,9 +127,7 @@ def test_a_disk_that_is_read_only_is_refused_at_the_start(tiny_encoder_dir, bite
     for output in (folder, folder / "out"):
         assert main([*command, "--report_to", "none", "--output_dir", str(output)]) == 2
         said = capsys.readouterr().err
-        refused += (
-            f"train: Nothing can be written to the output folder {output}: Read-only file system. Choose" in said
-        )
+        refused += f"train: The output folder {output} is not writable: Read-only file system. Choose" in said
         assert "Traceback" not in said
     fault("A8", "metaphrase train on a read-only disk", tried=2, survived=refused)
 

@@ -60,7 +60,7 @@ def test_a_step_whose_loss_is_not_finite_changes_nothing(make_trainer, caplog, f
     assert same(first, second)  # the queue and the momentum encoder too
     assert not same(before, first)
     assert not same(second, third)
-    assert "The loss of moco is not finite in step 2, which is skipped." in caplog.text
+    assert "The loss of moco is NaN or infinite in step 2, which is skipped." in caplog.text
     assert logs(trainer, "skipped_steps") == [1, 1]
     alone, _ = logs(trainer, "loss")
     again = make_trainer(
@@ -83,7 +83,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_too(make_trainer, caplog, faul
     trainer.train()
     assert same(watch.weights[1], watch.weights[2])
     assert not same(watch.weights[2], watch.weights[3])
-    assert "A gradient, or the loss of another process, is not finite in step 2" in caplog.text
+    assert "A gradient, or the loss of another process, is NaN or infinite in step 2" in caplog.text
     fault("B1", "NaN or infinite gradient", tried=1, survived=1)
 
 
@@ -101,7 +101,7 @@ def test_states_that_overflow_in_half_precision_are_skipped(make_trainer, caplog
         trainer.train()
     assert same(watch.weights[1], watch.weights[2])
     assert not same(watch.weights[2], watch.weights[3])
-    assert "is not finite in step 2, which is skipped." in caplog.text
+    assert "is NaN or infinite in step 2, which is skipped." in caplog.text
     fault("B1", "hidden states that overflow in half precision", tried=1, survived=1)
 
 
@@ -110,8 +110,8 @@ def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
     spoil(trainer, "rtl", {2, 3, *range(5, 21)})
     with pytest.raises(NonFiniteError) as error:
         trainer.train()
-    assert "The loss of rtl is not finite in step 7, as in the 2 before it, which were skipped." in str(error.value)
-    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(error.value)
+    assert "The loss of rtl is NaN or infinite in step 7. The 2 steps before it were skipped" in str(error.value)
+    assert f"The last valid checkpoint is {tmp_path / 'run' / 'checkpoint-6'}." in str(error.value)
     assert trainer.state.global_step == 6
     fault("B1", "NaN or infinite losses from one step on", tried=1, survived=1)
 
@@ -126,7 +126,7 @@ def test_skipped_steps_are_counted_across_a_resume(make_trainer, tmp_path):
     ] == [2]
     resumed = make_trainer(max_steps=6, save_steps=2, max_skipped_steps=3)
     spoil(resumed, "tr", {3, 4})
-    with pytest.raises(NonFiniteError, match=r"in step 3, as in the 2 before it"):
+    with pytest.raises(NonFiniteError, match=r"in step 3\. The 2 steps before it"):
         resumed.train(resume_from_checkpoint=True)
     third = make_trainer(max_steps=4, save_steps=2)
     third.train(resume_from_checkpoint=True)
@@ -135,7 +135,7 @@ def test_skipped_steps_are_counted_across_a_resume(make_trainer, tmp_path):
 
 def test_a_step_size_that_breaks_the_weights_is_not_written(make_trainer, tmp_path, fault):
     trainer = make_trainer(learning_rate=1e39, max_steps=2, save_steps=1, lr_scheduler_type="constant")
-    with pytest.raises(NonFiniteError, match=r"has become infinite or no number; the model is not written"):
+    with pytest.raises(NonFiniteError, match=r"contains NaN or infinite values, so the model is not written"):
         trainer.train()
     assert checkpoint_folders(tmp_path / "run") == []
     fault("B1", "learning rate that makes the weights diverge", tried=1, survived=1)
@@ -150,10 +150,10 @@ def scaled(trainer, overflowing):
 
 @pytest.mark.parametrize("optimiser", ["adamw_torch_fused", "adamw_torch"])
 def test_a_scaler_that_never_finds_its_scale_ends_the_run(make_trainer, monkeypatch, fault, optimiser):
-    monkeypatch.setattr("metaphrase.training.trainer.SCALE_SEARCH", 6)
+    monkeypatch.setattr("metaphrase.training.fault_tolerance.SCALE_SEARCH", 6)
     trainer = make_trainer(max_steps=20, save_steps=2, optim=optimiser)
     scaled(trainer, range(4, 21))
-    with pytest.raises(NonFiniteError, match=r"gradients of step 9 are not finite in float16, as in the 5 .*bf16"):
+    with pytest.raises(NonFiniteError, match=r"gradients of step 9 are NaN or infinite in float16\. The 5 .*bf16"):
         trainer.train()
     assert trainer.accelerator.scaler.get_scale() == 2.0**10
     fault("B1", f"NaN or infinite gradients with a gradient scaler ({optimiser})", tried=1, survived=1)
@@ -178,13 +178,13 @@ def test_a_scaler_may_look_for_its_scale(make_trainer, caplog, fault):
 
 
 def test_overflows_in_a_row_are_counted_across_a_resume(make_trainer, monkeypatch):
-    monkeypatch.setattr("metaphrase.training.trainer.SCALE_SEARCH", 6)
+    monkeypatch.setattr("metaphrase.training.fault_tolerance.SCALE_SEARCH", 6)
     trainer = make_trainer(max_steps=4, save_steps=4)
     scaled(trainer, range(1, 5))
     trainer.train()
     resumed = make_trainer(max_steps=20, save_steps=4)
     scaled(resumed, range(1, 21))
-    with pytest.raises(NonFiniteError, match="gradients of step 6 are not finite in float16"):
+    with pytest.raises(NonFiniteError, match="gradients of step 6 are NaN or infinite in float16"):
         resumed.train(resume_from_checkpoint=True)
 
 
@@ -196,5 +196,5 @@ def test_a_run_without_a_step_says_so(make_trainer, caplog):
 
 
 def test_no_steps_in_a_row_are_refused(make_trainer):
-    with pytest.raises(ValueError, match="max_skipped_steps is a number of steps from 1"):
+    with pytest.raises(ValueError, match="max_skipped_steps must be at least 1"):
         make_trainer(max_skipped_steps=0)

@@ -38,7 +38,7 @@ def learned(trainer, caplog):
         len(terms) > trainer.state.max_steps
         and all(map(math.isfinite, terms))
         and not any("skipped_steps" in log for log in trainer.state.log_history)
-        and "not finite" not in caplog.text
+        and "NaN or infinite" not in caplog.text
         and all(bool(value.isfinite().all()) for value in after.values())
         and any(not torch.equal(value, after[name]) for name, value in before.items())
     )

@@ -120,7 +120,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_skipped_on_all(ranks, tmp_path
 
     statuses, digests = ranks("spoilt", callbacks=[Spoil()])
     assert statuses == [0, 0], said(tmp_path, "spoilt")
-    assert said(tmp_path, "spoilt").count("not finite in step 2, which is skipped") == 2
+    assert said(tmp_path, "spoilt").count("NaN or infinite in step 2, which is skipped") == 2
     fault("B1", "NaN or infinite gradient on one of two ranks", tried=1, survived=len(set(digests)) == 1)
 
 

@@ -9,7 +9,7 @@ from datasets import Dataset, IterableDataset
 
 from metaphrase.checkpoints.folders import newest, verify
 from metaphrase.exceptions import WorkerError
-from metaphrase.training.trainer import _Collator
+from metaphrase.training.resuming import ResumableCollator
 from tests.faults.conftest import digest
 
 
@@ -93,7 +93,7 @@ def test_batches_that_are_passed_over_are_not_made(make_trainer, stream, tmp_pat
     made = []
     build = type(resumed.data_collator.views[0]).build
     monkeypatch.setattr(type(resumed.data_collator.views[0]), "build", lambda *args: made.append(1) or build(*args))
-    assert isinstance(resumed.data_collator, _Collator)
+    assert isinstance(resumed.data_collator, ResumableCollator)
     resumed.train(resume_from_checkpoint=tmp_path / "whole" / "checkpoint-2")
     assert len(made) == len(resumed.data_collator.views)
 
@@ -137,7 +137,7 @@ def test_a_worker_that_is_killed_ends_the_run_and_is_named(make_trainer, full_bi
     while (cause := cause.__cause__) is not None:
         chain.append(str(cause))
     assert any("is killed by signal: Killed" in line for line in chain)
-    assert "Often memory ran out: lower --dataloader_num_workers" in said
+    assert "The usual cause is memory: lower --dataloader_num_workers" in said
     last = newest(tmp_path / "run")
     assert last.name == "checkpoint-3"
     assert str(last) in said

@@ -10,9 +10,10 @@ from datasets import Dataset
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 
 PPA = {
     "name": "p",

@@ -35,10 +35,11 @@ from metaphrase.exceptions import HubAccessError, HubConnectionError, Metaphrase
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.hub import download, push_corpus, release, verify
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.hub_server import Hub, Repository, environment, reach, serve_hub
 from tests.xet_store import available
 
@@ -927,7 +928,7 @@ class TestBeforeTraining:
         assert waits == [1.0]
         assert trainer.hub_model_id == "acme/run"
         assert repository(online, "acme/run").private
-        assert "Training goes on" not in caplog.text
+        assert "Training continues" not in caplog.text
         fault("G3", "repository creation before training: answers 503", tried=1, survived=1)
 
     def test_a_name_alone_is_the_users(self, online, make):
@@ -939,7 +940,7 @@ class TestBeforeTraining:
         trainer = make(hub_private_repo=True)
         assert "The upload to acme/run failed: Server error '503 Service" in caplog.text
         command = f"metaphrase push '{trainer.args.output_dir}' --repo acme/run --private"
-        assert f"pushed after training too: `{command}`. Training goes on, and each of its pushes" in caplog.text
+        assert f"also be pushed after training: `{command}`. Training continues, and each push" in caplog.text
         trainer.train()
         assert self.titles(online) == ["initial commit", "Training in progress, step 2"]
         assert repository(online, "acme/run").private
@@ -956,7 +957,7 @@ class TestBeforeTraining:
         monkeypatch.setattr(constants, name, value)
         trainer = make(max_steps=1)
         assert message in caplog.text
-        assert "Training goes on, and each of its pushes tries again." in caplog.text
+        assert "Training continues, and each push tries again." in caplog.text
         trainer.train()
         assert trainer.state.global_step == 1
         assert online.requests == []
@@ -1034,7 +1035,7 @@ class TestBeforeTraining:
 
     def test_a_name_alone_needs_the_hub(self, online, make):
         online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
-        with pytest.raises(UsageError, match=r"knows whose 'run' is, .* Give hub_model_id as organisation/name"):
+        with pytest.raises(UsageError, match=r"owner of 'run' is unknown. Pass hub_model_id as organisation/name"):
             make(hub_model_id="run")
 
     def test_only_the_first_process_asks(self, online, make, monkeypatch):

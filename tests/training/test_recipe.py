@@ -61,7 +61,7 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("terms: [{objective: tr}]\nmax_length: long", "2:1: 'max_length' .* should be a whole number, but is 'long'"),
         ("terms: [{objective: tr}]\nmax_length: 0", "at least 1"),
         ("terms: [{objective: tr}]\ntraining: {1: 2}", "1 in 'training' .* is no option's name"),
-        ("name: a\nname: b", "wrong.yaml:2:1: not valid YAML: 'name' is there twice"),
+        ("name: a\nname: b", "wrong.yaml:2:1: not valid YAML: duplicate key 'name'"),
         (
             "name: !!python/object/apply:os.getcwd []",
             "wrong.yaml:1:7: not valid YAML: could not determine a constructor",
@@ -70,7 +70,7 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("[" * 3000, "nested too deeply"),
         ("name: !!bool maybe", "not valid YAML"),
         ("name: !!timestamp maybe", "not valid YAML"),
-        ("? [a]\n: 1", "a key is a word"),
+        ("? [a]\n: 1", "a key must be a scalar"),
         ("name: \0", "special characters"),
     ],
 )
@@ -95,7 +95,7 @@ def test_a_billion_laughs_are_refused_before_they_are_written_out(tmp_path):
     with pytest.raises(ConfigError, match=r"aliases that expand"):
         read_yaml(path)
     path.write_text("a: " + "x" * 1_000_001)
-    with pytest.raises(ConfigError, match="longer than"):
+    with pytest.raises(ConfigError, match="maximum size"):
         read_yaml(path)
 
 

@@ -15,10 +15,12 @@ from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
 from metaphrase.exceptions import MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
+from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments
+from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import small
 
 
@@ -265,7 +267,7 @@ def test_checkpoints_hold_heads_and_no_pooler(make_trainer):
 
 
 def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
-    with pytest.raises(ValueError, match="needs an AlignmentLoss, but got Identity"):
+    with pytest.raises(ValueError, match="requires an AlignmentLoss, but got Identity"):
         AlignmentTrainer(model=tiny_encoder, loss=torch.nn.Identity())
     with pytest.raises(ValueError, match="trains without prompts"):
         make_trainer(prompts="query: ")
@@ -276,7 +278,7 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
 )
 def test_a_batch_without_negatives_is_refused(make_trainer, fault, recipe, named):
     with pytest.raises(
-        UsageError, match=rf"^{named} ranks each pair against .* a batch of 1 has none.*batch_size 2 at"
+        UsageError, match=rf"^{named} ranks each pair against .* a batch of 1 has no other.*at least 2"
     ):
         make_trainer(recipe, per_device_train_batch_size=1, gradient_accumulation_steps=4)
     fault("B3", f"a batch of one pair ({recipe})", tried=1, survived=1)
@@ -293,15 +295,15 @@ def test_negatives_of_other_processes_do(make_trainer, monkeypatch):
     trainer = make_trainer("tr")
     trainer.args.per_device_train_batch_size = 1
     monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
-    trainer._check_negatives()
+    check_arguments(trainer.args, trainer.loss.objectives)
     trainer.loss.objectives["tr"].gather = False
-    with pytest.raises(UsageError, match="a batch of 1 has none"):
-        trainer._check_negatives()
+    with pytest.raises(UsageError, match="a batch of 1 has no other"):
+        check_arguments(trainer.args, trainer.loss.objectives)
 
 
 def test_a_release_for_each_language_is_not_pushed_by_checkpoints(make_trainer, monkeypatch):
     monkeypatch.setattr(AlignmentTrainer, "init_hf_repo", lambda *args, **kwargs: pytest.fail("the Hub was asked"))
-    with pytest.raises(UsageError, match=r"push_to_hub cannot push .*a release for each language.*metaphrase push"):
+    with pytest.raises(UsageError, match=r"push_to_hub cannot push .*one release per language.*metaphrase push"):
         make_trainer("wacse-language", push_to_hub=True, hub_model_id="me/it")
 
 
@@ -411,13 +413,13 @@ def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trai
     tight.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
     with caplog.at_level("WARNING", logger="metaphrase"):
         tight.train()
-    said = [record.args[0] for record in caplog.records if "Memory ran out" in record.msg]
+    said = [record.args[0] for record in caplog.records if "Out of memory" in record.msg]
     assert said == [8, 4]  # of 16 rows: two sides, or queries beside concatenations
     losses_of = [[log["loss"] for log in trainer.state.log_history if "loss" in log] for trainer in (plain, tight)]
     same = losses_of[1] == pytest.approx(losses_of[0], rel=1e-4)
     fault("E1", f"out of memory: smaller micro-batches, same loss ({recipe})", tried=1, survived=same)
     if recipe == "ppa":  # a batch joined the queue once, however often its step was made
-        queues = [trainer._alignment_loss.heads.heads["moco"].pointer for trainer in (plain, tight)]
+        queues = [trainer.alignment_loss.heads.heads["moco"].pointer for trainer in (plain, tight)]
         assert queues[0] == queues[1] == 32 % 20
 
 
@@ -431,7 +433,7 @@ def test_memory_that_runs_out_behind_pending_gradients_ends_the_run(make_trainer
             raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
 
     trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
-    with pytest.raises(MemoryBudgetError, match=r"Memory ran out at 16 rows.*--micro_batch_size 8"):
+    with pytest.raises(MemoryBudgetError, match=r"Out of memory with 16 rows.*--micro_batch_size 8"):
         trainer.train()
     fault("E1", "out of memory with accumulated gradients", tried=1, survived=1)
 
@@ -443,17 +445,24 @@ def test_memory_that_runs_out_at_one_row_is_explained(make_trainer, fault):
         raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
 
     trainer.model[0].auto_model.encoder.register_forward_pre_hook(allocate)
-    with pytest.raises(MemoryBudgetError, match=r"^Memory ran out at one row at a time\. Shorten texts"):
+    with pytest.raises(MemoryBudgetError, match=r"^Out of memory with one row at a time\. Shorten the sentences"):
         trainer.train()
     fault("E1", "out of memory at one row", tried=1, survived=1)
 
 
 def test_memory_that_runs_out_in_one_of_several_processes_is_explained(make_trainer, monkeypatch, fault):
+    def fails():
+        raise torch.OutOfMemoryError("CUDA out of memory. (not really)")
+
     trainer = make_trainer(packing=False)
     monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 2)
     batch = next(iter(trainer.get_train_dataloader()))
-    with pytest.raises(MemoryBudgetError, match=r"at 16 rows in process 0, .* Resume with --micro_batch_size 8:"):
-        trainer._smaller_micro_batch(batch, torch.OutOfMemoryError("CUDA out of memory. (not really)"))
+    with pytest.raises(
+        MemoryBudgetError, match=r"with 16 rows at a time in process 0; .* Resume with --micro_batch_size 8:"
+    ):
+        repeat_within_memory(
+            fails, model=trainer.model, loss=trainer.loss, inputs=batch, args=trainer.args, accumulating=False
+        )
     fault("E1", "out of memory in one of several processes", tried=1, survived=1)
 
 
@@ -467,7 +476,7 @@ def test_other_errors_are_not_taken_for_memory(make_trainer):
 
 
 def test_a_micro_batch_of_nothing_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="micro_batch_size is a number of rows from 1"):
+    with pytest.raises(ValueError, match="micro_batch_size must be at least 1"):
         make_trainer(micro_batch_size=0)
 
 
@@ -477,7 +486,7 @@ def test_the_batch_of_all_processes_is_divided_among_them(tmp_path, monkeypatch)
     monkeypatch.setattr(AlignmentTrainingArguments, "world_size", 4)
     arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=96)
     assert arguments.per_device_train_batch_size == 24
-    with pytest.raises(UsageError, match="a multiple of 4"):
+    with pytest.raises(UsageError, match=r"a multiple of the number of processes \(4\)"):
         AlignmentTrainingArguments(output_dir=str(tmp_path), effective_batch_size=98)
 
 
@@ -486,11 +495,11 @@ def test_bfloat16_is_off_where_the_processor_has_no_instructions_for_it(tmp_path
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx2": True, "avx512_bf16": able})
     arguments = AlignmentTrainingArguments(output_dir=str(tmp_path), bf16=True, use_cpu=True)
     assert arguments.bf16 is able
-    assert ("bf16 is off" in caplog.text) is not able
+    assert ("bf16 is disabled" in caplog.text) is not able
 
 
 def test_ligers_kernel_is_asked_for_where_it_is_not_installed(tmp_path, monkeypatch):
-    monkeypatch.setattr("metaphrase.training.trainer.find_spec", lambda name: None)
+    monkeypatch.setattr("metaphrase.training.arguments.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"metaphrase\[liger\]"):
         AlignmentTrainingArguments(output_dir=str(tmp_path), use_liger_kernel=True)
 

@@ -1,22 +1,20 @@
-"""Checkpoints that are whole or not there.
+"""Atomic checkpoint folders.
 
-A checkpoint is written into a folder aside; every file is flushed to the disk and listed in a manifest with its size and
-SHA-256; then the folder is renamed into place. A process that dies at any moment leaves the checkpoints before it as they
-were. Only one process writes to a folder.
+A checkpoint is written to a staging folder. Every file is flushed to disk and listed in a manifest with its size and
+SHA-256, then the folder is renamed into place. A process that dies at any moment leaves earlier checkpoints intact. Only
+one process writes to an output folder (:mod:`metaphrase.io.locks`).
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
 import os
 import re
 import shutil
-import socket
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,45 +25,41 @@ from metaphrase.exceptions import CheckpointError, NewerCheckpointError
 from metaphrase.io.digests import file_facts
 from metaphrase.io.environment import versions
 
-try:
-    import fcntl
-except ImportError:  # Windows: two processes on one folder are not noticed there
-    fcntl = None  # type: ignore[assignment]
-
 logger = logging.getLogger(__name__)
 
-#: Version of a checkpoint's format. One that this library writes loads in every later version, and every version makes the
-#: manifest's own digest in the same way.
+#: Version of the checkpoint format. Later versions of the library read all earlier formats; the digest of a manifest is
+#: computed in the same way in all of them.
 FORMAT = 1
 
 MANIFEST = "manifest.json"
 
-#: Inside an output folder: where a checkpoint or a release is written, where an old checkpoint is taken to be deleted, and
-#: who writes. Uploads to the Hub pass over names that begin with an underscore.
-PARTIAL, DELETED, LOCK = "_partial", "_deleted", "_lock"
+#: Folder of the objectives' heads inside a checkpoint.
+HEADS = "heads"
 
-#: What a lock that another process holds answers; other errors say that there are no locks.
-_IN_USE = (errno.EACCES, errno.EAGAIN, errno.EWOULDBLOCK)
+#: File of the training arguments inside a checkpoint or a release: JSON, in place of the pickle of the parent classes.
+TRAINING_ARGS = "training_args.json"
 
-_held: dict[Path, int] = {}  # by which process: a forked one holds nothing
+#: Folders inside an output folder: staging for a checkpoint or a release that is being written, and for one that is being
+#: deleted. Uploads to the Hub ignore names that begin with an underscore.
+PARTIAL, DELETED = "_partial", "_deleted"
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
 def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
-    """Make a written folder the checkpoint of that name, at once.
+    """Turn a staging folder into a checkpoint atomically.
 
     Args:
-        partial: The folder, on the same file system.
-        place: The checkpoint's name; one that is there already is replaced.
-        facts: What the manifest says beside format, versions and files.
+        partial: The staging folder, on the same file system.
+        place: Path of the checkpoint; an existing one is replaced.
+        facts: Content of the manifest besides format, versions and files.
     """
     paths = sorted(path for path in partial.rglob("*") if path.name != MANIFEST)
     for path in paths:
         _flush(path)
     files = {path.relative_to(partial).as_posix(): file_facts(path) for path in paths if path.is_file()}
-    _seal(partial, {"format": FORMAT, **facts, "versions": versions(), "files": files})
+    _write_manifest(partial, {"format": FORMAT, **facts, "versions": versions(), "files": files})
     if place.exists():
         _delete(place, by=lambda aside: (place.rename(aside), partial.rename(place)))
     else:
@@ -74,13 +68,13 @@ def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
 
 
 def rotate(output: Path, written: Path, limit: int | None, *, best: str | None = None) -> None:
-    """Delete the oldest checkpoints above a number.
+    """Delete the oldest checkpoints beyond a limit.
 
     Args:
         output: The folder of the checkpoints.
-        written: The checkpoint that was written last. It is kept; where it does not read back as it was written, so are all.
-        limit: How many are kept; None or 0 keeps all.
-        best: A checkpoint that is kept too.
+        written: The latest checkpoint, which is always kept. If it fails verification, all checkpoints are kept.
+        limit: Number of checkpoints to keep; None or 0 keeps all.
+        best: Another checkpoint that is always kept.
     """
     folders = checkpoint_folders(output)
     keep = {written.name, Path(best or written).name}
@@ -96,8 +90,8 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
         remove(folder)
 
 
-def leave_out(folder: Path, name: str) -> None:
-    """Delete a file of a checkpoint, which verifies before and behind.
+def remove_file(folder: Path, name: str) -> None:
+    """Delete a file of a checkpoint and its entry in the manifest; the checkpoint stays valid throughout.
 
     Raises:
         CheckpointError: The checkpoint is damaged.
@@ -105,30 +99,30 @@ def leave_out(folder: Path, name: str) -> None:
     if (folder / MANIFEST).is_file():
         manifest = _read(folder)
         if manifest["files"].pop(name, None):
-            _seal(folder, manifest)
+            _write_manifest(folder, manifest)
     (folder / name).unlink(missing_ok=True)
 
 
 def remove(folder: Path) -> None:
-    """Delete a checkpoint, which is there or not there at every moment."""
+    """Delete a checkpoint atomically."""
     _delete(folder, by=folder.rename)
 
 
 def tidy(output: Path) -> None:
-    """Clear away what a killed process left: a checkpoint that lacks but its place gets it, the rest is deleted."""
+    """Clean up after a killed process: complete checkpoints in staging are moved into place, the rest is deleted."""
     for folder in sorted((output / PARTIAL).glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
         place = output / folder.name
         with suppress(CheckpointError):
             verify(folder)
             if not place.exists():
                 folder.rename(place)
-                logger.info("%s was written whole, though the run was killed.", place)
+                logger.info("Recovered %s, which a killed run had written completely.", place)
     for name in (PARTIAL, DELETED):
         shutil.rmtree(output / name, ignore_errors=True)
 
 
-def _delete(folder: Path, *, by: Any) -> None:
-    """Delete a folder that is first moved out of sight: killed in the middle, it is not half there."""
+def _delete(folder: Path, *, by: Callable[[Path], Any]) -> None:
+    """Delete a folder after moving it aside, so that a kill never leaves half of it in place."""
     aside = folder.parent / DELETED / folder.name
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(exist_ok=True)
@@ -136,8 +130,8 @@ def _delete(folder: Path, *, by: Any) -> None:
     shutil.rmtree(aside.parent, ignore_errors=True)
 
 
-def _seal(folder: Path, manifest: Mapping[str, Any]) -> None:
-    """Write a manifest at once."""
+def _write_manifest(folder: Path, manifest: Mapping[str, Any]) -> None:
+    """Write a manifest atomically."""
     content = json.dumps({**manifest, "sha256": _digest(manifest)}, indent=1, ensure_ascii=False) + "\n"
     aside = folder / f"{MANIFEST}.new"
     aside.write_text(content, encoding="utf-8")
@@ -164,14 +158,14 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def checkpoint_folders(output: str | Path) -> list[Path]:
-    """The folders that are named like checkpoints, in the order of their steps."""
+    """Folders named like checkpoints, sorted by step."""
     found = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in Path(output).glob("*-*")}
     steps = {path: int(match[1]) for path, match in found.items() if match and path.is_dir()}
     return sorted(steps, key=lambda path: steps[path])
 
 
 def checkpoints(output: str | Path) -> list[Path]:
-    """The checkpoints whose files are there in their sizes, in the order of their steps; contents are not looked at."""
+    """Checkpoints whose files exist with the expected sizes, sorted by step; contents are not verified."""
     return [folder for folder in checkpoint_folders(output) if not _is_damaged(folder)]
 
 
@@ -186,14 +180,14 @@ def _is_damaged(folder: Path) -> bool:
 
 
 def verify(folder: Path) -> dict[str, Any]:
-    """Read every file of a checkpoint and compare it with the manifest.
+    """Verify every file of a checkpoint against the manifest.
 
     Returns:
         The manifest.
 
     Raises:
-        CheckpointError: With the file that is missing or not as it was written.
-        NewerCheckpointError: The checkpoint was written by a version of the library to come.
+        CheckpointError: A file is missing or damaged; the message names it.
+        NewerCheckpointError: A later version of the library wrote the checkpoint.
     """
     manifest = _read(folder)
     for name, facts in manifest["files"].items():
@@ -202,31 +196,31 @@ def verify(folder: Path) -> dict[str, Any]:
         except OSError as error:
             raise CheckpointError(f"{folder}: {name} cannot be read: {error.strerror}.") from error
         if there != facts:
-            raise CheckpointError(f"{folder}: {name} is not what was written; the file was damaged since.")
+            raise CheckpointError(f"{folder}: {name} is damaged: its digest differs from the manifest.")
     return manifest
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """The manifest, where all files that it names have their sizes."""
+    """Read the manifest and check the sizes of the files that it lists."""
     if not folder.is_dir():
-        raise CheckpointError(f"There is no checkpoint {folder}.")
+        raise CheckpointError(f"Checkpoint {folder} does not exist.")
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         intact = manifest.pop("sha256") == _digest(manifest)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{folder} has no {MANIFEST}: it was cut off, or written by another program. Start from its weights with "
+            f"{folder} has no {MANIFEST}: it is incomplete, or another program wrote it. Start from its weights with "
             f"--model {folder}."
         ) from error
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{folder}: {MANIFEST} is damaged ({error}).") from error
     if not intact:
-        raise CheckpointError(f"{folder}: {MANIFEST} is not what was written; the file was damaged since.")
+        raise CheckpointError(f"{folder}: {MANIFEST} is damaged: its digest does not match.")
     if manifest["format"] > FORMAT:
         by = manifest.get("versions", {})
         raise NewerCheckpointError(
             f"{folder} was written by metaphrase {by.get('metaphrase', '?')} in format {manifest['format']}; metaphrase "
-            f"{version('metaphrase')} reads formats up to {FORMAT}. Install that version, or a later one."
+            f"{version('metaphrase')} reads formats up to {FORMAT}. Install that version or a later one."
         )
     for name, facts in manifest["files"].items():
         try:
@@ -234,19 +228,19 @@ def _read(folder: Path) -> dict[str, Any]:
         except OSError as error:
             raise CheckpointError(f"{folder}: {name} is missing.") from error
         if size != facts["bytes"]:
-            raise CheckpointError(f"{folder}: {name} has {size} bytes in place of {facts['bytes']}.")
+            raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {facts['bytes']}.")
     return dict(manifest)
 
 
 def newest(output: str | Path) -> Path | None:
-    """The last checkpoint of a folder that verifies; those behind it are named in the log with what is wrong.
+    """The latest valid checkpoint; damaged ones after it are logged and skipped.
 
     Returns:
-        The checkpoint, or None where the folder has none at all.
+        The checkpoint, or None if the folder has no checkpoints.
 
     Raises:
-        CheckpointError: There are checkpoints, but none verifies.
-        NewerCheckpointError: The last one was written by a version of the library to come.
+        CheckpointError: All checkpoints are damaged.
+        NewerCheckpointError: A later version of the library wrote the latest checkpoint.
     """
     wrong = []
     for folder in reversed(checkpoint_folders(output)):
@@ -261,131 +255,54 @@ def newest(output: str | Path) -> Path | None:
             return folder
     if wrong:
         raise CheckpointError(
-            f"No checkpoint of {output} can be gone on from. {' '.join(wrong)} Begin anew in another --output_dir, or "
-            "delete them."
+            f"No checkpoint in {output} can be resumed. {' '.join(wrong)} Start again in another --output_dir, or delete "
+            "them."
         )
     return None
 
 
 def last_good(output: str | Path) -> str:
-    """The last checkpoint that verifies, for a message."""
+    """A sentence that names the latest valid checkpoint, for error messages."""
     for folder in reversed(checkpoint_folders(output)):
         with suppress(CheckpointError):
             verify(folder)
-            return f"The last good checkpoint is {folder}."
+            return f"The last valid checkpoint is {folder}."
     return "There is no earlier checkpoint."
 
 
 # --------------------------------------------------------------------------------------------------------- output folder
 
 
-@contextmanager
-def exclusive(output: str | Path) -> Iterator[None]:
-    """Be the only process that writes to a folder, which is made if need be.
-
-    The operating system gives the folder free when the process ends, however it does, so that nothing stale is left.
-    A process that holds it can enter again.
-
-    Raises:
-        CheckpointError: Another process holds the folder, it is a file, or nothing can be written there.
-    """
-    output = Path(output)
-    key = output.absolute()
-    if _held.get(key) == os.getpid():
-        yield
-        return
-    handle = _lock(output)
-    _held[key] = os.getpid()
-    try:
-        yield
-    finally:
-        del _held[key]
-        with suppress(OSError):
-            (output / LOCK).unlink()
-        os.close(handle)
-
-
-def make_folder(output: Path) -> None:
-    """Make an output folder where it is not there.
-
-    Raises:
-        CheckpointError: It is a file, or cannot be made.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise CheckpointError(f"The output folder {output} is a file, or lies in one. Choose another.") from error
-    except OSError as error:
-        raise CheckpointError(
-            f"Nothing can be written to the output folder {output}: {error.strerror}. Choose another."
-        ) from error
-
-
-def _lock(output: Path) -> int:
-    path = output / LOCK
-    while True:
-        try:
-            make_folder(output)
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise CheckpointError(
-                f"Nothing can be written to the output folder {output}: {error.strerror}. Choose another."
-            ) from error
-        if fcntl is None:
-            return handle
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in _IN_USE:
-                logger.warning(
-                    "The file system of %s has no locks (%s): see that no other process writes to it.",
-                    output,
-                    error.strerror,
-                )
-                return handle
-            owner = os.read(handle, 200).decode(errors="replace").strip() or "another process"
-            os.close(handle)
-            raise CheckpointError(
-                f"{output} is in use by {owner}. Wait for it or stop it, or choose another output folder."
-            ) from error
-        # One that held the lock until now has removed the file; then this is a lock on nothing.
-        if path.exists() and path.stat().st_ino == os.fstat(handle).st_ino:
-            os.truncate(handle, 0)
-            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
-            return handle
-        os.close(handle)
-
-
 def check_space(output: Path, weights: int, whole: int) -> None:
-    """Refuse a disk on which not even the weights of one checkpoint have room.
+    """Refuse a disk without room for the weights of one checkpoint.
 
     Args:
         output: The folder of the checkpoints.
-        weights: Bytes of encoder and heads.
-        whole: About how many bytes a checkpoint has.
+        weights: Size of encoder and heads, in bytes.
+        whole: Approximate size of a checkpoint, in bytes.
 
     Raises:
         CheckpointError: The disk is too full.
     """
     free = shutil.disk_usage(output).free
-    message = f"{output} has {size(free)} free, and a checkpoint takes about {size(whole)}."
+    message = f"{output} has {format_size(free)} free, and a checkpoint needs about {format_size(whole)}."
     if free < weights:
-        raise CheckpointError(f"{message} Make room, choose another output folder, or train with --save_strategy no.")
+        raise CheckpointError(f"{message} Free some space, choose another output folder, or pass --save_strategy no.")
     if free < whole:
         logger.warning("%s The first checkpoint may not fit.", message)
 
 
-def size(count: int) -> str:
-    """A number of bytes to read.
+def format_size(count: int) -> str:
+    """A number of bytes for people.
 
-    >>> size(1_234_567)
+    >>> format_size(1_234_567)
     '1.2 MB'
     """
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Collection[str]:
-    """What of a run was changed, by name, with both values where they are short."""
+    """The facts of a run that changed, each with its two values, shortened."""
 
     def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)

@@ -1,9 +1,10 @@
-"""Trainers whose checkpoints are whole or not there, and hold finite weights."""
+"""Trainers that write checkpoints atomically and never write NaN or infinite weights."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,27 +14,45 @@ from safetensors import SafetensorError
 from torch import nn
 from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy
 
-from metaphrase.checkpoints.folders import PARTIAL, last_good, publish, rotate, size
+from metaphrase.checkpoints.folders import PARTIAL, check_space, format_size, last_good, publish, rotate, tidy
 from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.io.locks import exclusive
 
 
-class WholeCheckpoints(Trainer):
-    """What a trainer is given by standing before its parent: checkpoints of :mod:`metaphrase.checkpoints.folders`.
+class AtomicCheckpoints(Trainer):
+    """Writes the checkpoints of :mod:`metaphrase.checkpoints.folders`; mixed in before its parent class.
 
-    A checkpoint is written aside and put into place when all of it is on the disk; older ones go when it verifies. Weights
-    that are not finite are never written.
+    A checkpoint is written to a staging folder and moved into place once all of it is on disk. Older checkpoints are
+    deleted once it verifies. NaN or infinite weights are never written.
     """
 
-    _staging: Path | None = None  # where a checkpoint is being written
-    _written: Path | None = None  # the last checkpoint
+    _staging: Path | None = None  # folder that a checkpoint is being written to
+    _written: Path | None = None  # the latest checkpoint
 
-    def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """As the parent's.
+    @contextmanager
+    def hold_output_folder(self) -> Iterator[None]:
+        """Hold the output folder, if this process saves checkpoints there; clean it up and check the free space.
 
         Raises:
-            NonFiniteError: A weight is infinite or no number.
+            CheckpointError: Another process holds the folder, it is not writable, or the disk is full.
+        """
+        if not self.args.should_save or self.args.save_strategy == SaveStrategy.NO:
+            yield
+            return
+        output = Path(self.args.output_dir)
+        with exclusive(output):
+            tidy(output)
+            weights, optimiser = self._bytes()
+            check_space(output, weights, weights + optimiser)
+            yield
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save the model, if its weights are finite.
+
+        Raises:
+            NonFiniteError: A weight is NaN or infinite.
         """
         check_finite(self._saved(), lambda: last_good(self.args.output_dir))
         super().save_model(*args, **kwargs)
@@ -41,23 +60,23 @@ class WholeCheckpoints(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any
     ) -> tuple[int, int]:
-        """Epochs that are done, and batches of the next one; all epochs of a finished run, which gets no step more."""
+        """Completed epochs and batches of the next one. A finished run has completed all epochs and makes no more steps."""
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 
     def _saved(self) -> nn.Module:
-        """What holds all weights of a checkpoint."""
+        """The module with all weights of a checkpoint."""
         return self.model
 
     def _facts(self) -> dict[str, Any]:
-        """What a manifest says of the run."""
+        """Facts of the run for the manifest."""
         return {"step": self.state.global_step}
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self._staging or super()._get_output_dir(trial))
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        """The parent's, written aside and put into place when all of it is on the disk."""
+        """Write a checkpoint to a staging folder and move it into place."""
         output = Path(self._get_output_dir(trial))
         place = output / f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}"
         if place == self._written:
@@ -79,10 +98,10 @@ class WholeCheckpoints(Trainer):
             self._wait()
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
-            free = size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
+            free = format_size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
             raise CheckpointError(
-                f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint takes about "
-                f"{size(sum(self._bytes()))}. {last_good(output)} Go on with --resume_from_checkpoint true."
+                f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint needs about "
+                f"{format_size(sum(self._bytes()))}. {last_good(output)} Resume with --resume_from_checkpoint true."
             ) from error
         finally:
             self._staging = None
@@ -95,26 +114,26 @@ class WholeCheckpoints(Trainer):
             dist.barrier()
 
     def _bytes(self) -> tuple[int, int]:
-        """Of the weights, and of what AdamW remembers of them."""
+        """Sizes of the weights and of the state of AdamW, in bytes."""
         saved = self._saved()
         weights = sum(value.nbytes for value in saved.state_dict().values())
         return weights, 2 * sum(p.nbytes for p in saved.parameters() if p.requires_grad)
 
 
 def check_finite(module: nn.Module, advice: Callable[[], str] = str) -> None:
-    """Refuse weights that must not be written.
+    """Refuse NaN or infinite weights.
 
     Args:
-        module: An encoder, or a loss with it and its heads.
-        advice: Gives what the message ends with; asked where there is a message.
+        module: An encoder, or a loss with its encoder and heads.
+        advice: Returns the end of the error message; called only if there is an error.
 
     Raises:
-        NonFiniteError: With the first weight that is infinite or no number.
+        NonFiniteError: A weight is NaN or infinite; the message names the first.
     """
     values = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
     finite = torch.stack([torch.isfinite(value).all() for value in values.values()]).tolist()
     for name, good in zip(values, finite, strict=True):
         if not good:
             raise NonFiniteError(
-                f"{name} has become infinite or no number; the model is not written. {advice()}".rstrip()
+                f"{name} contains NaN or infinite values, so the model is not written. {advice()}".rstrip()
             )

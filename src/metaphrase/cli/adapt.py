@@ -19,7 +19,7 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 from transformers import EarlyStoppingCallback
 
-from metaphrase.checkpoints.folders import checkpoint_folders, differences, exclusive, tidy
+from metaphrase.checkpoints.folders import checkpoint_folders, differences, tidy
 from metaphrase.cli import emit, notes, parse
 from metaphrase.cli.tables import findings_table, lines_without_pair
 from metaphrase.cli.train import make_loss, parse_options, prepare_process, train_and_report
@@ -30,6 +30,7 @@ from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.files import PACKAGED_DATA, write_json
+from metaphrase.io.locks import exclusive
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
 from metaphrase.publishing.provenance import PACKAGED

@@ -1,4 +1,4 @@
-"""``metaphrase recipes``: what can be trained."""
+"""``metaphrase recipes``: list the recipes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
     show: str | None = field(
-        default=None, metadata={"help": "Print this recipe as YAML, to start one of your own from. May stand first."}
+        default=None,
+        metadata={"help": "Print this recipe as YAML, as a start for your own. May be the first argument."},
     )
 
 

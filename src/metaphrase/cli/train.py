@@ -28,7 +28,8 @@ from transformers.integrations.integration_utils import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.checkpoints.folders import checkpoint_folders, exclusive, newest, tidy, verify
+from metaphrase.checkpoints.folders import checkpoint_folders, newest, tidy, verify
+from metaphrase.checkpoints.saving import check_finite
 from metaphrase.cli import emit, is_quiet, parse, show_progress
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.files import find_files
@@ -61,6 +62,7 @@ from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
@@ -69,9 +71,10 @@ from metaphrase.publishing.hub import push, release, release_languages
 from metaphrase.publishing.plots import retention
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
 from metaphrase.publishing.report import describe_model, render_table, usage_lines, write_report
+from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.trainer import AlignmentTrainer, AlignmentTrainingArguments, check_finite
+from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
 from metaphrase.publishing.hub import download
 
@@ -85,8 +86,7 @@ def load_encoder(
             size = transformer.get_embedding_dimension()
             model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
     encoder: Any = model[0].auto_model
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
+    remove_pooler(encoder)
     if not here:
         encoder.config._name_or_path = model.tokenizer.name_or_path = name
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name

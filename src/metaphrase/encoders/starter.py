@@ -41,6 +41,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.exceptions import MissingFileError, ModelFileError
 
 logger = logging.getLogger(__name__)
@@ -204,7 +205,7 @@ def _build(source: str) -> Path:
             work, built = Path(temporary), Path(temporary, "built")
             model, origin = fetch(work)
             model.save_pretrained(str(built), create_model_card=False)
-            _load_without_pooler(built)
+            disable_pooler(built)
             (built / "LICENSE").write_text(LICENSE, encoding="utf-8")
             files = sorted(path for path in built.rglob("*") if path.is_file())
             manifest = {
@@ -221,13 +222,6 @@ def _build(source: str) -> Path:
             built.rename(folder)
     logger.info("The starter encoder is in %s (%s: %s).", folder, source, origin)
     return folder
-
-
-def _load_without_pooler(folder: Path) -> None:
-    """Have `SentenceTransformer(folder)` itself leave out BERT's pooler, which would be random."""
-    path = folder / "sentence_bert_config.json"
-    config = json.loads(path.read_text(encoding="utf-8")) | {"model_args": {"add_pooling_layer": False}}
-    path.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
 
 
 # The Hub

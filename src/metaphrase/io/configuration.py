@@ -1,7 +1,7 @@
-"""YAML that people write: read with the place of every key, and nothing in it that could surprise.
+"""Strict reading of YAML files, with the position of every key for error messages.
 
-No Python objects, no key twice (YAML keeps the last and says nothing), aliases that expand to no more than a reader could
-have written out, and ``5e-5`` is a number.
+Python objects, duplicate keys (of which YAML silently keeps the last) and aliases that expand without bound are errors.
+``5e-5`` is a number.
 """
 
 from __future__ import annotations
@@ -16,47 +16,51 @@ import yaml
 
 from metaphrase.exceptions import ConfigError, MissingFileError
 
-#: The longest file, in bytes, the most values once aliases are written out, and how deep they may be nested.
+#: Limits of a file: bytes, values after alias expansion, and nesting depth.
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 
 
 class Keys(dict[Any, Any]):
-    """A mapping of a YAML file that knows where its keys stand.
+    """A mapping from a YAML file with the positions of its keys.
 
     Attributes:
-        places: ``"path:line:column"`` of each key, from 1.
+        places: ``"path:line:column"`` of each key, one-based.
     """
 
     places: Mapping[Any, str]
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without Python's types, with the numbers of YAML 1.2."""
+    """YAML 1.1 without Python types, with the numbers of YAML 1.2."""
 
     path: Path
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """A node, no deeper than people nest."""
+        """Compose a node, up to the maximum nesting depth."""
         if self.depth == MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, "this is nested too deeply", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(
+                None, None, "the file is nested too deeply", self.peek_event().start_mark
+            )
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        """A number that others than Python can hold too."""
+        """Construct an integer that fits into 64 bits."""
         number = int(super().construct_yaml_int(node))
         if not -(2**63) <= number < 2**63:
-            raise yaml.constructor.ConstructorError(None, None, "this number is too large", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "the number is too large", node.start_mark)
         return number
 
     def construct_yaml_str(self, node: Any) -> str:
-        """Text that can be written down again, which half of a surrogate pair cannot."""
+        """Construct text without unpaired surrogates, which cannot be encoded."""
         text = str(super().construct_yaml_str(node))
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise yaml.constructor.ConstructorError(None, None, "this is half a character", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "the text contains an unpaired surrogate", node.start_mark
+            )
         return text
 
 
@@ -69,9 +73,11 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
             continue
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, list | dict | set):
-            raise yaml.constructor.ConstructorError(None, None, "a key is a word, not a list", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be a scalar, not a list", key_node.start_mark
+            )
         if key in written:
-            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
         written.add(key)
     loader.flatten_mapping(node)
     keys.update(loader.construct_mapping(node, deep=True))
@@ -90,18 +96,18 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds; its mappings are :class:`Keys`.
+    """Read a YAML file. Mappings are returned as `Keys`.
 
     Raises:
-        MissingFileError: There is no such file.
-        ConfigError: It is not YAML, or holds Python objects, a key twice, or aliases that expand without end; the message
-            has the line and the column.
+        MissingFileError: The file does not exist.
+        ConfigError: The file is not valid YAML, or contains Python objects, duplicate keys or aliases that expand without
+            bound. The message contains the line and the column.
     """
     path = Path(path)
     if not path.is_file():
-        raise MissingFileError(f"There is no file {path}.")
+        raise MissingFileError(f"The file {path} does not exist.")
     if path.stat().st_size > MAX_BYTES:
-        raise ConfigError(f"{path} is longer than {MAX_BYTES:,} bytes; this is no file of settings.")
+        raise ConfigError(f"{path} exceeds the maximum size of {MAX_BYTES:,} bytes for a configuration file.")
     try:
         loader = _Loader(path.read_text(encoding="utf-8-sig"))
         loader.path = path
@@ -118,12 +124,12 @@ def read_yaml(path: str | Path) -> Any:
     except ConfigError:
         raise
     except (yaml.YAMLError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
-        # PyYAML raises these, of `!!bool maybe` for one.
+        # PyYAML raises these, for example for `!!bool maybe`.
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.") from error
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Values below a node, aliases written out; without end where one holds itself."""
+    """Count the values below a node with aliases expanded; infinite if a node contains itself."""
     if id(node) not in known:
         known[id(node)] = float("inf")
         parts: Iterable[yaml.Node] = ()
@@ -140,16 +146,16 @@ def _place(mark: yaml.Mark) -> str:
 
 
 def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error: type[ConfigError]) -> None:
-    """Refuse keys that nothing reads.
+    """Reject unknown keys.
 
     Args:
-        given: The keys, with their places if they come from :func:`read_yaml`.
-        known: The keys that there are.
-        where: What holds them, for the message.
-        error: What to raise.
+        given: The keys, with their positions if they come from `read_yaml`.
+        known: The valid keys.
+        where: What contains them, for the message.
+        error: Class of the exception.
 
     Raises:
-        ConfigError: A key is unknown; the message names the nearest.
+        ConfigError: A key is unknown. The message suggests the closest valid key.
     """
     known = list(known)
     for key in given:
@@ -161,20 +167,20 @@ def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error
 
 
 def place(given: Mapping[Any, Any], key: Any) -> str:
-    """``path:line:column: `` of a key, nothing where it is not known."""
+    """Return ``path:line:column: `` of a key, or an empty string if the position is unknown."""
     at = getattr(given, "places", {}).get(key)
     return f"{at}: " if at else ""
 
 
 def plain(content: Any) -> Any:
-    """The same as dicts and lists of Python."""
+    """Convert mappings and sequences to plain dictionaries and lists."""
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
     return [plain(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing where no known word is near.
+    """Return `` (did you mean 'x'?)``, or an empty string if no known word is similar.
 
     >>> did_you_mean("lerning_rate", ["learning_rate", "seed"])
     " (did you mean 'learning_rate'?)"

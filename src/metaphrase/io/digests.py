@@ -30,7 +30,7 @@ def files_sha256(files: Iterable[str | Path]) -> str:
 
 
 def texts_digest(texts: Sequence[str]) -> str:
-    """Digest of texts in their order, 16 hexadecimal digits."""
+    """Digest of a sequence of texts, 16 hexadecimal digits."""
     digest = xxhash.xxh3_64()
     for text in texts:
         digest.update(text.encode("utf-8", "surrogatepass") + b"\n")

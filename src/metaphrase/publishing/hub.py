@@ -53,7 +53,8 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
-from metaphrase.checkpoints.folders import PARTIAL, checkpoints, exclusive
+from metaphrase.checkpoints.folders import HEADS, PARTIAL, TRAINING_ARGS, checkpoints
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -64,6 +65,7 @@ from metaphrase.exceptions import (
     NonFiniteError,
     UsageError,
 )
+from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
 from metaphrase.publishing.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData, corpus_card
@@ -72,7 +74,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-CARD, RECIPE, REFERENCE, TRAINING_ARGS = "README.md", "recipe.yaml", "reference.json", "training_args.json"
+CARD, RECIPE, REFERENCE = "README.md", "recipe.yaml", "reference.json"
 #: What a Hub shows on the pages of benchmarks.
 EVAL_RESULTS = ".eval_results/metaphrase.yaml"
 # AutoConfig cannot do without it, so that a folder that lacks it loads nowhere: it goes first and comes last.
@@ -86,8 +88,6 @@ ROOT_FILES = (
 )
 MODULE_FILES = ("*.json", "*.safetensors")
 CHECKPOINT_FILES = ("optimizer.pt", "optimizer.bin", "scheduler.pt")
-#: Folder of the objectives' heads, in checkpoints and in a release's repository.
-HEADS = "heads"
 #: Files that can run code when they are read, or that no release needs. They are not even downloaded.
 UNWANTED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.py", "*.onnx", "*.ot")
 #: Seconds between attempts at what the client itself tries only once: a commit, a new repository, a download.
@@ -618,11 +618,9 @@ def _release_form(
 
 def _load_without_pooler(model: SentenceTransformer, folder: Path) -> None:
     """Has sentence-transformers build the encoder without a pooler; transformers would make up a random one."""
-    path = folder / "sentence_bert_config.json"
-    if path.is_file() and "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config["model_args"] = {"add_pooling_layer": False}
-        path.write_text(json.dumps(config, indent=4), encoding="utf-8")
+    has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
+    if has_option and (folder / CONFIG_FILE).is_file():
+        disable_pooler(folder)
 
 
 def _check_release(model: SentenceTransformer, folder: Path) -> None:

@@ -97,7 +97,7 @@ def test_only_what_may_be_chosen_is_kept(saved, tmp_path):
 def test_nothing_goes_for_a_checkpoint_that_does_not_verify(saved, tmp_path, caplog, fault):
     (tmp_path / "checkpoint-12" / "optimizer.pt").write_bytes(b"momentS")
     saved()
-    assert "checkpoint-12: optimizer.pt is not what was written" in caplog.text
+    assert "checkpoint-12: optimizer.pt is damaged" in caplog.text
     assert sorted(path.parent.name for path in tmp_path.rglob("optimizer.pt")) == [
         "checkpoint-12",
         "checkpoint-4",
@@ -284,7 +284,7 @@ def test_weights_that_are_not_finite_are_neither_written_nor_measured(options, t
         return loss
 
     monkeypatch.setattr(FineTuner, "training_step", spoiled)
-    with pytest.raises(NonFiniteError, match=r"has become infinite or no number.*last good checkpoint is .*-2\.$"):
+    with pytest.raises(NonFiniteError, match=r"contains NaN or infinite values.*last valid checkpoint is .*-2\.$"):
         finetune_classification(options, arguments(tmp_path))
     assert [path.name for path in checkpoint_folders(tmp_path / "en")] == ["checkpoint-2"]
     assert not list(tmp_path.rglob("results.json"))

@@ -41,8 +41,8 @@ from safetensors.torch import load_model
 from torch import Tensor
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
 
-from metaphrase.checkpoints.folders import checkpoints, exclusive, leave_out, remove, tidy, verify
-from metaphrase.checkpoints.saving import WholeCheckpoints
+from metaphrase.checkpoints.folders import checkpoints, remove, remove_file, tidy, verify
+from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.corpus.code_switching import CodeSwitchingCollator, PairedTexts
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.evaluation.transfer.data import (
@@ -61,6 +61,7 @@ from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
 from metaphrase.io.environment import hardware
 from metaphrase.io.files import write_json
+from metaphrase.io.locks import exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -472,7 +473,7 @@ def train_and_measure(
             if not options.keep_checkpoints or _step(checkpoint) not in chosen.values():
                 remove(checkpoint)
             else:
-                leave_out(checkpoint, OPTIMIZER)
+                remove_file(checkpoint, OPTIMIZER)
     return {
         "languages": {language: scores[language] for language in run.languages},
         "items": len(run.train),
@@ -488,7 +489,7 @@ def _only(sets: Languages, languages: Sequence[str]) -> Languages:
     return {language: data for language, data in sets.items() if language in languages}
 
 
-class FineTuner(WholeCheckpoints):
+class FineTuner(AtomicCheckpoints):
     """transformers' Trainer that measures with the task's own score, for each dev language, and writes whole checkpoints.
 
     Args:
@@ -540,7 +541,7 @@ class KeepChosen(TrainerCallback):
             if _step(checkpoint) not in kept:
                 remove(checkpoint)
             elif _step(checkpoint) != state.global_step:
-                leave_out(checkpoint, OPTIMIZER)
+                remove_file(checkpoint, OPTIMIZER)
 
 
 def _step(checkpoint: Path) -> int:

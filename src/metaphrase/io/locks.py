@@ -1,0 +1,106 @@
+"""Output folders that one process writes to at a time."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from metaphrase.exceptions import CheckpointError
+
+logger = logging.getLogger(__name__)
+
+#: Name of the lock inside a folder. It names its owner. Uploads to the Hub ignore names that begin with an underscore.
+LOCK = "_lock"
+
+#: Errors of a file system that does not support locks.
+_UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+_held: dict[Path, int] = {}  # folder → process that holds it: a forked child inherits the entry, but not the lock
+
+
+@contextmanager
+def exclusive(folder: str | Path) -> Iterator[None]:
+    """Hold a folder, which is created if missing, so that no other process writes to it.
+
+    The operating system releases the lock when the process ends, even if it is killed. A process that holds a folder can
+    enter again; its forked children hold nothing. File systems without locks cause a warning.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        CheckpointError: Another process holds the folder, the folder is a file, or it is not writable.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, exclusive(folder):
+    ...     (Path(folder) / LOCK).read_text().startswith(f"process {os.getpid()} on ")
+    True
+    """
+    folder = Path(folder)
+    key = folder.absolute()
+    if _held.get(key) == os.getpid():
+        yield
+        return
+    lock = _acquire(folder)
+    _held[key] = os.getpid()
+    try:
+        yield
+    finally:
+        del _held[key]
+        with suppress(OSError):
+            (folder / LOCK).unlink()
+        lock.release()
+
+
+def make_folder(folder: Path) -> None:
+    """Create an output folder if it is missing.
+
+    Raises:
+        CheckpointError: It is a file, or cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise CheckpointError(f"The output folder {folder} is a file, or inside one. Choose another.") from error
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+
+
+def _acquire(folder: Path) -> FileLock:
+    path = folder / LOCK
+    lock = FileLock(path, blocking=False, thread_local=False, fallback_to_soft=False)
+    while True:
+        make_folder(folder)
+        try:
+            lock.acquire()
+        except Timeout as error:
+            try:
+                owner = path.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+            except OSError:  # released in the meantime
+                continue
+            raise CheckpointError(
+                f"{folder} is in use by {owner}. Wait for it or stop it, or choose another output folder."
+            ) from error
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise _not_writable(folder, error) from error
+            logger.warning(
+                "The file system of %s does not support locks (%s). Make sure that no other process writes to it.",
+                folder,
+                error.strerror,
+            )
+            return lock
+        with suppress(OSError):  # a full disk: the lock holds without its owner's name
+            path.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+        return lock
+
+
+def _not_writable(folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(f"The output folder {folder} is not writable: {error.strerror}. Choose another.")

@@ -1,0 +1,146 @@
+"""Training arguments."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+import torch
+from sentence_transformers import SentenceTransformerTrainingArguments
+
+from metaphrase.exceptions import MissingExtraError, UsageError
+from metaphrase.objectives import Objective
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
+    """Training arguments of sentence-transformers, extended for alignment.
+
+    Attributes:
+        head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
+        packing: Run the encoder without padding where it supports this.
+        effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
+            ``per_device_train_batch_size``.
+        micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch at
+            once. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
+            memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
+            the step is repeated.
+        max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
+            Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
+            allowed, because the gradient scaler searches for its scale.
+        allow_changes: Resume a checkpoint even if recipe, encoder, data, batch size or seed have changed.
+        restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
+        bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32.
+        use_liger_kernel: Compute the vocabulary loss with Liger's kernel, on CUDA (extra ``liger``).
+        logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
+        dataloader_pin_memory: On by default if there is a CUDA device.
+        dataloader_timeout: Number of seconds to wait for a batch from worker processes; 0 waits forever.
+    """
+
+    head_learning_rate: float | None = field(
+        default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
+    )
+    packing: bool = field(
+        default=True, metadata={"help": "Run the encoder without padding: faster, with the same result."}
+    )
+    effective_batch_size: int | None = field(
+        default=None,
+        metadata={"help": "Pairs ranked against each other, over all processes; replaces the batch size per device."},
+    )
+    micro_batch_size: int | None = field(
+        default=None,
+        metadata={
+            "help": "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
+            "memory."
+        },
+    )
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device has instructions for it."})
+    max_skipped_steps: int = field(
+        default=5,
+        metadata={
+            "help": "Fail after this many consecutive steps with a NaN or infinite loss or gradient; each is skipped."
+        },
+    )
+    restore_callback_states_from_checkpoint: bool = field(
+        default=True, metadata={"help": "Resume the state of callbacks too, such as the patience of early stopping."}
+    )
+    allow_changes: bool = field(
+        default=False,
+        metadata={
+            "help": "Resume a checkpoint of another recipe, encoder, corpus, batch size, seed or number of processes."
+        },
+    )
+    logging_nan_inf_filter: bool = field(
+        default=False, metadata={"help": "Hide NaN and infinite losses from the log."}
+    )
+    dataloader_pin_memory: bool = field(
+        default_factory=torch.cuda.is_available, metadata={"help": "Pin memory in data loaders."}
+    )
+    dataloader_timeout: float = field(
+        default=600.0,
+        metadata={
+            "help": "Seconds after which a data loader worker that returns no batch is considered hung; 0 waits forever."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        if self.bf16 and (self.use_cpu or not torch.accelerator.is_available()) and not _has_bfloat16_instructions():
+            logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
+            self.bf16 = False
+        super().__post_init__()
+        if self.effective_batch_size is not None:
+            size, rest = divmod(self.effective_batch_size, self.world_size)
+            if rest or size < 1:
+                raise UsageError(
+                    f"effective_batch_size must be a multiple of the number of processes ({self.world_size}), but is "
+                    f"{self.effective_batch_size}."
+                )
+            self.per_device_train_batch_size = size
+        if self.use_liger_kernel and find_spec("liger_kernel") is None:
+            raise MissingExtraError(
+                "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
+            )
+        if self.micro_batch_size is not None and self.micro_batch_size < 1:
+            raise UsageError(f"micro_batch_size must be at least 1, or unset, but is {self.micro_batch_size}.")
+        if self.max_skipped_steps < 1:
+            raise UsageError(f"max_skipped_steps must be at least 1, but is {self.max_skipped_steps}.")
+        # With a stream, rank 0 would otherwise read for all ranks and slice tensors without a batch axis (links, queues).
+        if self.accelerator_config.dispatch_batches is None:
+            self.accelerator_config.dispatch_batches = False
+
+
+def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
+    """Refuse arguments that these objectives cannot be trained with.
+
+    Raises:
+        UsageError: There are several GPUs per process, or prompts, or batches without negatives.
+    """
+    if args.n_gpu > 1:
+        raise UsageError(
+            f"{args.n_gpu} GPUs are visible to one process. Start one process per GPU with torchrun, or select one with "
+            "CUDA_VISIBLE_DEVICES=0."
+        )
+    if args.prompts:
+        raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")
+    size, processes = args.per_device_train_batch_size, args.world_size
+    alone = [
+        name
+        for name, objective in objectives.items()
+        if objective.in_batch_negatives and size * (processes if objective.gather else 1) < 2
+    ]
+    if alone:
+        raise UsageError(
+            f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
+            "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size to at "
+            "least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
+        )
+
+
+def _has_bfloat16_instructions() -> bool:
+    """Whether this CPU has AVX512-BF16, AMX or Arm's bfloat16 instructions."""
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))

@@ -1,0 +1,207 @@
+"""Resuming a run: facts that must not change, the choice of a checkpoint, and the position in the data."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import Tensor
+
+from metaphrase.checkpoints.folders import MANIFEST, differences, last_good, newest, verify
+from metaphrase.corpus.digests import data_digest, stream_digest
+from metaphrase.encoders.loading import origin_of
+from metaphrase.exceptions import CheckpointError
+from metaphrase.io.environment import versions
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.distributed import from_first_process
+from metaphrase.training.loss import AlignmentLoss
+
+logger = logging.getLogger(__name__)
+
+
+class RunFacts:
+    """Facts of a run that must not change when it is resumed. Digests are computed once.
+
+    Args:
+        loss: The training loss, with the encoder as it is before it is wrapped.
+        args: The training arguments.
+    """
+
+    def __init__(self, loss: AlignmentLoss, args: AlignmentTrainingArguments) -> None:
+        self._loss, self._args = loss, args
+        self._model = loss.model
+        self._digested: tuple[Any, str | None] = (None, None)  # a data set and its digest
+
+    def collect(self, dataset: Any) -> dict[str, Any]:
+        """The facts of training on a data set, as JSON values."""
+        facts = {
+            "terms": self._loss.recipe.to_dict()["terms"],
+            "max_length": self._loss.max_length,
+            "processes": self._args.world_size,
+            "per_device_train_batch_size": self._args.per_device_train_batch_size,
+            "gradient_accumulation_steps": self._args.gradient_accumulation_steps,
+            "seed": self._args.seed,
+        }
+        facts |= self._encoder_facts()
+        if isinstance(dataset, Dataset):
+            facts["pairs"] = len(dataset)
+        if (digest := self._corpus_digest(dataset)) is not None:
+            facts["corpus"] = digest
+        return dict(json.loads(json.dumps(facts)))
+
+    def _encoder_facts(self) -> dict[str, Any]:
+        """The encoder without its weights, which the checkpoint contains."""
+        model = self._model
+        card, origin = model.model_card_data, origin_of(model)
+        folder = Path(origin).name if origin else None
+        others = [module for module in list(model)[1:] if not isinstance(module, Pooling)]
+        return {
+            "base_model": card.base_model if card.base_model_revision else folder,
+            "base_model_revision": card.base_model_revision,
+            "pooling": [module.pooling_mode for module in model if isinstance(module, Pooling)],
+            "modules": [f"{type(module).__name__} {_digest(module.get_config_dict())}" for module in others],
+            "tokenizer": self._tokenizer_digest,
+            "frozen": [name for name, weight in model.named_parameters() if not weight.requires_grad],
+        }
+
+    @cached_property
+    def _tokenizer_digest(self) -> str:
+        """Of vocabulary and rules, without the settings that each call changes."""
+        tokenizer = self._model.tokenizer
+        if getattr(tokenizer, "is_fast", False):
+            content = json.loads(tokenizer.backend_tokenizer.to_str())
+            content = {key: value for key, value in content.items() if key not in ("truncation", "padding", "version")}
+        else:
+            content = tokenizer.get_vocab()
+        return _digest(content)
+
+    def _corpus_digest(self, dataset: Any) -> str | None:
+        """Of the rows, or of the files behind a stream if they are known."""
+        if self._digested[0] is not dataset:
+            if isinstance(dataset, Dataset):
+                digest: str | None = data_digest(dataset)
+            else:
+                digest = stream_digest(dataset) if isinstance(dataset, IterableDataset) else None
+            self._digested = dataset, digest
+        return self._digested[1]
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def choose_checkpoint(
+    requested: str | Path | bool, args: AlignmentTrainingArguments, facts: Callable[[], dict[str, Any]]
+) -> str:
+    """Choose the checkpoint to resume; the first process decides for all.
+
+    Args:
+        requested: A checkpoint, or True for the latest valid one.
+        args: The training arguments.
+        facts: Returns the facts of this run.
+
+    Raises:
+        CheckpointError: The checkpoint is damaged or of another run, or does not exist.
+    """
+    answer: Path | CheckpointError | None = None
+    if args.process_index == 0:
+        try:
+            answer = _verified_checkpoint(requested, args, facts)
+        except CheckpointError as error:
+            answer = error
+    answer = from_first_process(answer)
+    if isinstance(answer, CheckpointError):
+        raise answer
+    return str(answer)
+
+
+def _verified_checkpoint(
+    requested: str | Path | bool, args: AlignmentTrainingArguments, facts: Callable[[], dict[str, Any]]
+) -> Path:
+    folder = newest(str(args.output_dir)) if requested is True else Path(str(requested))
+    if folder is None:
+        raise CheckpointError(f"There is no checkpoint in {args.output_dir} to resume.")
+    manifest = verify(folder)
+    if changed := differences(manifest["run"], facts()):
+        message = f"{folder} belongs to another run, which differs in: {', '.join(changed)}."
+        if not args.allow_changes:
+            raise CheckpointError(f"{message} Restore the original settings, or pass --allow_changes.")
+        logger.warning("%s", message)
+    if changed := differences(manifest["versions"], versions()):
+        logger.warning(
+            "%s was written with other versions, so results may differ in the last digits: %s.",
+            folder,
+            ", ".join(changed),
+        )
+    return folder
+
+
+def verify_best(folder: Path, output: str | Path) -> None:
+    """Verify the best checkpoint before its weights are loaded at the end of training.
+
+    Raises:
+        CheckpointError: It is damaged.
+    """
+    try:
+        verify(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"The best checkpoint cannot be loaded, and other weights are not released in its place. {error} "
+            f"{last_good(output)} Restore {folder.name}, or delete it and resume: the run then ends with the last weights, "
+            "or with a better checkpoint still to come."
+        ) from error
+
+
+def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
+    """The manifest of a verified checkpoint."""
+    return dict(json.loads((Path(checkpoint) / MANIFEST).read_text(encoding="utf-8")))
+
+
+@dataclass
+class DataPosition:
+    """Position of a run in its data. It also locates streams, whose length is unknown.
+
+    Attributes:
+        epoch: Number of epochs begun.
+        batches: Batches of the current epoch that were trained on.
+        offset: Batches of the next epoch that an earlier run trained on.
+    """
+
+    epoch: int = 0
+    batches: int = 0
+    offset: int = 0
+
+    def begin_epoch(self) -> None:
+        """Count a new epoch, which starts after the batches of an earlier run."""
+        self.batches, self.offset = self.offset, 0
+        self.epoch += 1
+
+    def facts(self) -> dict[str, int]:
+        """The position, for the manifest of a checkpoint."""
+        return {"epoch": self.epoch - 1, "batches": self.batches}
+
+
+class ResumableCollator(ParallelCollator):
+    """A collator that skips the batches that a resumed stream has already trained on, without building them.
+
+    Attributes:
+        batches_to_skip: Number of batches that are still to be skipped.
+    """
+
+    batches_to_skip = 0
+
+    def __call__(self, examples: Any) -> dict[str, dict[str, Tensor]]:
+        """Build the views of a batch, or skip it."""
+        if self.batches_to_skip:
+            self.batches_to_skip -= 1
+            return {}
+        return super().__call__(examples)
