@@ -311,7 +311,7 @@ def test_a_model_is_loaded_by_name(tiny_encoder_dir, tiny_encoder):
         ({"layer": 3}, "layers 0 to 2"),
         ({"layer": -1}, "layers 0 to 2"),
         ({"method": "mwmf"}, "argmax, itermax, softmax"),
-        ({"level": "char"}, "piece or word"),
+        ({"level": "char"}, "piece, word"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_encoder, settings, message):

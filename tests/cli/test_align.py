@@ -170,12 +170,12 @@ def test_a_filter_can_write_to_a_file(filtered, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\tb\tc\n", "stdin:1: a line is 'source<TAB>target'"),
-        ("one sentence\n", "stdin:1: a line is"),
-        ("a\tb\na\n", "stdin:2: 1 columns, not 2: 'a'"),
-        ("a ||| b\na\n", "stdin:2: 1 columns, not 2"),
-        ("source\ttarget\tsource\n", "names a column twice"),
-        (b"a\tb\n\xff\tb\n", "stdin:2: this is not UTF-8 .byte 0xff"),
+        ("a\tb\tc\n", "stdin:1: expected 'source<TAB>target'"),
+        ("one sentence\n", "stdin:1: expected"),
+        ("a\tb\na\n", "stdin:2: expected 2 columns, got 1: 'a'"),
+        ("a ||| b\na\n", "stdin:2: expected 2 columns, got 1"),
+        ("source\ttarget\tsource\n", "duplicate column in the header"),
+        (b"a\tb\n\xff\tb\n", "stdin:2: not UTF-8 .byte 0xff"),
     ],
 )
 def test_lines_that_are_wrong_are_named(stdin, capsys, content, message):
@@ -332,22 +332,22 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.tsv"], "Files need -o FILE"),
+        (["x.tsv"], "Files require -o FILE"),
         (["x.tsv", "-o", "y.csv"], "the format is unknown"),
         (["x.tsv", "-", "-o", "y.tsv"], "cannot be mixed"),
         (["x.tsv", "-o", "y.tsv", "--pharaoh"], "--pharaoh is for"),
         (["nowhere.tsv", "-o", "y.tsv"], "There is no file"),
-        (["--aligner", "giza"], "no aligner 'giza'; there are fast_align"),
-        (["--aligner", "span"], "needs --model"),
-        (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is no option of the aligner 'embedding'"),
-        (["--layer", "3"], "--layer is no option of the aligner 'fast_align'"),
+        (["--aligner", "giza"], "Unknown aligner 'giza'. Available aligners: fast_align"),
+        (["--aligner", "span"], "requires --model"),
+        (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is not an option of the aligner 'embedding'"),
+        (["--layer", "3"], "--layer is not an option of the aligner 'fast_align'"),
         (["--aligner", "embedding", "--save", "m"], "are for statistical aligners"),
-        (["--load", "m", "--save", "n"], "leave out --save"),
-        (["--load", "m"], "m holds no statistical aligner"),
-        (["--segmenter", "spacy"], "no segmenter 'spacy'"),
-        (["--phrase_table", "p.tsv"], "needs files"),
+        (["--load", "m", "--save", "n"], "remove --save"),
+        (["--load", "m"], "m contains no statistical aligner"),
+        (["--segmenter", "spacy"], "Unknown segmenter 'spacy'"),
+        (["--phrase_table", "p.tsv"], "requires files"),
         (["--heuristic", "grow"], None),
-        (["--heuristic", "big"], "no heuristic 'big'"),
+        (["--heuristic", "big"], "Unknown heuristic 'big'"),
     ],
 )
 def test_options_that_do_not_go_together(stdin, capsys, tmp_path, monkeypatch, arguments, message):
@@ -362,7 +362,7 @@ def test_options_that_do_not_go_together(stdin, capsys, tmp_path, monkeypatch, a
 
 def test_a_terminal_is_not_waited_for(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert "Name the files to align" in failure([], capsys)
+    assert "Pass files to align" in failure([], capsys)
 
 
 def test_a_missing_extra_is_one_line(stdin, capsys, monkeypatch):
@@ -377,4 +377,4 @@ def test_json_goes_to_stdout_where_no_lines_do(corpus, stdin, tmp_path, capsys):
     assert json.loads(out)["pairs"] == 20
     assert "Wrote" in err
     stdin("\n".join(LINES))
-    assert "stdout is for the aligned lines" in failure(["--json"], capsys)
+    assert "stdout contains the aligned lines" in failure(["--json"], capsys)

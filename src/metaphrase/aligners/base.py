@@ -1,4 +1,4 @@
-"""What every word aligner is: words in, scored links out."""
+"""Base class of word aligners."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Alignment:
     """The word links of a pair.
 
     Attributes:
-        links: ``(source word, target word)``, from 0, sorted.
-        scores: One for each link, higher is surer; what it measures is the aligner's affair.
+        links: Sorted, zero-based pairs ``(source word, target word)``.
+        scores: Confidence of each link; its scale depends on the aligner.
     """
 
     links: tuple[Link, ...]
@@ -27,20 +27,20 @@ class Alignment:
 
     @property
     def pharaoh(self) -> str:
-        """The links in Pharaoh's form, ``0-0 1-2``."""
+        """The links in Pharaoh format, ``0-0 1-2``."""
         return format_links(self.links)
 
     @property
     def score_text(self) -> str:
-        """The scores, a space between them, in the order of the links."""
+        """The scores in the order of the links, separated by spaces."""
         return " ".join(f"{score:.4g}" for score in self.scores)
 
 
 class Aligner(ABC):
-    """Finds which words of a pair translate each other.
+    """Links the words of a sentence to those of its translation.
 
     Attributes:
-        name: What the command line calls it.
+        name: Name on the command line.
     """
 
     name: ClassVar[str]
@@ -53,5 +53,5 @@ class Aligner(ABC):
             pairs: The words of each source and target; a side may be empty.
 
         Returns:
-            One alignment for each pair, in their order.
+            One alignment for each pair, in the same order.
         """

@@ -1,7 +1,7 @@
-"""Word alignment from an encoder's token states: words that stand close to each other translate each other.
+"""Word alignment by similarity of the token states of an encoder.
 
-No training and no other data than the encoder: mutual argmax and itermax (SimAlign), or both softmaxes over a threshold
-(awesome-align). Each side is encoded separately, as both papers do: encoding a pair together makes alignment worse.
+Implements mutual argmax and itermax (SimAlign), and thresholds on the softmax in both directions (awesome-align). No training
+is required. Each side is encoded separately, as in both papers; encoding a pair together gives worse alignments.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from metaphrase.modeling.packing import PACKABLE, packed
 Method = Literal["argmax", "itermax", "softmax"]
 Level = Literal["piece", "word"]
 
-#: Batches whose states are held at a time.
+#: Number of batches whose states are in memory at a time.
 _BATCHES = 16
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
-    """Links between units that are each other's most similar one; of equals the first counts.
+    """Link units that are most similar to each other. Ties are resolved in favour of the first.
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
@@ -59,22 +59,22 @@ def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Ten
 def itermax(
     similarity_bst: Tensor, mask_bst: Tensor | None = None, *, iterations: int = 2, alpha: float = 0.9
 ) -> Tensor:
-    """Mutual argmax, again and again, over what the rounds before left without a link.
+    """Repeat mutual argmax for units that previous iterations did not link.
 
-    From the second round on, similarities between two linked units become 0, between a linked and a free one
-    ``alpha`` times what they were. Rounds end when either side has no free unit. As in the released code, a pair
-    where one side has at most two units is left at the first round.
+    From the second iteration on, the similarity of two linked units is 0, and that of a linked and a free unit is
+    multiplied by ``alpha``. The iterations end when a side has no free unit. As in the released code, a pair with at most
+    two units on a side is not iterated.
 
     Args:
-        similarity_bst: Similarities of at least 0, shape ``(batch, source, target)``.
+        similarity_bst: Non-negative similarities, shape ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
-        iterations: Rounds.
-        alpha: Discount of units that have a link.
+        iterations: Number of iterations.
+        alpha: Discount of linked units.
 
     Returns:
         Links, boolean, shape ``(batch, source, target)``.
 
-    Reference: Jalili Sabet et al. 2020 (SimAlign), section 2.2, Itermax (α = 0.9, two rounds).
+    Reference: Jalili Sabet et al. 2020 (SimAlign), section 2.2, Itermax (α = 0.9, two iterations).
     """
     if mask_bst is None:
         mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
@@ -94,17 +94,17 @@ def itermax(
 def softmax_intersection(
     dots_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
 ) -> tuple[Tensor, Tensor]:
-    """Links whose probability exceeds a threshold in the softmax of either direction.
+    """Link units whose probability exceeds a threshold in the softmax of both directions.
 
     Args:
         dots_bst: Dot products of the states of source and target units, shape ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
-        threshold: What both probabilities must exceed.
+        threshold: Lower bound of both probabilities.
 
     Returns:
-        Links, boolean, and their scores, 0 elsewhere, both of shape ``(batch, source, target)``. A score is the harmonic
-        mean of both probabilities, each with the square root of its number of candidates as temperature, as the
-        released code prints it; without it nearly all scores would be 1.
+        Boolean links and their scores, 0 elsewhere, both of shape ``(batch, source, target)``. A score is the harmonic mean of
+        both probabilities with the square root of the number of candidates as temperature, as in the released code;
+        without a temperature, almost all scores would be 1.
 
     Reference: Dou and Neubig 2021, "Word Alignment by Fine-tuning Embeddings on Parallel Corpora" (awesome-align),
     section 2.1.
@@ -121,10 +121,10 @@ def softmax_intersection(
 
 
 def default_layer(layers: int) -> int:
-    """The layer whose states are compared: two thirds of the way up, which is the 8th of 12.
+    """Return the layer whose states are compared: two thirds of the layers, which is layer 8 of 12.
 
-    SimAlign and awesome-align both found the 8th layer of multilingual BERT best; higher layers serve the encoder's own
-    objective.
+    SimAlign and awesome-align both found layer 8 of multilingual BERT to be the best. Higher layers specialise in the
+    training objective of the encoder.
 
     >>> default_layer(12), default_layer(24), default_layer(2)
     (8, 16, 1)
@@ -133,26 +133,26 @@ def default_layer(layers: int) -> int:
 
 
 class EmbeddingAligner(Aligner):
-    """Links words whose states in an encoder are close.
+    """Aligns words by the similarity of their states in an encoder.
 
-    Both levels of both papers: states of word pieces, where two words are linked if any of their pieces are, or means
-    over the pieces of each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and what
-    `softmax_intersection` says for ``softmax``; a word link has the score of its best piece link. Words that lie
-    behind the encoder's length limit, wholly or in part, have no links. Sentences are encoded without padding and up to
-    the layer only, where `packed` can; of some thousand pairs at a time each distinct sentence is encoded once.
+    It compares states of word pieces, where two words are linked if any of their pieces are, or means over the pieces of
+    each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and those of `softmax_intersection` for
+    ``softmax``; a word link has the score of its best piece link. Words that are truncated, even in part, have no links.
+    If `packed` supports the encoder, sentences are encoded without padding and only up to the layer. Among about a
+    thousand pairs at a time, each distinct sentence is encoded once.
 
     Args:
         model: A SentenceTransformer, or what `load_encoder` takes: ``"starter"``, a Hub id or a folder.
-        layer: 0 for the embeddings up to the number of layers for the last one; None takes `default_layer`.
-        method: ``"argmax"`` links least and most surely, ``"itermax"`` finds more, ``"softmax"`` also links one word with
-            several.
+        layer: Layer to compare, from 0 for the embeddings to the number of layers; None uses `default_layer`.
+        method: ``"argmax"`` gives the fewest and most reliable links, ``"itermax"`` gives more, ``"softmax"`` also links one
+            word to several.
         level: ``"piece"`` or ``"word"``.
         threshold: See `softmax_intersection`; ``"softmax"`` only.
         batch_size: Sentences per forward pass, and pairs per comparison.
-        device: Where to put a model that is given by name.
+        device: Device of a model given by name.
 
     Raises:
-        ValueError: There is no such layer, method or level.
+        ValueError: The layer, method or level does not exist.
 
     Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align).
     """
@@ -174,11 +174,11 @@ class EmbeddingAligner(Aligner):
         layers = self.model[0].auto_model.config.num_hidden_layers
         self.layer = default_layer(layers) if layer is None else layer
         if not 0 <= self.layer <= layers:
-            raise ModelError(f"Layer {layer} was asked for, but the encoder has layers 0 to {layers}.")
+            raise ModelError(f"The encoder has layers 0 to {layers}, got layer {layer}.")
         if method not in get_args(Method):
-            raise ValueError(f"A method is {', '.join(get_args(Method))}, not {method!r}.")
+            raise ValueError(f"Unknown method {method!r}. Available methods: {', '.join(get_args(Method))}.")
         if level not in get_args(Level):
-            raise ValueError(f"A level is {' or '.join(get_args(Level))}, not {level!r}.")
+            raise ValueError(f"Unknown level {level!r}. Available levels: {', '.join(get_args(Level))}.")
         self.method = method
         self.level = level
         self.threshold = threshold
@@ -211,7 +211,7 @@ class EmbeddingAligner(Aligner):
         return alignments
 
     def _encode(self, texts: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """States of the layer, shape ``(pieces, hidden)``, and tokenisation of each text."""
+        """Return the states of the layer, shape ``(pieces, hidden)``, and the encoding of each text."""
         model = self.model
         encodings = model.tokenizer(texts, truncation=True, max_length=model.max_seq_length).encodings
         order = sorted(range(len(texts)), key=lambda at: len(encodings[at].ids))
@@ -231,7 +231,7 @@ class EmbeddingAligner(Aligner):
         return states, dict(zip(texts, encodings, strict=True))
 
     def _units(self, states_lh: Tensor, spans_w2: np.ndarray) -> tuple[Tensor, list[list[int]]]:
-        """States of the units that are compared, shape ``(units, hidden)``, and the words that each belongs to."""
+        """Return the states of the compared units, shape ``(units, hidden)``, and the words of each unit."""
         words = np.flatnonzero(spans_w2[:, 1]).tolist()
         if self.level == "word":
             means = [states_lh[slice(*spans_w2[word])].mean(dim=0) for word in words]
@@ -243,7 +243,7 @@ class EmbeddingAligner(Aligner):
         return states_lh[list(owners)], list(owners.values())
 
     def _compare(self, sources: list[Tensor], targets: list[Tensor]) -> list[dict[Link, float]]:
-        """Linked units of each pair and their scores."""
+        """Return the linked units of each pair and their scores."""
         source_bsh, target_bth = pad_sequence(sources, True), pad_sequence(targets, True)
         real_bs, real_bt = (
             pad_sequence([x.new_ones(len(x)) for x in side], True).bool() for side in (sources, targets)
@@ -265,7 +265,7 @@ class EmbeddingAligner(Aligner):
 def _word_alignment(
     links: dict[Link, float], source_words: list[list[int]], target_words: list[list[int]]
 ) -> Alignment:
-    """Words are linked if any of their units are, with the best of their scores."""
+    """Link words if any of their units are linked, with the best of their scores."""
     best: dict[Link, float] = {}
     for (s, t), score in links.items():
         for i in source_words[s]:
@@ -277,7 +277,7 @@ def _word_alignment(
 
 @contextmanager
 def _up_to(encoder: Any, layer: int) -> Iterator[None]:
-    """Inside this block an encoder stops behind a layer where its architecture allows it, else gives all layers' states."""
+    """Within this block, stop the encoder after a layer if possible, else return the states of all layers."""
     if encoder.config.model_type in PACKABLE:
         layers = encoder.encoder.layer
         encoder.encoder.layer = layers[:layer]

@@ -23,27 +23,27 @@ from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
 
-#: Columns that are added; ``segmenter`` only where a row is not split at spaces.
+#: Columns that are added; ``segmenter`` only if rows are not split at spaces.
 ADDED = ("alignment", "alignment_scores", "segmenter")
-#: How the words to align may be found.
+#: Methods to segment text into words.
 SEGMENTERS = ("auto", "whitespace", "icu")
 _READ = 10_000
 
 
 @dataclass
 class LinkCounts:
-    """What became of the pairs of two languages.
+    """Counts of the pairs of two languages.
 
     Attributes:
-        pairs: Pairs of the corpus.
-        kept: Those that had links already, and kept them.
-        unlinked: Pairs without any link, in the end.
-        too_long: Pairs that the aligner does not take, as a side has too many words.
-        links: Links.
-        source_words: Words of the sources.
-        target_words: Words of the targets.
-        source_linked: Words of the sources that have a link.
-        target_linked: Words of the targets that have a link.
+        pairs: Number of pairs.
+        kept: Pairs that already had links.
+        unlinked: Pairs without links after aligning.
+        too_long: Pairs with too many words for the aligner.
+        links: Number of links.
+        source_words: Number of source words.
+        target_words: Number of target words.
+        source_linked: Source words with a link.
+        target_linked: Target words with a link.
     """
 
     pairs: int = 0
@@ -60,7 +60,7 @@ class LinkCounts:
         return LinkCounts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
 
     def facts(self) -> dict[str, Any]:
-        """The counts, the shares of the words that have a link, and the links of an average pair."""
+        """Return the counts, the shares of linked words, and the mean number of links per pair."""
         return asdict(self) | {
             "share_source_linked": round(self.source_linked / max(1, self.source_words), 4),
             "share_target_linked": round(self.target_linked / max(1, self.target_words), 4),
@@ -74,13 +74,13 @@ def _values(counts: LinkCounts) -> list[int]:
 
 @dataclass
 class AlignmentReport:
-    """How a corpus was aligned.
+    """Report on the alignment of a corpus.
 
     Attributes:
-        aligner: What aligned it.
-        counts: For each pair of languages (``"sw-en"``) its counts.
-        training_seconds: How long aligners were trained.
-        seconds: How long pairs were aligned.
+        aligner: Name of the aligner.
+        counts: Counts for each pair of languages (``"sw-en"``).
+        training_seconds: Duration of training.
+        seconds: Duration of aligning.
     """
 
     aligner: str
@@ -90,17 +90,17 @@ class AlignmentReport:
 
     @property
     def total(self) -> LinkCounts:
-        """The counts of all languages."""
+        """Counts over all languages."""
         return sum(self.counts.values(), LinkCounts())
 
     @property
     def pairs_per_second(self) -> float:
-        """Pairs aligned in a second, training included."""
+        """Pairs aligned per second, including training."""
         aligned = self.total.pairs - self.total.kept
         return aligned / (self.training_seconds + self.seconds) if aligned else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """Dictionary for JSON."""
         return {
             "aligner": self.aligner,
             **self.total.facts(),
@@ -110,7 +110,8 @@ class AlignmentReport:
             "languages": {languages: counts.facts() for languages, counts in sorted(self.counts.items())},
         }
 
-    def _count(self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool) -> None:
+    def count(self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool) -> None:
+        """Add one pair to the counts of its languages."""
         links = parse_links(alignment)
         counts = self.counts.setdefault(languages, LinkCounts())
         counts.pairs += 1
@@ -123,7 +124,8 @@ class AlignmentReport:
         counts.source_linked += len({i for i, _ in links})
         counts.target_linked += len({j for _, j in links})
 
-    def _merge(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
+    def merge(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
+        """Add the counts and the duration of a chunk."""
         for languages, more in counts.items():
             self.counts[languages] = self.counts.get(languages, LinkCounts()) + more
         self.seconds += seconds
@@ -140,36 +142,32 @@ def add_alignment(
     chunk_size: int | None = None,
     **settings: Any,
 ) -> tuple[Dataset, AlignmentReport]:
-    """Give every pair of a corpus its word links.
+    """Add word links to every pair of a corpus.
 
-    A statistical aligner that is given by its name is trained on the corpus, one for each pair of languages, unless all
-    pairs of these have links. A row whose ``alignment`` is missing or empty has none.
+    If `aligner` names a statistical aligner, one aligner for each pair of languages is trained on the corpus, unless all
+    their rows have links. A row whose ``alignment`` is missing or empty has no links.
 
     Args:
-        dataset: Rows ``source``, ``target`` and, where they are known, ``source_lang`` and ``target_lang``.
-        aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
-        segmenter: ``"auto"`` and ``"icu"`` find words of languages that are written without spaces (``UNSPACED``) with
-            ICU, and split others at spaces; ``"whitespace"`` splits all at spaces.
-        overwrite: Align pairs again that have links.
-        show_progress: Show bars on stderr.
-        folder: Where aligned chunks and trained aligners are kept, and found by the next call with the same arguments,
-            which goes on from there.
-        chunk_size: Pairs that are aligned, and kept, together. By default 10,000 of a statistical aligner and 500 of
-            another.
-        **settings: Of the aligner that is given by its name.
+        dataset: Rows with ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
+        aligner: A name in `ALIGNERS`, an aligner, or one aligner for each pair of languages, ``{"sw-en": …}``.
+        segmenter: ``"auto"`` and ``"icu"`` segment languages written without spaces (`UNSPACED`) with ICU, and split all
+            others at spaces. ``"whitespace"`` splits all languages at spaces.
+        overwrite: Replace existing links.
+        show_progress: Show a progress bar on stderr.
+        folder: Folder for aligned chunks and trained aligners, from which the next call with the same arguments resumes.
+        chunk_size: Number of pairs that are aligned and stored together; by default 10,000 for statistical aligners and
+            500 for others.
+        **settings: Settings of an aligner given by name.
 
     Returns:
-        The corpus with the columns ``alignment``, ``alignment_scores`` and, where a row's words were found by ICU,
-        ``segmenter``; and a report.
+        The corpus with the columns ``alignment``, ``alignment_scores`` and, if ICU was used, ``segmenter``; and a report.
 
     Raises:
-        ValueError: The corpus is a stream, or there is no such aligner, segmenter or, in a mapping, pair of languages.
-        ImportError: An extra is needed and not installed.
+        ValueError: The corpus is a stream, or the aligner, the segmenter or, in a mapping, a pair of languages is unknown.
+        ImportError: A required extra is not installed.
     """
     if not isinstance(dataset, Dataset):
-        raise ValueError(
-            "A stream cannot be given links while it is read: align its files with `metaphrase align` first."
-        )
+        raise ValueError("Links cannot be added to a stream. Align its files with `metaphrase align` first.")
     check_segmenter(segmenter)
     there = [
         name for name in ("source", "target", "source_lang", "target_lang", *ADDED) if name in dataset.column_names
@@ -203,7 +201,7 @@ def add_alignment(
             else:
                 table = pq.read_table(shard)
             facts = json.loads(table.schema.metadata[b"report"])
-            report._merge({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
+            report.merge({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
             tables.append(table)
             progress.update(task, completed=min(first + chunk_size, len(rows)))
     report.training_seconds = aligners.training_seconds
@@ -218,18 +216,17 @@ def align_rows(
     overwrite: bool = False,
     report: AlignmentReport | None = None,
 ) -> dict[str, list[str | None]]:
-    """Links for some rows.
+    """Align rows.
 
     Args:
-        rows: Columns ``source`` and ``target`` and those among ``source_lang``, ``target_lang`` and ``ADDED`` that are
-            there.
-        aligner_of: Gives the aligner for a pair of languages, ``"sw-en"``.
-        segmenter: See :func:`add_alignment`.
-        overwrite: Align rows again that have links.
-        report: Where the pairs are counted.
+        rows: Columns ``source`` and ``target``, and optionally ``source_lang``, ``target_lang`` and `ADDED`.
+        aligner_of: Returns the aligner for a pair of languages, ``"sw-en"``.
+        segmenter: See `add_alignment`.
+        overwrite: Replace existing links.
+        report: Report to which the pairs are added.
 
     Returns:
-        The columns ``ADDED``.
+        The columns `ADDED`.
     """
     report = AlignmentReport("") if report is None else report
     n = len(rows["source"])
@@ -255,12 +252,12 @@ def align_rows(
             old["alignment"][at], old["alignment_scores"][at] = alignment.pharaoh, alignment.score_text
     fresh = {at for places in todo.values() for at in places}
     for at, (label, words, alignment) in enumerate(zip(labels, pairs, old["alignment"], strict=True)):
-        report._count(label, words, alignment or "", kept=at not in fresh, too_long=at in long)
+        report.count(label, words, alignment or "", kept=at not in fresh, too_long=at in long)
     return old
 
 
 def pair_label(source_lang: str | None, target_lang: str | None) -> str:
-    """What a pair of languages is called, ``und`` standing for one that is not known.
+    """Name a pair of languages, with ``und`` for an unknown language.
 
     >>> pair_label("sw", "en"), pair_label(None, "en")
     ('sw-en', 'und-en')
@@ -269,22 +266,22 @@ def pair_label(source_lang: str | None, target_lang: str | None) -> str:
 
 
 def segmenter_of(languages: Sequence[str | None], segmenter: str) -> str:
-    """Which segmenter finds the words of a pair: ``icu`` if one of its languages needs it."""
+    """Return the segmenter of a pair: ``icu`` if one of its languages is written without spaces."""
     return "icu" if segmenter != "whitespace" and not UNSPACED.isdisjoint(filter(None, languages)) else "whitespace"
 
 
 def check_segmenter(segmenter: str) -> None:
-    """Refuse a segmenter that does not exist.
+    """Check the name of a segmenter.
 
     Raises:
-        ValueError: With those that do.
+        ValueError: The segmenter is unknown.
     """
     if segmenter not in SEGMENTERS:
-        raise ValueError(f"There is no segmenter {segmenter!r}; there are {', '.join(SEGMENTERS)}.")
+        raise ValueError(f"Unknown segmenter {segmenter!r}. Available segmenters: {', '.join(SEGMENTERS)}.")
 
 
 class _Aligners:
-    """The aligner of each pair of languages, made or trained when it is first needed."""
+    """The aligner of each pair of languages, built or trained on first use."""
 
     def __init__(
         self,
@@ -296,9 +293,9 @@ class _Aligners:
         folder: Path | None,
     ) -> None:
         if isinstance(aligner, str) and aligner not in ALIGNERS:
-            raise ValueError(f"There is no aligner {aligner!r}; there are {', '.join(ALIGNERS)}.")
+            raise ValueError(f"Unknown aligner {aligner!r}. Available aligners: {', '.join(ALIGNERS)}.")
         if settings and not isinstance(aligner, str):
-            raise ValueError(f"An aligner that is given takes no settings, but {', '.join(settings)} came.")
+            raise ValueError(f"Settings are only accepted for aligners given by name, got {', '.join(settings)}.")
         self.dataset, self.segmenter, self.settings = dataset, segmenter, settings
         self.show_progress, self.folder = show_progress, folder
         self.given = aligner
@@ -314,10 +311,10 @@ class _Aligners:
         return self.name in STATISTICAL
 
     def get(self, languages: str) -> Aligner:
-        """The aligner of a pair of languages."""
+        """Return the aligner of a pair of languages."""
         if isinstance(self.given, Mapping):
             if languages not in self.given:
-                raise ValueError(f"There is no aligner for {languages}; there are some for {', '.join(self.given)}.")
+                raise ValueError(f"No aligner for {languages}, only for {', '.join(self.given)}.")
             return self.given[languages]
         if isinstance(self.given, Aligner):
             return self.given
@@ -350,7 +347,7 @@ class _Aligners:
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
-        """The rows of each pair of languages."""
+        """Row numbers of each pair of languages."""
         places: dict[str, list[int]] = defaultdict(list)
         names = [name for name in ("source_lang", "target_lang") if name in self.dataset.column_names]
         at = 0
@@ -363,7 +360,7 @@ class _Aligners:
 
 
 def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
-    """What an aligner, or one of several alike, is called."""
+    """Return the name of an aligner, or of the aligners in a mapping."""
     if isinstance(aligner, str):
         return aligner
     some = next(iter(aligner.values())) if isinstance(aligner, Mapping) else aligner
@@ -371,17 +368,17 @@ def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
 
 
 def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligner | dict[str, Aligner]:
-    """Statistical aligners that ``metaphrase align --save`` wrote, or the one of ``StatisticalAligner.save``.
+    """Load statistical aligners written by ``metaphrase align --save`` or `StatisticalAligner.save`.
 
     Args:
-        folder: Of one aligner, or of several, each in a folder named after its languages (``sw-en``).
-        heuristic: In place of theirs.
+        folder: Folder of one aligner, or of several in subfolders named after their languages (``sw-en``).
+        heuristic: Symmetrisation heuristic that replaces the saved one.
 
     Returns:
-        The aligner, for whatever languages, if it is the only one; else one for each pair of languages.
+        A single aligner, which is used for all languages, or one aligner for each pair of languages.
 
     Raises:
-        ValueError: There is none, or a damaged one.
+        ValueError: There is no aligner, or it is damaged.
     """
     from metaphrase.aligners.statistical import FILE, StatisticalAligner
 
@@ -410,7 +407,7 @@ def _write_shard(table: pa.Table, path: Path) -> None:
 
 
 def _with_columns(dataset: Dataset, tables: Sequence[pa.Table]) -> Dataset:
-    """The corpus with the columns of the chunks in place of its own."""
+    """Replace the columns of the corpus by those of the chunks."""
     segmented = "segmenter" in dataset.column_names or any("icu" in table["segmenter"].to_pylist() for table in tables)
     dataset = dataset.remove_columns([name for name in ADDED if name in dataset.column_names])
     for name in ADDED if segmented else ADDED[:2]:

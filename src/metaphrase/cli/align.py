@@ -1,4 +1,4 @@
-"""``metaphrase align``: word links for a bitext, as a corpus step (files in, a file out) or as a Unix filter."""
+"""``metaphrase align``: add word links to a bitext, from files to a file or as a Unix filter."""
 
 from __future__ import annotations
 
@@ -49,100 +49,99 @@ EXAMPLES = (
     "metaphrase align --pharaoh < pairs.tsv > links.txt",
 )
 
-#: Which options go to which kind of aligner.
+#: Options of each kind of aligner.
 SETTINGS = {
     "statistical": ("heuristic", "iterations", "lowercase", "strip_punctuation"),
     "embedding": ("model", "layer", "method", "level", "threshold", "batch_size"),
     "span": ("model", "threshold", "batch_size", "force_bidirectional", "align_to_words"),
 }
-#: Lines that a filter takes together where it need not see them all.
+#: Number of lines that a streaming filter processes at a time.
 _LINES = 256
 
 
 @dataclass
 class AlignOptions:
-    """What is aligned, by what, and where the links go."""
+    """Options of ``metaphrase align``."""
 
     files: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Bitext to align: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May stand "
-            "first. '-', or none: lines of stdin, 'source<TAB>target', with or without a header, or 'a b ||| x y'."
+            "help": "Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
+            "argument. Without files, or with '-', lines are read from stdin: 'source<TAB>target', with or without a "
+            "header, or 'a b ||| x y'."
         },
     )
     output: str | None = field(
         default=None,
         metadata={
             "aliases": ["-o"],
-            "help": "Where the bitext goes with its links: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. "
-            "A filter writes to stdout by default.",
+            "help": "Output file: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. A filter writes to stdout by default.",
         },
     )
-    aligner: str = field(default="fast_align", metadata={"help": f"{', '.join(ALIGNERS)} (default: fast_align)."})
+    aligner: str = field(
+        default="fast_align", metadata={"help": f"Aligner: {', '.join(ALIGNERS)} (default: fast_align)."}
+    )
     heuristic: str | None = field(
         default=None,
-        metadata={"help": "How a statistical aligner makes one alignment of two directions: grow-diag-final-and …"},
+        metadata={"help": "Statistical: symmetrisation heuristic (default: grow-diag-final-and)."},
     )
     iterations: int | None = field(
-        default=None, metadata={"help": "Training rounds of each statistical model (default: 5)."}
+        default=None, metadata={"help": "Statistical: training iterations of each model (default: 5)."}
     )
     model: str | None = field(
         default=None,
-        metadata={"help": "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."},
+        metadata={"help": "Embedding: encoder (default: starter). Span: checkpoint for question answering."},
     )
-    layer: int | None = field(default=None, metadata={"help": "Hidden layer of the embedding aligner."})
-    method: str | None = field(default=None, metadata={"help": "Of the embedding aligner: argmax, itermax, softmax."})
-    level: str | None = field(
-        default=None, metadata={"help": "What the embedding aligner compares: piece (the default) or word."}
-    )
+    layer: int | None = field(default=None, metadata={"help": "Embedding: hidden layer."})
+    method: str | None = field(default=None, metadata={"help": "Embedding: argmax, itermax (default) or softmax."})
+    level: str | None = field(default=None, metadata={"help": "Embedding: units to compare, piece (default) or word."})
     threshold: float | None = field(
-        default=None, metadata={"help": "Least score of a link: of the span aligner, or of --method softmax."}
+        default=None,
+        metadata={"help": "Span, and embedding with --method softmax: lower bound of the score of a link."},
     )
-    lowercase: bool | None = field(
-        default=None, metadata={"help": "Statistical aligners count words in lower case (default: true)."}
-    )
+    lowercase: bool | None = field(default=None, metadata={"help": "Statistical: lowercase words (default: true)."})
     strip_punctuation: bool | None = field(
-        default=None, metadata={"help": "Statistical aligners count words without outer punctuation (default: true)."}
+        default=None, metadata={"help": "Statistical: strip punctuation at both ends of words (default: true)."}
     )
     force_bidirectional: bool | None = field(
-        default=None, metadata={"help": "The span aligner keeps links of both directions alone."}
+        default=None, metadata={"help": "Span: keep only links found in both directions."}
     )
     align_to_words: bool | None = field(
-        default=None, metadata={"help": "The span aligner's answers end where words do (default: true)."}
+        default=None, metadata={"help": "Span: extend answers to whole words (default: true)."}
     )
-    batch_size: int | None = field(default=None, metadata={"help": "Texts in a forward pass of a neural aligner."})
+    batch_size: int | None = field(default=None, metadata={"help": "Embedding and span: texts per forward pass."})
     segmenter: str = field(
         default="auto",
         metadata={
-            "help": "whitespace: words stand between spaces. auto, icu: ICU finds those of languages written without "
-            "spaces (zh, ja, th, …); the column 'segmenter' says where."
+            "help": "whitespace: split words at spaces. auto, icu: use ICU for languages written without spaces (zh, ja, th, "
+            "…), and record it in the column 'segmenter'."
         },
     )
-    overwrite: bool = field(default=False, metadata={"help": "Align pairs again that have links."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace existing links."})
     source_lang: str | None = field(
-        default=None, metadata={"help": "Language of the sources, where nothing else tells it."}
+        default=None, metadata={"help": "Language of the sources, if it cannot be inferred."}
     )
     target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to take from the files."})
-    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to take."})
-    limit: int | None = field(default=None, metadata={"help": "Take this many pairs of each language at most."})
-    pharaoh: bool = field(default=False, metadata={"help": "A filter's output is the links alone, '0-0 1-2'."})
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to read from the files."})
+    split: str = field(default="train", metadata={"help": "Split to read: xx-en.train.tsv.gz, xx-en.dev.tsv.gz, …"})
+    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs per language."})
+    pharaoh: bool = field(default=False, metadata={"help": "Filter: print only the links, '0-0 1-2'."})
     save: str | None = field(
         default=None,
-        metadata={"help": "Keep the statistical aligners in this folder, one for each pair of languages."},
+        metadata={"help": "Statistical: save the aligners to this folder, one for each pair of languages."},
     )
     load: str | None = field(
         default=None,
-        metadata={"help": "Align with statistical aligners of --save; a filter then answers as it reads."},
+        metadata={"help": "Statistical: load aligners written by --save; a filter then streams."},
     )
     phrase_table: str | None = field(
-        default=None, metadata={"help": "Write the phrase pairs of the aligned bitext here (.tsv.gz)."}
+        default=None, metadata={"help": "File for the phrase pairs of the aligned bitext (.tsv.gz)."}
     )
-    summary: str | None = field(default=None, metadata={"help": "Write the summary here as JSON."})
+    summary: str | None = field(default=None, metadata={"help": "File for the summary (JSON)."})
 
 
 def run(argv: Sequence[str]) -> int:
-    """Align a corpus, or what comes in on stdin."""
+    """Align a corpus or lines of stdin."""
     leading = next((at for at, token in enumerate(argv) if token.startswith("-") and token != "-"), len(argv))
     arguments = ["--files", *argv[:leading], *argv[leading:]] if leading else list(argv)
     (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
@@ -157,51 +156,49 @@ def run(argv: Sequence[str]) -> int:
 
 
 def check(options: AlignOptions) -> dict[str, Any]:
-    """The aligner's settings among the options.
+    """Return the settings of the aligner.
 
     Raises:
-        ValueError: Options do not go together.
+        UsageError: Options conflict.
     """
     if options.aligner not in ALIGNERS:
-        raise UsageError(f"There is no aligner {options.aligner!r}; there are {', '.join(ALIGNERS)}.")
+        raise UsageError(f"Unknown aligner {options.aligner!r}. Available aligners: {', '.join(ALIGNERS)}.")
     if options.segmenter not in SEGMENTERS:
-        raise UsageError(f"There is no segmenter {options.segmenter!r}; there are {', '.join(SEGMENTERS)}.")
+        raise UsageError(f"Unknown segmenter {options.segmenter!r}. Available segmenters: {', '.join(SEGMENTERS)}.")
     kind = "statistical" if options.aligner in STATISTICAL else options.aligner
     everything = {name for names in SETTINGS.values() for name in names}
     settings = {name: value for name in sorted(everything) if (value := getattr(options, name)) is not None}
     if others := settings.keys() - set(SETTINGS[kind]):
-        raise UsageError(f"--{min(others)} is no option of the aligner {options.aligner!r}.")
+        raise UsageError(f"--{min(others)} is not an option of the aligner {options.aligner!r}.")
     if kind == "embedding" and options.threshold is not None and options.method != "softmax":
-        raise UsageError("--threshold is for --method softmax; the other methods of the embedding aligner have none.")
+        raise UsageError(
+            "--threshold requires --method softmax; the other methods of the embedding aligner have no threshold."
+        )
     if kind == "span" and options.model is None:
-        raise UsageError("The span aligner needs --model, a checkpoint for question answering such as WSPAlign's.")
+        raise UsageError("The span aligner requires --model, a question answering checkpoint such as WSPAlign's.")
     if kind != "statistical" and (options.save or options.load):
-        raise UsageError("--save and --load are for statistical aligners; others have nothing to keep.")
+        raise UsageError("--save and --load are for statistical aligners; other aligners are not trained.")
     trained = {"iterations", "lowercase", "strip_punctuation"} & settings.keys()
     if options.load and (options.save or trained):
-        raise UsageError(
-            f"--load takes an aligner as it was trained: leave out --{min(trained) if trained else 'save'}."
-        )
+        raise UsageError(f"--load uses an aligner as it was trained: remove --{min(trained) if trained else 'save'}.")
     filtering = options.files in ([], ["-"])
     if not filtering and "-" in options.files:
         raise UsageError("stdin ('-') cannot be mixed with files.")
     if not filtering and options.output is None:
-        raise UsageError("Files need -o FILE to go to; or give the bitext on stdin.")
+        raise UsageError("Files require -o FILE. Or pass the bitext on stdin.")
     if not filtering and options.pharaoh:
-        raise UsageError("--pharaoh is for the lines of stdin; a corpus keeps its pairs.")
+        raise UsageError("--pharaoh is for lines of stdin; the output of files contains the pairs.")
     if filtering and options.phrase_table:
-        raise UsageError("--phrase_table needs files.")
+        raise UsageError("--phrase_table requires files.")
     if filtering and is_json() and options.output is None:
-        raise UsageError(
-            "stdout is for the aligned lines: give --summary FILE in place of --json, or -o FILE beside it."
-        )
+        raise UsageError("stdout contains the aligned lines: pass --summary FILE instead of --json, or add -o FILE.")
     if not filtering:
         check_writable(str(options.output))
     return settings
 
 
 def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
-    """Files in, one file out; what is done is kept beside it until all is."""
+    """Align files to one file. Finished chunks are stored next to it until it is complete."""
     output = Path(str(options.output))
     corpus = load_corpus(
         options.files,
@@ -242,7 +239,7 @@ def align_corpus(options: AlignOptions, settings: dict[str, Any]) -> int:
 
 
 def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[str, Any]:
-    """All that decides what comes out."""
+    """Return everything that determines the output."""
     nowhere = ("output", "save", "phrase_table", "summary", "files", "pharaoh")
     manifest: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in nowhere}
     if options.load:
@@ -252,16 +249,16 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
 
 
 def _keep(models: Path, folder: str | None) -> None:
-    """Copy trained aligners to where ``--save`` wants them."""
+    """Copy trained aligners to the folder of ``--save``."""
     if folder is not None:
         if models.exists():
             shutil.copytree(models, folder, dirs_exist_ok=True)
         else:
-            logger.warning("Nothing was saved: every pair has its links, so that no aligner was trained.")
+            logger.warning("No aligner was saved: all pairs have links, so none was trained.")
 
 
 def summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, Any]) -> None:
-    """Print the summary, and write it as JSON where that is asked for."""
+    """Print the summary, and write it as JSON with ``--summary``."""
     console = notes()
     table = Table(title=f"Word links by {report.aligner}")
     for column in ("languages", "pairs", "kept", "source words linked", "target words linked", "links per pair"):
@@ -299,10 +296,10 @@ def summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, A
 
 @dataclass
 class _Lines:
-    """The lines of a filter and how they are read.
+    """The lines of a filter and their format.
 
     Attributes:
-        header: Names of the columns, or none where the first line is a pair already.
+        header: Names of the columns, or None if the first line is a pair.
         form: ``"tsv"`` or ``"fast_align"``.
         rows: The fields of each line.
     """
@@ -323,17 +320,17 @@ class _Lines:
         columns = text.split("\t")
         if {"source", "target"} <= set(columns):
             if len(set(columns)) < len(columns):
-                raise CorpusError(f"stdin:1: the header names a column twice: {', '.join(columns)}.")
+                raise CorpusError(f"stdin:1: duplicate column in the header: {', '.join(columns)}.")
             return cls(columns, "tsv", _split(lines, len(columns), "tsv"))
         if len(columns) != 2:
             raise CorpusError(
-                "stdin:1: a line is 'source<TAB>target' or 'a b ||| x y', or the first is a header that names the columns "
-                f"'source' and 'target'; this is {text[:80]!r}."
+                "stdin:1: expected 'source<TAB>target', 'a b ||| x y', or a header with the columns 'source' and 'target', "
+                f"got {text[:80]!r}."
             )
         return cls(None, "tsv", _split(_again(first, lines), 2, "tsv"))
 
     def columns(self, rows: Sequence[Sequence[str]], options: AlignOptions) -> dict[str, list[Any]]:
-        """Some rows as the columns that an aligner reads."""
+        """Convert rows to the columns that an aligner reads."""
         names = self.header or ["source", "target"]
         columns: dict[str, list[Any]] = {
             name: [row[at] for row in rows]
@@ -345,7 +342,7 @@ class _Lines:
         return columns
 
     def added(self, options: AlignOptions) -> list[str]:
-        """The columns that are written: all where a header can name them, ``segmenter`` only where it may be needed."""
+        """Return the added columns: only ``alignment`` without a header, ``segmenter`` only if it may be needed."""
         if self.header is None:
             return ["alignment"]
         named = "source_lang" in self.header or "target_lang" in self.header or "segmenter" in self.header
@@ -363,21 +360,21 @@ def _decoded(stream: BinaryIO) -> Iterator[tuple[int, str]]:
         try:
             yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:
-            raise CorpusError(f"stdin:{number}: this is not UTF-8 (byte {raw[error.start]:#04x}).") from error
+            raise CorpusError(f"stdin:{number}: not UTF-8 (byte {raw[error.start]:#04x}).") from error
 
 
 def _split(lines: Iterable[tuple[int, str]], width: int, form: str) -> Iterator[list[str]]:
     for number, text in lines:
         fields = text.split("\t") if form == "tsv" else [side.strip() for side in text.split("|||")]
         if len(fields) != width:
-            raise CorpusError(f"stdin:{number}: {len(fields)} columns, not {width}: {text[:80]!r}.")
+            raise CorpusError(f"stdin:{number}: expected {width} columns, got {len(fields)}: {text[:80]!r}.")
         yield fields
 
 
 def align_lines(options: AlignOptions, settings: dict[str, Any]) -> int:
-    """Lines in, as many lines out, in their order."""
+    """Align lines of stdin, one output line for each input line."""
     if sys.stdin.isatty():
-        raise UsageError("Name the files to align, or give lines on stdin. See `metaphrase align --help`.")
+        raise UsageError("Pass files to align, or lines on stdin. See `metaphrase align --help`.")
     lines = _Lines.of(sys.stdin.buffer)
     with _destination(options.output) as out:
         if lines.header is not None and not options.pharaoh:
@@ -395,7 +392,7 @@ def align_lines(options: AlignOptions, settings: dict[str, Any]) -> int:
 
 
 def _align_all(lines: _Lines, options: AlignOptions, settings: dict[str, Any], out: BinaryIO) -> AlignmentReport:
-    """What has to see every line first."""
+    """Align with an aligner that is trained on all lines."""
     rows = list(lines.rows)
     if not rows:
         return AlignmentReport(options.aligner)
@@ -415,7 +412,7 @@ def _align_all(lines: _Lines, options: AlignOptions, settings: dict[str, Any], o
 
 
 def _align_streaming(lines: _Lines, options: AlignOptions, settings: dict[str, Any], out: BinaryIO) -> AlignmentReport:
-    """What answers as it reads."""
+    """Align while reading."""
     loaded = load_aligners(options.load, heuristic=options.heuristic) if options.load else None
     aligner = ALIGNERS[options.aligner](**settings) if loaded is None else loaded
 
@@ -423,7 +420,7 @@ def _align_streaming(lines: _Lines, options: AlignOptions, settings: dict[str, A
         if isinstance(aligner, Aligner):
             return aligner
         if languages not in aligner:
-            raise UsageError(f"{options.load} has no aligner for {languages}; it has {', '.join(aligner)}.")
+            raise UsageError(f"{options.load} has no aligner for {languages}, only for {', '.join(aligner)}.")
         return aligner[languages]
 
     report = AlignmentReport(options.aligner if loaded is None else aligner_name(loaded))
@@ -464,7 +461,7 @@ def _write(out: BinaryIO, text: str) -> None:
 
 @contextlib.contextmanager
 def _destination(output: str | None) -> Iterator[BinaryIO]:
-    """Stdout, or a file that is there when all is written."""
+    """Return stdout, or a file that is replaced once everything is written."""
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
