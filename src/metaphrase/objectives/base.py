@@ -1,4 +1,4 @@
-"""What every objective is, and what it may take from the encoder when it is made."""
+"""The base class of objectives, and the sources of their heads."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Granularity = Literal["sentence", "word", "span", "token"]
 
 
 class Objective(nn.Module, ABC):
-    """One training signal: reads encodings, returns a scalar.
+    """One training signal: reads encodings and returns a scalar loss.
 
-    A subclass stands in a file of its own with its pure loss function, its head, its view where it needs one, and its
-    citation. Its constructor takes ``max_length`` (the recipe's) and the arguments of its term.
+    Each subclass has its own module, with its pure loss function, its head and view if it needs them, and its citation. Its
+    constructor takes ``max_length`` (of the recipe) and the arguments of its term.
 
     Attributes:
-        name: The paper's abbreviation; key in recipes, logs and cards.
+        name: The paper's abbreviation; the key in recipes, logs and model cards.
         granularity: What is aligned.
-        citation: BibTeX, joins the model card.
-        in_batch_negatives: Whether the other pairs of a batch are all that a pair is ranked against.
-        gather: Whether those of the other processes' batches are too.
-        reads_words: Whether it asks which pieces a word became, which fast tokenizers alone can tell.
-        head: The parameters of the objective, None where it has none. They are saved beside every checkpoint.
+        citation: BibTeX for the model card.
+        in_batch_negatives: Whether the negatives are the other pairs of the batch.
+        gather: Whether the negatives include the batches of other processes.
+        reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
+        head: The parameters of the objective, or None. They are saved with every checkpoint.
     """
 
     name: ClassVar[str]
@@ -48,43 +48,46 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def views(self) -> tuple[View, ...]:
-        """The views that the objective reads."""
+        """Return the views that the objective reads."""
 
     @abstractmethod
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """The loss of a batch, scalar; a zero with a graph where the batch has nothing to learn."""
+        """Compute the scalar loss of a batch; a zero with a graph if the batch has nothing to learn from."""
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
-        """The head's modules for an encoder of this configuration, not yet filled with the encoder's weights.
+        """Build the head for an encoder of this configuration, before :meth:`fill_head` initialises it.
 
         Args:
             config: The encoder's configuration.
-            **settings: What :meth:`head_settings` said when the head was first made.
+            **settings: Result of :meth:`head_settings` for the new head.
+
+        Returns:
+            The head, or None if the objective has no parameters.
         """
         return None
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Facts about the encoder and the corpus that shape the head; kept in the heads' configuration."""
+        """Derive the shape of the head from encoder and corpus; saved in the configuration of the heads."""
         return {}
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy into a new head the weights that it starts from."""
+        """Initialise a new head, for instance with weights of the encoder."""
 
     def after_step(self, encoder: PreTrainedModel) -> None:
-        """Called after every optimiser step, for objectives that follow the encoder (momentum)."""
+        """Update state after an optimiser step, for objectives with a momentum encoder."""
 
 
 @dataclass
 class HeadSources:
-    """What a new head may start from.
+    """Sources for the initialisation of a new head.
 
     Attributes:
-        encoder: The encoder that is being trained.
+        encoder: The encoder to train.
         tokenizer: Its tokenizer.
-        name: Hub id or folder that the encoder came from; its masked language modelling head is looked up there.
-        english_ids: Ids of the pieces of the English subset vocabulary, sorted, where one was asked for.
-        languages: Languages of the corpus, sorted.
-        pooling: How the model pools token states, e.g. ``"cls"`` or ``"mean"``.
+        name: Hub id or folder of the encoder, which may contain a masked language modelling head.
+        english_ids: Sorted ids of the pieces of the English subset vocabulary, if requested.
+        languages: Sorted languages of the corpus.
+        pooling: Pooling mode of the model, e.g. ``"cls"`` or ``"mean"``.
     """
 
     encoder: PreTrainedModel
@@ -96,7 +99,7 @@ class HeadSources:
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:
-        """Weights of the checkpoint's own masked language modelling head, None where it has none.
+        """Weights of the checkpoint's masked language modelling head, or None if it has none.
 
         Keys: ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias`` (of the vocabulary).
         """
@@ -106,26 +109,26 @@ class HeadSources:
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:
-    """Refuse sequences that the encoder has no positions for.
+    """Check that the encoder has enough positions for the longest sequence.
 
     Args:
         sources: The encoder.
-        positions: How many positions the longest sequence takes.
-        name: Objective or recipe that makes it, for the message.
+        positions: Positions of the longest sequence.
+        name: Objective or recipe that builds it, for the message.
 
     Raises:
-        ValueError: They are more than the encoder has.
+        ValueError: The encoder has fewer positions.
     """
     encoder = sources.encoder
     held = getattr(encoder.config, "max_position_embeddings", None)
     if held is not None and positions > held - first_position(encoder):
         raise ValueError(
-            f"{name!r} makes sequences of up to {positions} positions, but the encoder has "
-            f"{held - first_position(encoder)}. Keep fewer pieces of a sentence: lower max_length."
+            f"{name!r} builds sequences of up to {positions} positions, but the encoder has "
+            f"{held - first_position(encoder)}. Lower max_length."
         )
 
 
 def pair_length(sources: HeadSources, max_length: int) -> int:
-    """Length of the longest pair in the encoder's own form, each sentence kept to ``max_length`` with its specials."""
+    """Length of the longest pair in the encoder's pair format, with sentences of ``max_length`` including special tokens."""
     alone, both = (sources.tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
     return 2 * (max_length - alone) + both
