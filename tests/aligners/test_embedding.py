@@ -11,7 +11,8 @@ from metaphrase.aligners.embedding import (
     mutual_argmax,
     softmax_intersection,
 )
-from metaphrase.corpus.words import Words, join_words
+from metaphrase.corpus.words import Words
+from tests.aligners.joined import join_words
 
 PAIRS = [
     (Words.of("der Hund schläft"), Words.of("the dog sleeps")),
@@ -311,7 +312,7 @@ def test_a_model_is_loaded_by_name(tiny_encoder_dir, tiny_encoder):
         ({"layer": 3}, "layers 0 to 2"),
         ({"layer": -1}, "layers 0 to 2"),
         ({"method": "mwmf"}, "argmax, itermax, softmax"),
-        ({"level": "char"}, "piece, word"),
+        ({"level": "char"}, "piece or word"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_encoder, settings, message):

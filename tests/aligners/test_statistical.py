@@ -7,7 +7,8 @@ import pytest
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.statistical import FILE, HEURISTICS, MODELS, StatisticalAligner, word_form
-from metaphrase.corpus.words import Words, join_words
+from metaphrase.corpus.words import Words
+from tests.aligners.joined import join_words
 
 
 def ciphered(n, seed=0, crossing=False):
@@ -176,17 +177,17 @@ def test_saving_replaces_another_model(tmp_path):
 
 
 def test_damaged_and_foreign_folders_are_refused(tmp_path, fast_align):
-    with pytest.raises(ValueError, match=f"contains no statistical aligner: {FILE} is missing"):
+    with pytest.raises(ValueError, match=f"holds no statistical aligner: {FILE} is missing"):
         StatisticalAligner.load(tmp_path)
     fast_align.save(tmp_path / "a")
     victim = max((tmp_path / "a").glob("direct.*"), key=lambda path: path.stat().st_size)
     content = victim.read_bytes()
     for damage in (content[: len(content) // 2], b""):
         victim.write_bytes(damage)
-        with pytest.raises(ValueError, match="damaged aligner"):
+        with pytest.raises(ValueError, match="is damaged"):
             StatisticalAligner.load(tmp_path / "a")
     victim.unlink()
-    with pytest.raises(ValueError, match="damaged aligner"):
+    with pytest.raises(ValueError, match="is damaged"):
         StatisticalAligner.load(tmp_path / "a")
     (tmp_path / FILE).write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ValueError, match="does not describe"):

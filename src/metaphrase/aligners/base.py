@@ -1,4 +1,4 @@
-"""Base class of word aligners."""
+"""The interface of word aligners: words in, scored links out."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Alignment:
     """The word links of a pair.
 
     Attributes:
-        links: Sorted, zero-based pairs ``(source word, target word)``.
-        scores: Confidence of each link; its scale depends on the aligner.
+        links: ``(source word, target word)``, from 0, sorted.
+        scores: One for each link; higher is more certain. The scale depends on the aligner.
     """
 
     links: tuple[Link, ...]
@@ -27,7 +27,7 @@ class Alignment:
 
     @property
     def pharaoh(self) -> str:
-        """The links in Pharaoh format, ``0-0 1-2``."""
+        """The links in the Pharaoh format, ``0-0 1-2``."""
         return format_links(self.links)
 
     @property
@@ -37,7 +37,7 @@ class Alignment:
 
 
 class Aligner(ABC):
-    """Links the words of a sentence to those of its translation.
+    """Finds which words of a pair translate each other.
 
     Attributes:
         name: Name on the command line.
@@ -53,5 +53,5 @@ class Aligner(ABC):
             pairs: The words of each source and target; a side may be empty.
 
         Returns:
-            One alignment for each pair, in the same order.
+            One alignment for each pair, in their order.
         """

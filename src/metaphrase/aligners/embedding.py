@@ -1,7 +1,7 @@
-"""Word alignment by similarity of the token states of an encoder.
+"""Word alignment from an encoder's token states: words that stand close to each other translate each other.
 
-Implements mutual argmax and itermax (SimAlign), and thresholds on the softmax in both directions (awesome-align). No training
-is required. Each side is encoded separately, as in both papers; encoding a pair together gives worse alignments.
+No training and no other data than the encoder: mutual argmax and itermax (SimAlign), or both softmaxes over a threshold
+(awesome-align). Each side is encoded separately, as both papers do: encoding a pair together makes alignment worse.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from metaphrase.modeling.packing import PACKABLE, packed
 Method = Literal["argmax", "itermax", "softmax"]
 Level = Literal["piece", "word"]
 
-#: Number of batches whose states are in memory at a time.
+#: Batches whose states are held at a time.
 _BATCHES = 16
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
-    """Link units that are most similar to each other. Ties are resolved in favour of the first.
+    """Links between units that are each other's most similar one; of equals the first counts.
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
@@ -59,22 +59,22 @@ def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Ten
 def itermax(
     similarity_bst: Tensor, mask_bst: Tensor | None = None, *, iterations: int = 2, alpha: float = 0.9
 ) -> Tensor:
-    """Repeat mutual argmax for units that previous iterations did not link.
+    """Mutual argmax, again and again, over what the rounds before left without a link.
 
-    From the second iteration on, the similarity of two linked units is 0, and that of a linked and a free unit is
-    multiplied by ``alpha``. The iterations end when a side has no free unit. As in the released code, a pair with at most
-    two units on a side is not iterated.
+    From the second round on, similarities between two linked units become 0, between a linked and a free one
+    ``alpha`` times what they were. Rounds end when either side has no free unit. As in the released code, a pair
+    where one side has at most two units is left at the first round.
 
     Args:
-        similarity_bst: Non-negative similarities, shape ``(batch, source, target)``.
+        similarity_bst: Similarities of at least 0, shape ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
-        iterations: Number of iterations.
-        alpha: Discount of linked units.
+        iterations: Rounds.
+        alpha: Discount of units that have a link.
 
     Returns:
         Links, boolean, shape ``(batch, source, target)``.
 
-    Reference: Jalili Sabet et al. 2020 (SimAlign), section 2.2, Itermax (α = 0.9, two iterations).
+    Reference: Jalili Sabet et al. 2020 (SimAlign), section 2.2, Itermax (α = 0.9, two rounds).
     """
     if mask_bst is None:
         mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
@@ -94,17 +94,17 @@ def itermax(
 def softmax_intersection(
     dots_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
 ) -> tuple[Tensor, Tensor]:
-    """Link units whose probability exceeds a threshold in the softmax of both directions.
+    """Links whose probability exceeds a threshold in the softmax of either direction.
 
     Args:
         dots_bst: Dot products of the states of source and target units, shape ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
-        threshold: Lower bound of both probabilities.
+        threshold: What both probabilities must exceed.
 
     Returns:
-        Boolean links and their scores, 0 elsewhere, both of shape ``(batch, source, target)``. A score is the harmonic
-        mean of both probabilities with the square root of the number of candidates as temperature, as in the released
-        code; without a temperature, almost all scores would be 1.
+        Links, boolean, and their scores, 0 elsewhere, both of shape ``(batch, source, target)``. A score is the harmonic
+        mean of both probabilities, each with the square root of its number of candidates as temperature, as the
+        released code prints it; without it nearly all scores would be 1.
 
     Reference: Dou and Neubig 2021, "Word Alignment by Fine-tuning Embeddings on Parallel Corpora" (awesome-align),
     section 2.1.
@@ -121,10 +121,10 @@ def softmax_intersection(
 
 
 def default_layer(layers: int) -> int:
-    """Return the layer whose states are compared: two thirds of the layers, which is layer 8 of 12.
+    """The layer whose states are compared: two thirds of the way up, which is the 8th of 12.
 
-    SimAlign and awesome-align both found layer 8 of multilingual BERT to be the best. Higher layers specialise in the
-    training objective of the encoder.
+    SimAlign and awesome-align both found the 8th layer of multilingual BERT best; higher layers serve the encoder's own
+    objective.
 
     >>> default_layer(12), default_layer(24), default_layer(2)
     (8, 16, 1)
@@ -133,26 +133,26 @@ def default_layer(layers: int) -> int:
 
 
 class EmbeddingAligner(Aligner):
-    """Aligns words by the similarity of their states in an encoder.
+    """Links words whose states in an encoder are close.
 
-    It compares states of word pieces, where two words are linked if any of their pieces are, or means over the pieces of
-    each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and those of `softmax_intersection` for
-    ``softmax``; a word link has the score of its best piece link. Words that are truncated, even in part, have no links.
-    If `packed` supports the encoder, sentences are encoded without padding and only up to the layer. Among about a
-    thousand pairs at a time, each distinct sentence is encoded once.
+    Both levels of both papers: states of word pieces, where two words are linked if any of their pieces are, or means
+    over the pieces of each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and what
+    `softmax_intersection` says for ``softmax``; a word link has the score of its best piece link. Words that lie
+    behind the encoder's length limit, wholly or in part, have no links. Sentences are encoded without padding and up to
+    the layer only, where `packed` can; of some thousand pairs at a time each distinct sentence is encoded once.
 
     Args:
         model: A SentenceTransformer, or what `load_encoder` takes: ``"starter"``, a Hub id or a folder.
-        layer: Layer to compare, from 0 for the embeddings to the number of layers; None uses `default_layer`.
-        method: ``"argmax"`` gives the fewest and most reliable links, ``"itermax"`` gives more, ``"softmax"`` also links one
-            word to several.
+        layer: 0 for the embeddings up to the number of layers for the last one; None takes `default_layer`.
+        method: ``"argmax"`` links least and most surely, ``"itermax"`` finds more, ``"softmax"`` also links one word with
+            several.
         level: ``"piece"`` or ``"word"``.
         threshold: See `softmax_intersection`; ``"softmax"`` only.
         batch_size: Sentences per forward pass, and pairs per comparison.
-        device: Device of a model given by name.
+        device: Where to put a model that is given by name.
 
     Raises:
-        ValueError: The layer, method or level does not exist.
+        ValueError: There is no such layer, method or level.
 
     Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align).
     """
@@ -174,11 +174,11 @@ class EmbeddingAligner(Aligner):
         layers = self.model[0].auto_model.config.num_hidden_layers
         self.layer = default_layer(layers) if layer is None else layer
         if not 0 <= self.layer <= layers:
-            raise ModelError(f"The encoder has layers 0 to {layers}, got layer {layer}.")
+            raise ModelError(f"Layer {layer} was asked for, but the encoder has layers 0 to {layers}.")
         if method not in get_args(Method):
-            raise ValueError(f"Unknown method {method!r}. Available methods: {', '.join(get_args(Method))}.")
+            raise ValueError(f"A method is {', '.join(get_args(Method))}, not {method!r}.")
         if level not in get_args(Level):
-            raise ValueError(f"Unknown level {level!r}. Available levels: {', '.join(get_args(Level))}.")
+            raise ValueError(f"A level is {' or '.join(get_args(Level))}, not {level!r}.")
         self.method = method
         self.level = level
         self.threshold = threshold
@@ -227,7 +227,7 @@ class EmbeddingAligner(Aligner):
         return alignments
 
     def _encode(self, texts: list[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the states of the layer, shape ``(pieces, hidden)``, and the encoding of each text."""
+        """States of the layer, shape ``(pieces, hidden)``, and tokenisation of each text."""
         model = self.model
         encodings = model.tokenizer(texts, truncation=True, max_length=model.max_seq_length).encodings
         order = sorted(range(len(texts)), key=lambda at: len(encodings[at].ids))
@@ -247,7 +247,7 @@ class EmbeddingAligner(Aligner):
         return states, dict(zip(texts, encodings, strict=True))
 
     def _units(self, states_lh: Tensor, spans_w2: np.ndarray) -> tuple[Tensor, list[list[int]]]:
-        """Return the states of the compared units, shape ``(units, hidden)``, and the words of each unit."""
+        """States of the units that are compared, shape ``(units, hidden)``, and the words that each belongs to."""
         if self.level == "word":
             words, states_wh = _word_means(states_lh, spans_w2)
             return states_wh, [[word] for word in words]
@@ -287,7 +287,7 @@ def _word_means(states_lh: Tensor, spans_w2: np.ndarray) -> tuple[list[int], Ten
 def _word_alignment(
     links: dict[Link, float], source_words: list[list[int]], target_words: list[list[int]]
 ) -> Alignment:
-    """Link words if any of their units are linked, with the best of their scores."""
+    """Words are linked if any of their units are, with the best of their scores."""
     best: dict[Link, float] = {}
     for (s, t), score in links.items():
         for i in source_words[s]:
@@ -299,7 +299,7 @@ def _word_alignment(
 
 @contextmanager
 def _up_to(encoder: Any, layer: int) -> Iterator[None]:
-    """Within this block, stop the encoder after a layer if possible, else return the states of all layers."""
+    """Inside this block an encoder stops behind a layer where its architecture allows it, else gives all layers' states."""
     if encoder.config.model_type in PACKABLE:
         layers = encoder.encoder.layer
         encoder.encoder.layer = layers[:layer]

@@ -21,29 +21,32 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
+from metaphrase.exceptions import UsageError
+from metaphrase.io.work_folders import write_atomically
 
-#: Columns that are added; ``segmenter`` only if rows are not split at spaces.
+#: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
-#: Methods to segment text into words.
+#: How words are found.
 SEGMENTERS = ("auto", "whitespace", "icu")
 _READ = 10_000
 
 
 @dataclass
 class LinkCounts:
-    """Counts of the pairs of two languages.
+    """Counts for a pair of languages.
 
     Attributes:
-        pairs: Number of pairs.
-        kept: Pairs that already had links.
-        unlinked: Pairs without links after aligning.
-        too_long: Pairs with too many words for the aligner.
-        links: Number of links.
-        source_words: Number of source words.
-        target_words: Number of target words.
-        source_linked: Source words with a link.
-        target_linked: Target words with a link.
+        pairs: Pairs of the corpus.
+        kept: Pairs that already had links and kept them.
+        unlinked: Pairs without any link after alignment.
+        too_long: Pairs with a side that is too long for the aligner.
+        links: Links.
+        source_words: Words of the sources.
+        target_words: Words of the targets.
+        source_linked: Words of the sources with a link.
+        target_linked: Words of the targets with a link.
     """
 
     pairs: int = 0
@@ -60,7 +63,7 @@ class LinkCounts:
         return LinkCounts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
 
     def facts(self) -> dict[str, Any]:
-        """Return the counts, the shares of linked words, and the mean number of links per pair."""
+        """The counts, the shares of words with a link, and the mean number of links per pair."""
         return asdict(self) | {
             "share_source_linked": round(self.source_linked / max(1, self.source_words), 4),
             "share_target_linked": round(self.target_linked / max(1, self.target_words), 4),
@@ -74,13 +77,13 @@ def _values(counts: LinkCounts) -> list[int]:
 
 @dataclass
 class AlignmentReport:
-    """Report on the alignment of a corpus.
+    """Counts and times of an alignment.
 
     Attributes:
         aligner: Name of the aligner.
-        counts: Counts for each pair of languages (``"sw-en"``).
-        training_seconds: Duration of training.
-        seconds: Duration of aligning.
+        counts: The counts of each pair of languages (``"sw-en"``).
+        training_seconds: Training time of the aligners.
+        seconds: Alignment time.
     """
 
     aligner: str
@@ -90,17 +93,17 @@ class AlignmentReport:
 
     @property
     def total(self) -> LinkCounts:
-        """Counts over all languages."""
+        """The counts of all languages."""
         return sum(self.counts.values(), LinkCounts())
 
     @property
     def pairs_per_second(self) -> float:
-        """Pairs aligned per second, including training."""
+        """Aligned pairs per second, including training."""
         aligned = self.total.pairs - self.total.kept
         return aligned / (self.training_seconds + self.seconds) if aligned else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Dictionary for JSON."""
+        """The report as plain data."""
         return {
             "aligner": self.aligner,
             **self.total.facts(),
@@ -111,7 +114,15 @@ class AlignmentReport:
         }
 
     def count(self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool) -> None:
-        """Add one pair to the counts of its languages."""
+        """Count a pair.
+
+        Args:
+            languages: Its languages, ``"sw-en"``.
+            words: The words of both sides.
+            alignment: Its links.
+            kept: Whether it already had links.
+            too_long: Whether a side is too long for the aligner.
+        """
         links = parse_links(alignment)
         counts = self.counts.setdefault(languages, LinkCounts())
         counts.pairs += 1
@@ -124,8 +135,8 @@ class AlignmentReport:
         counts.source_linked += len({i for i, _ in links})
         counts.target_linked += len({j for _, j in links})
 
-    def merge(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
-        """Add the counts and the duration of a chunk."""
+    def add(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
+        """Add the counts and the time of a chunk."""
         for languages, more in counts.items():
             self.counts[languages] = self.counts.get(languages, LinkCounts()) + more
         self.seconds += seconds
@@ -144,30 +155,31 @@ def add_alignment(
 ) -> tuple[Dataset, AlignmentReport]:
     """Add word links to every pair of a corpus.
 
-    If `aligner` names a statistical aligner, one aligner for each pair of languages is trained on the corpus, unless all
-    their rows have links. A row whose ``alignment`` is missing or empty has no links.
+    A statistical aligner given by name is trained on the corpus, one for each pair of languages, unless all pairs of these
+    languages have links. A row with a missing or empty ``alignment`` has no links.
 
     Args:
-        dataset: Rows with ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
-        aligner: A name in `ALIGNERS`, an aligner, or one aligner for each pair of languages, ``{"sw-en": …}``.
-        segmenter: ``"auto"`` and ``"icu"`` segment languages written without spaces (`UNSPACED`) with ICU, and split all
-            others at spaces. ``"whitespace"`` splits all languages at spaces.
-        overwrite: Replace existing links.
-        show_progress: Show a progress bar on stderr.
-        folder: Folder for aligned chunks and trained aligners, from which the next call with the same arguments resumes.
-        chunk_size: Number of pairs that are aligned and stored together; by default 10,000 for statistical aligners and
-            500 for others.
+        dataset: Rows ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
+        aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
+        segmenter: ``"auto"`` and ``"icu"`` find the words of languages written without spaces (``UNSPACED``) with ICU, and
+            split others at spaces. ``"whitespace"`` splits all languages at spaces.
+        overwrite: Align pairs that already have links.
+        show_progress: Show progress bars on stderr.
+        folder: Folder for aligned chunks and trained aligners. The next call with the same arguments resumes from them.
+        chunk_size: Pairs that are aligned and stored together. Defaults to 10,000 for a statistical aligner and 500 for
+            others.
         **settings: Settings of an aligner given by name.
 
     Returns:
-        The corpus with the columns ``alignment``, ``alignment_scores`` and, if ICU was used, ``segmenter``; and a report.
+        The corpus with the columns ``alignment``, ``alignment_scores`` and, if ICU found the words of a row,
+        ``segmenter``; and a report.
 
     Raises:
-        ValueError: The corpus is a stream, or the aligner, the segmenter or, in a mapping, a pair of languages is unknown.
+        ValueError: The corpus is a stream, or the aligner, the segmenter or a pair of languages is unknown.
         ImportError: A required extra is not installed.
     """
     if not isinstance(dataset, Dataset):
-        raise ValueError("Links cannot be added to a stream. Align its files with `metaphrase align` first.")
+        raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
     check_segmenter(segmenter)
     there = [
         name for name in ("source", "target", "source_lang", "target_lang", *ADDED) if name in dataset.column_names
@@ -201,7 +213,7 @@ def add_alignment(
             else:
                 table = pq.read_table(shard)
             facts = json.loads(table.schema.metadata[b"report"])
-            report.merge({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
+            report.add({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
             tables.append(table)
             progress.update(task, completed=min(first + chunk_size, len(rows)))
     report.training_seconds = aligners.training_seconds
@@ -216,17 +228,17 @@ def align_rows(
     overwrite: bool = False,
     report: AlignmentReport | None = None,
 ) -> dict[str, list[str | None]]:
-    """Align rows.
+    """Align some rows.
 
     Args:
-        rows: Columns ``source`` and ``target``, and optionally ``source_lang``, ``target_lang`` and `ADDED`.
-        aligner_of: Returns the aligner for a pair of languages, ``"sw-en"``.
-        segmenter: See `add_alignment`.
-        overwrite: Replace existing links.
-        report: Report to which the pairs are added.
+        rows: Columns ``source`` and ``target``, and optionally ``source_lang``, ``target_lang`` and those of ``ADDED``.
+        aligner_of: Returns the aligner of a pair of languages, ``"sw-en"``.
+        segmenter: See :func:`add_alignment`.
+        overwrite: Align rows that already have links.
+        report: Receives the counts.
 
     Returns:
-        The columns `ADDED`.
+        The columns ``ADDED``.
     """
     report = AlignmentReport("") if report is None else report
     n = len(rows["source"])
@@ -234,7 +246,7 @@ def align_rows(
     old = {name: list(rows.get(name) or [None] * n) for name in ADDED}
     pairs: list[WordPair] = []
     todo: dict[str, list[int]] = defaultdict(list)
-    labels = [pair_label(*codes) for codes in zip(*langs, strict=True)]
+    labels = [language_pair(*codes) for codes in zip(*langs, strict=True)]
     for at, (source, target, *codes) in enumerate(zip(rows["source"], rows["target"], *langs, strict=True)):
         kept = bool(old["alignment"][at]) and not overwrite
         if not kept:
@@ -256,17 +268,8 @@ def align_rows(
     return old
 
 
-def pair_label(source_lang: str | None, target_lang: str | None) -> str:
-    """Name a pair of languages, with ``und`` for an unknown language.
-
-    >>> pair_label("sw", "en"), pair_label(None, "en")
-    ('sw-en', 'und-en')
-    """
-    return f"{source_lang or 'und'}-{target_lang or 'und'}"
-
-
 def segmenter_of(languages: Sequence[str | None], segmenter: str) -> str:
-    """Return the segmenter of a pair: ``icu`` if one of its languages is written without spaces."""
+    """Return the segmenter of a pair: ``icu`` if one of its languages requires it."""
     return "icu" if segmenter != "whitespace" and not UNSPACED.isdisjoint(filter(None, languages)) else "whitespace"
 
 
@@ -274,14 +277,14 @@ def check_segmenter(segmenter: str) -> None:
     """Check the name of a segmenter.
 
     Raises:
-        ValueError: The segmenter is unknown.
+        ValueError: It is unknown.
     """
     if segmenter not in SEGMENTERS:
-        raise ValueError(f"Unknown segmenter {segmenter!r}. Available segmenters: {', '.join(SEGMENTERS)}.")
+        raise UsageError(f"Unknown segmenter {segmenter!r}; choose from {', '.join(SEGMENTERS)}.")
 
 
 class _Aligners:
-    """The aligner of each pair of languages, built or trained on first use."""
+    """The aligner of each pair of languages, created or trained on first use."""
 
     def __init__(
         self,
@@ -293,9 +296,11 @@ class _Aligners:
         folder: Path | None,
     ) -> None:
         if isinstance(aligner, str) and aligner not in ALIGNERS:
-            raise ValueError(f"Unknown aligner {aligner!r}. Available aligners: {', '.join(ALIGNERS)}.")
+            raise ValueError(f"Unknown aligner {aligner!r}; choose from {', '.join(ALIGNERS)}.")
         if settings and not isinstance(aligner, str):
-            raise ValueError(f"Settings are only accepted for aligners given by name, got {', '.join(settings)}.")
+            raise ValueError(
+                f"Settings require an aligner given by name, but got an aligner and {', '.join(settings)}."
+            )
         self.dataset, self.segmenter, self.settings = dataset, segmenter, settings
         self.show_progress, self.folder = show_progress, folder
         self.given = aligner
@@ -311,10 +316,10 @@ class _Aligners:
         return self.name in STATISTICAL
 
     def get(self, languages: str) -> Aligner:
-        """Return the aligner of a pair of languages."""
+        """The aligner of a pair of languages."""
         if isinstance(self.given, Mapping):
             if languages not in self.given:
-                raise ValueError(f"No aligner for {languages}, only for {', '.join(self.given)}.")
+                raise ValueError(f"There is no aligner for {languages}. Available: {', '.join(self.given)}.")
             return self.given[languages]
         if isinstance(self.given, Aligner):
             return self.given
@@ -347,20 +352,20 @@ class _Aligners:
 
     @cached_property
     def _places(self) -> dict[str, list[int]]:
-        """Row numbers of each pair of languages."""
+        """The rows of each pair of languages."""
         places: dict[str, list[int]] = defaultdict(list)
         names = [name for name in ("source_lang", "target_lang") if name in self.dataset.column_names]
         at = 0
         for batch in self.dataset.select_columns(["source", *names]).iter(_READ):
             n = len(batch["source"])
             for codes in zip(*(batch.get(name) or [None] * n for name in ("source_lang", "target_lang")), strict=True):
-                places[pair_label(*codes)].append(at)
+                places[language_pair(*codes)].append(at)
                 at += 1
         return places
 
 
 def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
-    """Return the name of an aligner, or of the aligners in a mapping."""
+    """Return the name of an aligner, or of several of the same kind."""
     if isinstance(aligner, str):
         return aligner
     some = next(iter(aligner.values())) if isinstance(aligner, Mapping) else aligner
@@ -368,17 +373,17 @@ def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
 
 
 def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligner | dict[str, Aligner]:
-    """Load statistical aligners written by ``metaphrase align --save`` or `StatisticalAligner.save`.
+    """Load statistical aligners that ``metaphrase align --save`` or ``StatisticalAligner.save`` wrote.
 
     Args:
-        folder: Folder of one aligner, or of several in subfolders named after their languages (``sw-en``).
-        heuristic: Symmetrisation heuristic that replaces the saved one.
+        folder: Folder of one aligner, or of several, each in a folder named after its languages (``sw-en``).
+        heuristic: Replaces the heuristic of the aligners.
 
     Returns:
-        A single aligner, which is used for all languages, or one aligner for each pair of languages.
+        A single aligner, for all languages, or one for each pair of languages.
 
     Raises:
-        ValueError: There is no aligner, or it is damaged.
+        ValueError: The folder holds no aligner, or a damaged one.
     """
     from metaphrase.aligners.statistical import FILE, StatisticalAligner
 
@@ -401,13 +406,12 @@ def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport,
 
 
 def _write_shard(table: pa.Table, path: Path) -> None:
-    part = path.with_suffix(".part")
-    pq.write_table(table, part)
-    part.replace(path)
+    with write_atomically(path) as file:
+        pq.write_table(table, file)
 
 
 def _with_columns(dataset: Dataset, tables: Sequence[pa.Table]) -> Dataset:
-    """Replace the columns of the corpus by those of the chunks."""
+    """The corpus with the columns of the chunks, which replace existing ones."""
     segmented = "segmenter" in dataset.column_names or any("icu" in table["segmenter"].to_pylist() for table in tables)
     dataset = dataset.remove_columns([name for name in ADDED if name in dataset.column_names])
     for name in ADDED if segmented else ADDED[:2]:

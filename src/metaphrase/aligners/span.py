@@ -1,7 +1,7 @@
-"""Word alignment as question answering: the translation of a marked word is a span of the other sentence.
+"""Word alignment as question answering: mark a word in one sentence, and find its translation as a span of the other.
 
-Uses the questions and the scoring of WSPAlign with transformers' ``AutoModelForQuestionAnswering``. Requires a checkpoint
-trained on such questions.
+The questions of WSPAlign and its scoring, over transformers' ``AutoModelForQuestionAnswering``; any checkpoint that was
+trained on such questions will do, in any language that it knows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Span, Words
 from metaphrase.exceptions import ModelError
 
-#: Marks the word in question on both sides.
+#: Stands on either side of the word that is asked for.
 MARKER = " ¶ "
 
-#: The probability of an answer and the words in its span.
+#: The probability of an answer, and the words that lie in its span.
 Answer = tuple[float, Sequence[int]]
 
-#: Number of pairs processed at a time.
+#: Pairs whose questions are held at a time.
 _BLOCK = 256
 
 
@@ -39,23 +39,23 @@ def best_spans(
     max_length: int = 15,
     softmax_over: Literal["sequence", "context"] = "sequence",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Find the most probable answer span of each sequence.
+    """The most probable answer span of each sequence.
 
-    The probability of a span is the product of the probabilities of its first and last piece. The softmax includes the
-    question and the first token, although answers cannot contain them: probability assigned to the first token, which
-    means "no answer", lowers the scores of all spans.
+    A span's probability is that of its first piece times that of its last one. Both come from a softmax in which the
+    question and the first token take part, though neither may be in the answer: what is put on the first token, which
+    says that there is no answer, lowers the score of all spans.
 
     Args:
-        start_bl: Logits of the first piece of a span, shape ``(batch, length)``.
-        end_bl: Logits of the last piece.
-        mask_bl: True at real pieces, including special tokens.
+        start_bl: Logits of a span's first piece, shape ``(batch, length)``.
+        end_bl: Logits of its last piece.
+        mask_bl: True at real pieces, specials included.
         context_bl: True at pieces of the context.
-        max_length: Maximum length of an answer in pieces.
-        softmax_over: ``"sequence"`` normalises over all pieces. ``"context"`` normalises over the context and the first
-            token, without the question, as the question answering pipeline of transformers 4 did.
+        max_length: Pieces of an answer at most.
+        softmax_over: ``"sequence"``: all pieces share the probability. ``"context"``: the context's and the first token
+            do, the question's do not, which is how transformers 4's question answering pipeline normalised.
 
     Returns:
-        Probability, first and last piece of the best spans, shape ``(batch,)``. Ties are resolved in favour of the first.
+        Probability, first and last piece of each best span, shape ``(batch,)``. The first of equals counts.
 
     Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
     """
@@ -79,19 +79,19 @@ def span_links(
     threshold: float = 0.9,
     force_bidirectional: bool = False,
 ) -> Alignment:
-    """Combine the answers of both directions to links.
+    """Links of a pair from the answers of both directions.
 
-    A word is linked to each word of its answer, and the probability of the answer is divided among them. The scores of
-    both directions are added, so they lie between 0 and 2. Links found only by the questions of the target side are
-    dropped: the two directions are not symmetric.
+    A word is linked with each word of its answer; the answer's probability is divided among them. What the target's
+    questions say about a link is added to what the source's said, so that scores lie between 0 and 2. A link that the
+    target's questions alone found is dropped: the two directions do not weigh the same.
 
     Args:
         forward: For each source word, the probability of its answer and the target words in it.
         backward: For each target word, the probability of its answer and the source words in it.
-        threshold: Lower bound of the score, which is the sum of two probabilities.
-        force_bidirectional: Keep only links found in both directions.
+        threshold: What a score must exceed; on the sum of two probabilities.
+        force_bidirectional: Keep only links that both directions found.
 
-    Reference: Wu et al. 2023 (WSPAlign), as in its released inference code; the threshold of 0.9 is WACSE's.
+    Reference: Wu et al. 2023 (WSPAlign), as its released inference scores; the threshold of 0.9 is WACSE's.
 
     >>> span_links([(0.5, [0])], [(0.5, [0])])
     Alignment(links=((0, 0),), scores=(1.0,))
@@ -113,10 +113,10 @@ def span_links(
 
 
 def bare_span(text: str, span: Span) -> Span:
-    """Return the span of a word without adjacent punctuation. A word that consists of punctuation is unchanged.
+    """A word without the punctuation that is written against it; a word of punctuation alone is left as it is.
 
-    Questions mark bare words and answers are matched with bare words, because the checkpoints were trained on text with
-    separated punctuation.
+    Questions are asked about bare words, and a bare word in an answer counts: the checkpoints were trained on text whose
+    punctuation stands apart.
 
     >>> bare_span("“cats,” he said", (0, 7))
     (1, 5)
@@ -127,38 +127,38 @@ def bare_span(text: str, span: Span) -> Span:
 
 
 class SpanAligner(Aligner):
-    """Aligns words with a question answering model.
+    """Links the words that a question answering model gives for each other.
 
-    For every word of both sides, the sentence with the word between ``¶`` is the question and the other sentence is the
-    context, so a pair takes one forward pass per word. Passes are batched over all pairs by length. A context that does
-    not fit is split into overlapping windows, of which the best answer counts. A question that leaves no room for a
-    window is truncated, and a word whose closing mark is truncated has no answer.
+    For every word of either side the sentence with the word between ``¶`` is the question and the other sentence the
+    context: as many forward passes as the pair has words. They are batched over all pairs by length. A context that does
+    not fit is read in overlapping windows, of which the best answer counts. A question that leaves no room for such a
+    window is cut, and a word whose closing mark is lost has no answer.
 
     Args:
         model: The model, or its Hub id or folder.
-        tokenizer: Fast tokenizer of the model; None loads it from the same place.
-        threshold: Lower bound of the sum of both directions' probabilities, in [0, 2]; see `span_links`.
+        tokenizer: Its tokenizer, a fast one; None loads it from the same place.
+        threshold: What the sum of both directions' probabilities must exceed, in [0, 2]; see `span_links`.
         force_bidirectional: See `span_links`.
-        max_question_length: Maximum length of a question in pieces; None for the longest that leaves room for a window of
-            the context, one piece longer than the stride.
-        max_answer_length: Maximum length of an answer in pieces.
-        max_length: Maximum length of question and context in pieces, including special tokens.
-        stride: Overlap of context windows in pieces.
+        max_question_length: Pieces of a question; None lets a question grow as long as one window of the context, one
+            piece longer than the stride, still fits.
+        max_answer_length: Pieces of an answer.
+        max_length: Pieces of question and context together, specials included.
+        stride: Pieces by which windows of a context overlap.
         softmax_over: See `best_spans`.
-        align_to_words: Extend answers to whole words of the tokenizer, as the pipeline of transformers 4 did. Disable it for
-            a SentencePiece tokenizer and a script without spaces, where a word can be the whole sentence.
+        align_to_words: Widen an answer to whole words of the tokenizer, as transformers 4's pipeline did. Switch it off
+            for a SentencePiece tokenizer in a script without spaces, where a word may be the whole sentence.
         batch_size: Sequences per forward pass.
-        device: Device of the model; None uses CUDA if available, or the device of a given model.
+        device: Where to put the model; None takes CUDA where there is one, or leaves a given model where it is.
 
     Raises:
-        ValueError: The lengths leave no room for a context, or the tokenizer is not a fast tokenizer.
+        ValueError: The lengths leave no room for a context, or the tokenizer is none that knows offsets.
 
     Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
     """
 
     name: ClassVar[str] = "span"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each parameter of the method
         self,
         model: PreTrainedModel | str | Path,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -179,9 +179,7 @@ class SpanAligner(Aligner):
             model = AutoModelForQuestionAnswering.from_pretrained(str(model))
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if tokenizer is None or not tokenizer.is_fast:
-            raise ModelError(
-                "The span aligner requires a fast tokenizer, because answers are located by character offsets."
-            )
+            raise ModelError("The span aligner needs a fast tokenizer: answers are found by character offsets.")
         self.model: Any = model.to(device) if device else model
         self.tokenizer: Any = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
@@ -226,7 +224,7 @@ class SpanAligner(Aligner):
         ]
 
     def _answer(self, questions: Sequence[tuple[Words, int, Words]]) -> list[tuple[float, int, int]]:
-        """Return the probability, the first character and the exclusive end of the answer to each question."""
+        """Probability, first character and the one behind the last of the answer to each question."""
         answers = [(0.0, 0, 0)] * len(questions)
         texts = self._question_texts(questions)
         kept = [at for at, text in enumerate(texts) if text is not None]
@@ -251,7 +249,7 @@ class SpanAligner(Aligner):
         return answers
 
     def _question_texts(self, questions: Sequence[tuple[Words, int, Words]]) -> list[str | None]:
-        """Return the questions, truncated at their maximum length; None if the marks do not fit."""
+        """The questions, cut at their limit; None where the marks do not fit."""
         texts: list[str | None] = []
         ends = []
         for words, word, _ in questions:
@@ -289,7 +287,7 @@ class SpanAligner(Aligner):
         return list(zip(score_b.tolist(), first_b.tolist(), last_b.tolist(), strict=True))
 
     def _characters(self, encoding: Any, first: int, last: int) -> Span:
-        """Return the character span of an answer in the context."""
+        """Where an answer stands in the context."""
         if not self.align_to_words:
             return encoding.offsets[first][0], encoding.offsets[last][1]
         words = encoding.word_ids

@@ -1,4 +1,4 @@
-"""Statistical word alignment with sil-thot: fast_align, HMM and IBM models, trained on the bitext itself."""
+"""Statistical word alignment with sil-thot: fast_align, the HMM and the IBM models, trained on the bitext itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ except ImportError as error:
 
 logger = logging.getLogger(__name__)
 
-#: The chain of models trained for each aligner; every model is initialised from the previous one.
+#: The training chain of each model; every model is initialised from the one before it.
 MODELS = {
     "fast_align": ("fast_align",),
     "hmm": ("ibm1", "hmm"),
@@ -36,7 +36,7 @@ MODELS = {
     "ibm3": ("ibm1", "hmm", "ibm3"),
     "ibm4": ("ibm1", "hmm", "ibm3", "ibm4"),
 }
-#: Symmetrisation heuristics; ``none`` uses the direction from source to target only.
+#: Symmetrisation heuristics; ``none`` uses only the direction from source to target.
 HEURISTICS = tuple(name.lower().replace("_", "-") for name in thot.SymmetrizationHeuristic.__members__)
 
 _CLASSES: dict[str, Any] = {
@@ -47,7 +47,7 @@ _CLASSES: dict[str, Any] = {
     "ibm3": thot.Ibm3AlignmentModel,
     "ibm4": thot.Ibm4AlignmentModel,
 }
-#: Words with a special meaning in sil-thot.
+#: Reserved words of sil-thot.
 _RESERVED = {"NULL", "UNKNOWN_WORD", "<UNUSED_WORD>"}
 _DIRECTIONS = ("direct", "inverse")
 _SETTINGS = ("model", "heuristic", "lowercase", "strip_punctuation", "iterations")
@@ -55,32 +55,31 @@ FILE = "aligner.json"
 
 
 class StatisticalAligner(Aligner):
-    """A word aligner trained on the co-occurrences of words in a bitext.
+    """A word aligner that learns from a bitext which words translate each other.
 
-    It is trained in both directions, in each of which a word has at most one link. A symmetrisation heuristic combines
-    them. The score of a link is the geometric mean of the two lexical translation probabilities,
-    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1, and about 1e-9 for a word unseen in training. The
-    IBM-4 model is trained without word classes.
+    It is trained in both directions, in each of which a word has at most one link, and a heuristic symmetrises the two. The
+    score of a link is the geometric mean of the two lexical translation probabilities,
+    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1. It is about 1e-9 for a word that did not occur in
+    training. The IBM-4 model is trained without word classes.
 
-    Training uses all cores and sums their counts in no fixed order: two trainings can differ in one of 100,000 links.
-    They are identical with the environment variable ``OMP_NUM_THREADS=1``.
+    Training uses all cores and sums their counts in an undefined order: two trainings may differ in one link of 100,000.
+    With the environment variable ``OMP_NUM_THREADS=1``, training is deterministic.
 
     Args:
         model: ``"fast_align"``, ``"hmm"`` or ``"ibm1"`` … ``"ibm4"``.
-        heuristic: One of `HEURISTICS`. The default suits phrase extraction; ``"intersection"`` gives fewer, more reliable
-            links.
+        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` gives fewer and more precise links.
         lowercase: Lowercase words.
-        strip_punctuation: Strip punctuation at both ends of words, so that ``cat.`` becomes ``cat``.
+        strip_punctuation: Strip punctuation around words, so that ``cat.`` becomes ``cat``.
         iterations: Iterations of expectation maximisation for each model of the chain.
 
     Attributes:
-        max_words: Maximum words per side; longer pairs are not used for training and get no links.
-        trained_pairs: Number of training pairs.
-        skipped_pairs: Training pairs skipped because a side was too long or empty.
-        training_seconds: Duration of training.
+        max_words: Pairs with a longer side are skipped in training and have no links.
+        trained_pairs: Pairs used in training.
+        skipped_pairs: Pairs of the training corpus that are too long or have an empty side.
+        training_seconds: Training time.
 
     Raises:
-        ValueError: The model or heuristic is unknown.
+        ValueError: The model or the heuristic is unknown.
 
     Reference: Dyer et al. 2013, "A Simple, Fast, and Effective Reparameterization of IBM Model 2"; Vogel et al. 1996 (the
     HMM); Brown et al. 1993 (the IBM models); Koehn et al. 2003 (grow-diag-final-and).
@@ -99,9 +98,9 @@ class StatisticalAligner(Aligner):
     ) -> None:
         heuristic = heuristic.replace("_", "-")
         if model not in MODELS:
-            raise ValueError(f"Unknown statistical aligner {model!r}. Available aligners: {', '.join(MODELS)}.")
+            raise ValueError(f"Unknown statistical aligner {model!r}; choose from {', '.join(MODELS)}.")
         if heuristic not in HEURISTICS:
-            raise ValueError(f"Unknown heuristic {heuristic!r}. Available heuristics: {', '.join(HEURISTICS)}.")
+            raise ValueError(f"Unknown heuristic {heuristic!r}; choose from {', '.join(HEURISTICS)}.")
         self.model, self.heuristic = model, heuristic
         self.lowercase, self.strip_punctuation, self.iterations = lowercase, strip_punctuation, iterations
         self.max_words: int = _CLASSES[model]().max_sentence_length
@@ -111,14 +110,14 @@ class StatisticalAligner(Aligner):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of the constructor."""
+        """The arguments of the constructor."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def train(self, pairs: Iterable[WordPair], *, show_progress: bool = False) -> StatisticalAligner:
-        """Train on a bitext, from scratch.
+        """Train on a bitext, and discard earlier training.
 
         Args:
-            pairs: The words of each source and target, read once.
+            pairs: The words of each source and target; the iterable is read once.
             show_progress: Show a progress bar on stderr.
 
         Returns:
@@ -156,20 +155,20 @@ class StatisticalAligner(Aligner):
         return self
 
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
-        """Align sentence pairs on all cores. The pairs need not be training pairs.
+        """Align sentence pairs, from the training corpus or not, on all cores.
 
         Args:
-            pairs: The words of each source and target. A pair with an empty side, or with more than `max_words` words on
-                a side, has no links.
+            pairs: The words of each source and target. A pair with an empty side, or with a side of more than
+                ``max_words`` words, has no links.
 
         Returns:
-            One alignment for each pair, in the same order.
+            One alignment for each pair, in their order.
 
         Raises:
             ValueError: The aligner is not trained.
         """
         if self._models is None:
-            raise ValueError("The aligner is not trained: call `train` or `StatisticalAligner.load` first.")
+            raise ValueError("This aligner is not trained: call `train`, or load one with `StatisticalAligner.load`.")
         symmetrised = thot.SymmetrizedAligner(*self._models)
         symmetrised.heuristic = thot.SymmetrizationHeuristic.__members__[self.heuristic.upper().replace("-", "_")]
         fitting = [at for at, (source, target) in enumerate(pairs) if self._fits(source, target)]
@@ -185,7 +184,7 @@ class StatisticalAligner(Aligner):
         return alignments
 
     def too_long(self, pair: WordPair) -> bool:
-        """Return whether a side of a pair has more than `max_words` words."""
+        """Whether a pair has a side of more than ``max_words`` words."""
         return max(map(len, pair)) > self.max_words
 
     def _fits(self, source: Words, target: Words) -> bool:
@@ -195,26 +194,24 @@ class StatisticalAligner(Aligner):
         return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]
 
     def save(self, folder: str | Path) -> Path:
-        """Write the models and, last, ``aligner.json`` with the settings and the digests of the files.
+        """Write the models and, last, ``aligner.json`` with the settings and the files' hashes.
 
         Args:
-            folder: Folder to write to; an existing aligner is replaced.
+            folder: The folder; an aligner in it is replaced.
 
         Raises:
             ValueError: The aligner is not trained.
-            StorageError: The folder is not writable.
+            StorageError: The folder cannot be written.
         """
         if self._models is None:
-            raise ValueError("The aligner is not trained: call `train` before `save`.")
+            raise ValueError("This aligner is not trained: call `train` before `save`.")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / FILE, *_model_files(folder)]:
             path.unlink(missing_ok=True)
         for direction, model in zip(_DIRECTIONS, self._models, strict=True):
             if not model.print(str(folder / direction)):
-                raise StorageError(
-                    f"Cannot write to {folder}. Check the free disk space and the permissions of the folder."
-                )
+                raise StorageError(f"Cannot write to {folder}. Check the free disk space and the permissions.")
         facts = {
             "format": "metaphrase.statistical",
             "settings": self.settings,
@@ -228,27 +225,27 @@ class StatisticalAligner(Aligner):
 
     @classmethod
     def load(cls, folder: str | Path, *, heuristic: str | None = None) -> StatisticalAligner:
-        """Load a saved aligner.
+        """Load an aligner.
 
         Args:
-            folder: Folder of the aligner.
-            heuristic: Symmetrisation heuristic that replaces the saved one.
+            folder: A folder that `save` wrote.
+            heuristic: Replaces the heuristic that was saved.
 
         Raises:
-            ModelFileError: The folder contains no aligner, or a damaged one.
+            ModelFileError: The folder holds no aligner, or a damaged one.
         """
         folder = Path(folder)
         facts = _read_facts(folder)
         if facts["sha256"] != _hashes(folder):
             raise ModelFileError(
-                f"{folder} contains a damaged aligner: its files have changed since they were saved. Train it again."
+                f"The aligner in {folder} is damaged: its files have changed since they were saved. Train it again."
             )
         settings = facts["settings"] | ({"heuristic": heuristic} if heuristic else {})
         aligner = cls(settings.pop("model"), **settings)
         models = [_CLASSES[aligner.model]() for _ in _DIRECTIONS]
         for direction, model in zip(_DIRECTIONS, models, strict=True):
             if not model.load(str(folder / direction)):
-                raise ModelFileError(f"{folder} contains an aligner that sil-thot cannot read. Train it again.")
+                raise ModelFileError(f"{folder} holds an aligner that sil-thot cannot read. Train it again.")
         aligner._models = models[0], models[1]
         aligner.trained_pairs, aligner.skipped_pairs = facts["trained_pairs"], facts["skipped_pairs"]
         aligner.training_seconds = facts["training_seconds"]
@@ -256,7 +253,7 @@ class StatisticalAligner(Aligner):
 
 
 class _Scores(dict[tuple[str, str], float]):
-    """Scores of word pairs, computed once each."""
+    """The scores of word pairs, cached."""
 
     def __init__(self, direct: Any, inverse: Any) -> None:
         super().__init__()
@@ -282,7 +279,7 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
         facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFileError(
-            f"{folder} contains no statistical aligner: {FILE} is missing. Save an aligner there first."
+            f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first."
         ) from None
     except ValueError:
         raise ModelFileError(f"{folder / FILE} is damaged. Train the aligner again.") from None
@@ -305,7 +302,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=1 << 20)
 def word_form(word: str, lowercase: bool = True, strip_punctuation: bool = True) -> str:
-    """Return the form of a word that the models use.
+    """Normalise a word.
 
     >>> word_form("«Cat»,"), word_form("..."), word_form("o'clock")
     ('cat', '...', "o'clock")
