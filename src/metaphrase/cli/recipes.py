@@ -1,4 +1,4 @@
-"""``metaphrase recipes``: what can be trained."""
+"""``metaphrase recipes``: list the recipes, or print one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
     show: str | None = field(
-        default=None, metadata={"help": "Print this recipe as YAML, to start one of your own from. May stand first."}
+        default=None,
+        metadata={"help": "Recipe to print as YAML, to start your own from. Can be the first argument."},
     )
 
 
@@ -42,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
         table.add_row(
             f"[bold]{recipe.name}[/bold]\n{recipe.description}",
             "\n".join(f"{term.weight:g} × {term.objective}" for term in recipe.terms),
-            "\n".join(OBJECTIVES.declaration(term.objective).granularity for term in recipe.terms),
+            "\n".join(OBJECTIVES.granularity(term.objective) for term in recipe.terms),
             recipe.paper or "",
         )
     emit([recipe.to_dict() for recipe in recipes], table)

@@ -1,7 +1,7 @@
-"""YAML that people write: read with the place of every key, and nothing in it that could surprise.
+"""Reading of YAML files that people write, with the position of every key for error messages.
 
-No Python objects, no key twice (YAML keeps the last and says nothing), aliases that expand to no more than a reader could
-have written out, and ``5e-5`` is a number.
+Safe and strict: no Python objects, no duplicate keys (YAML silently keeps the last), bounded size and depth, and ``5e-5`` is
+a number.
 """
 
 from __future__ import annotations
@@ -10,34 +10,35 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
 from metaphrase.exceptions import ConfigError, MissingFileError
 
-#: The longest file, in bytes, the most values once aliases are written out, and how deep they may be nested.
+#: Limits: size of a file in bytes, number of values with aliases expanded, and depth.
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 
 
 class Keys(dict[Any, Any]):
-    """A mapping of a YAML file that knows where its keys stand.
+    """A mapping of a YAML file that knows the positions of its keys.
 
     Attributes:
-        places: ``"path:line:column"`` of each key, from 1.
+        places: ``"path:line:column"`` of each key, counted from 1.
     """
 
-    places: Mapping[Any, str]
+    places: Mapping[Any, str] = MappingProxyType({})
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without Python's types, with the numbers of YAML 1.2."""
+    """YAML 1.1 without Python types, and with the numbers of YAML 1.2."""
 
     path: Path
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """A node, no deeper than people nest."""
+        """Compose a node, up to the maximum depth."""
         if self.depth == MAX_DEPTH:
             raise yaml.composer.ComposerError(None, None, "this is nested too deeply", self.peek_event().start_mark)
         self.depth += 1
@@ -46,17 +47,17 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        """A number that others than Python can hold too."""
+        """An integer of at most 64 bits."""
         number = int(super().construct_yaml_int(node))
         if not -(2**63) <= number < 2**63:
             raise yaml.constructor.ConstructorError(None, None, "this number is too large", node.start_mark)
         return number
 
     def construct_yaml_str(self, node: Any) -> str:
-        """Text that can be written down again, which half of a surrogate pair cannot."""
+        """Text without unpaired surrogates, which cannot be encoded."""
         text = str(super().construct_yaml_str(node))
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise yaml.constructor.ConstructorError(None, None, "this is half a character", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "this contains an unpaired surrogate", node.start_mark)
         return text
 
 
@@ -69,9 +70,11 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
             continue
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, list | dict | set):
-            raise yaml.constructor.ConstructorError(None, None, "a key is a word, not a list", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "a key must be a word, not a list", key_node.start_mark
+            )
         if key in written:
-            raise yaml.constructor.ConstructorError(None, None, f"{key!r} is there twice", key_node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
         written.add(key)
     loader.flatten_mapping(node)
     keys.update(loader.construct_mapping(node, deep=True))
@@ -90,18 +93,18 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: str | Path) -> Any:
-    """What a YAML file holds; its mappings are :class:`Keys`.
+    """The content of a YAML file; its mappings are :class:`Keys`.
 
     Raises:
-        MissingFileError: There is no such file.
-        ConfigError: It is not YAML, or holds Python objects, a key twice, or aliases that expand without end; the message
-            has the line and the column.
+        MissingFileError: The file does not exist.
+        ConfigError: It is not valid YAML, or contains Python objects, duplicate keys, or aliases that expand beyond the
+            limit; the message has line and column.
     """
     path = Path(path)
     if not path.is_file():
-        raise MissingFileError(f"There is no file {path}.")
+        raise MissingFileError(f"File {path} does not exist.")
     if path.stat().st_size > MAX_BYTES:
-        raise ConfigError(f"{path} is longer than {MAX_BYTES:,} bytes; this is no file of settings.")
+        raise ConfigError(f"{path} is longer than {MAX_BYTES:,} bytes, which is too long for a configuration file.")
     try:
         loader = _Loader(path.read_text(encoding="utf-8-sig"))
         loader.path = path
@@ -118,12 +121,12 @@ def read_yaml(path: str | Path) -> Any:
     except ConfigError:
         raise
     except (yaml.YAMLError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError) as error:
-        # PyYAML raises these, of `!!bool maybe` for one.
+        # PyYAML raises these, for example for `!!bool maybe`.
         raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.") from error
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Values below a node, aliases written out; without end where one holds itself."""
+    """Number of values below a node, with aliases expanded; infinite for an alias that contains itself."""
     if id(node) not in known:
         known[id(node)] = float("inf")
         parts: Iterable[yaml.Node] = ()
@@ -140,44 +143,83 @@ def _place(mark: yaml.Mark) -> str:
 
 
 def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error: type[ConfigError]) -> None:
-    """Refuse keys that nothing reads.
+    """Refuse unknown keys.
 
     Args:
-        given: The keys, with their places if they come from :func:`read_yaml`.
-        known: The keys that there are.
-        where: What holds them, for the message.
-        error: What to raise.
+        given: The keys, with their positions if they come from :func:`read_yaml`.
+        known: The known keys.
+        where: Description of the mapping, for the message.
+        error: Class of the error.
 
     Raises:
-        ConfigError: A key is unknown; the message names the nearest.
+        ConfigError: A key is unknown; the message suggests a similar one.
     """
     known = list(known)
     for key in given:
         if key not in known:
             raise error(
                 f"{place(given, key)}Unknown key {key!r} in {where}{did_you_mean(str(key), known)}. "
-                f"Known keys are {', '.join(known)}."
+                f"Known keys are {', '.join(known) or 'none'}."
             )
 
 
 def place(given: Mapping[Any, Any], key: Any) -> str:
-    """``path:line:column: `` of a key, nothing where it is not known."""
+    """``path:line:column: `` of a key; empty if its position is unknown."""
     at = getattr(given, "places", {}).get(key)
     return f"{at}: " if at else ""
 
 
 def plain(content: Any) -> Any:
-    """The same as dicts and lists of Python."""
+    """The content as plain dicts and lists."""
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
     return [plain(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``, or nothing where no known word is near.
+    """`` (did you mean 'x'?)``; empty if no known word is similar.
 
     >>> did_you_mean("lerning_rate", ["learning_rate", "seed"])
     " (did you mean 'learning_rate'?)"
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
+    float: ((int, float), "a number"),
+    int: ((int,), "a whole number"),
+    str: ((str,), "text"),
+    bool: ((bool,), "true or false"),
+    NoneType: ((NoneType,), "null"),
+}
+
+
+def is_of_type(value: Any, hint: Any) -> bool:
+    """Whether a value of a YAML file has a type. Types other than scalars, literals and unions accept everything.
+
+    >>> is_of_type(1, float | None), is_of_type(True, int), is_of_type("up", Literal["up", "down"])
+    (True, False, True)
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_of_type(value, option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
+    hint = NoneType if hint is None else hint
+    if hint not in _SCALARS:
+        return True
+    return isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
+
+
+def describe_type(hint: Any) -> str:
+    """A type in words, for error messages.
+
+    >>> describe_type(int | None), describe_type(Literal["up", "down"])
+    ('a whole number or null', "one of 'up', 'down'")
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(describe_type(option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    hint = NoneType if hint is None else hint
+    return _SCALARS[hint][1] if hint in _SCALARS else str(getattr(hint, "__name__", hint))

@@ -1,4 +1,4 @@
-"""What every objective is, and what it may take from the encoder when it is made."""
+"""The base class of objectives, and the sources that their heads are initialised from."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ Granularity = Literal["sentence", "word", "span", "token"]
 
 
 class Objective(nn.Module, ABC):
-    """One training signal: reads encodings, returns a scalar.
+    """One training signal: reads encodings and returns a scalar.
 
-    A subclass stands in a file of its own with its pure loss function, its head, its view where it needs one, and its
-    citation. Its constructor takes ``max_length`` (the recipe's) and the arguments of its term.
+    Each subclass has its own file with its loss function, its head, its view if it needs one, and its citation. The
+    constructor takes ``max_length`` of the recipe and the arguments of the term, all of them keyword arguments.
 
     Attributes:
-        name: The paper's abbreviation; key in recipes, logs and cards.
-        granularity: What is aligned.
-        citation: BibTeX, joins the model card.
-        in_batch_negatives: Whether the other pairs of a batch are all that a pair is ranked against.
-        gather: Whether those of the other processes' batches are too.
-        reads_words: Whether it asks which pieces a word became, which fast tokenizers alone can tell.
-        head: The parameters of the objective, None where it has none. They are saved beside every checkpoint.
+        name: Key in recipes, logs and cards; usually the paper's abbreviation.
+        granularity: Level of alignment.
+        citation: BibTeX entry for the model card.
+        in_batch_negatives: Whether a pair is ranked against the other pairs of its batch only.
+        gather: Whether the batches of other processes are ranked against, too.
+        reads_words: Whether it needs the pieces of each word, which requires a fast tokenizer.
+        head: The parameters of the objective, or None. They are saved with every checkpoint.
     """
 
     name: ClassVar[str]
     granularity: ClassVar[Granularity]
-    citation: ClassVar[str]
+    citation: ClassVar[str] = ""
     in_batch_negatives: ClassVar[bool] = False
     gather: bool = False
     reads_words: ClassVar[bool] = False
@@ -52,39 +52,39 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """The loss of a batch, scalar; a zero with a graph where the batch has nothing to learn."""
+        """Scalar loss of a batch; a zero with a graph if the batch has nothing to learn from."""
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
-        """The head's modules for an encoder of this configuration, not yet filled with the encoder's weights.
+        """Create the modules of the head, without the initial weights from the encoder.
 
         Args:
             config: The encoder's configuration.
-            **settings: What :meth:`head_settings` said when the head was first made.
+            **settings: The result of :meth:`head_settings` when the head was first created.
         """
         return None
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Facts about the encoder and the corpus that shape the head; kept in the heads' configuration."""
+        """Settings of the head that follow from encoder and corpus; stored in the heads' configuration."""
         return {}
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy into a new head the weights that it starts from."""
+        """Copy the initial weights into a new head."""
 
     def after_step(self, encoder: PreTrainedModel) -> None:
-        """Called after every optimiser step, for objectives that follow the encoder (momentum)."""
+        """Follow the encoder (momentum); called after every optimiser step."""
 
 
 @dataclass
 class HeadSources:
-    """What a new head may start from.
+    """Sources of the initial weights of a head.
 
     Attributes:
-        encoder: The encoder that is being trained.
+        encoder: The encoder to train.
         tokenizer: Its tokenizer.
-        name: Hub id or folder that the encoder came from; its masked language modelling head is looked up there.
-        english_ids: Ids of the pieces of the English subset vocabulary, sorted, where one was asked for.
-        languages: Languages of the corpus, sorted.
-        pooling: How the model pools token states, e.g. ``"cls"`` or ``"mean"``.
+        name: Hub id or folder of the encoder, where its masked language modelling head is looked up.
+        english_ids: Sorted piece ids of the English subset vocabulary, if one is requested.
+        languages: Sorted languages of the corpus.
+        pooling: Pooling of the model, e.g. ``"cls"`` or ``"mean"``.
     """
 
     encoder: PreTrainedModel
@@ -96,7 +96,7 @@ class HeadSources:
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:
-        """Weights of the checkpoint's own masked language modelling head, None where it has none.
+        """Weights of the checkpoint's masked language modelling head, or None.
 
         Keys: ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias`` (of the vocabulary).
         """
@@ -106,26 +106,26 @@ class HeadSources:
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:
-    """Refuse sequences that the encoder has no positions for.
+    """Refuse sequences that are longer than the encoder's positions.
 
     Args:
         sources: The encoder.
-        positions: How many positions the longest sequence takes.
-        name: Objective or recipe that makes it, for the message.
+        positions: Number of positions of the longest sequence.
+        name: Objective or recipe that builds the sequence, for the message.
 
     Raises:
-        ValueError: They are more than the encoder has.
+        ValueError: The encoder has fewer positions.
     """
     encoder = sources.encoder
     held = getattr(encoder.config, "max_position_embeddings", None)
     if held is not None and positions > held - first_position(encoder):
         raise ValueError(
-            f"{name!r} makes sequences of up to {positions} positions, but the encoder has "
-            f"{held - first_position(encoder)}. Keep fewer pieces of a sentence: lower max_length."
+            f"{name!r} builds sequences of up to {positions} positions, but the encoder has "
+            f"{held - first_position(encoder)}. Lower max_length."
         )
 
 
 def pair_length(sources: HeadSources, max_length: int) -> int:
-    """Length of the longest pair in the encoder's own form, each sentence kept to ``max_length`` with its specials."""
+    """Length of the longest pair in the encoder's format, each sentence of ``max_length`` pieces with special tokens."""
     alone, both = (sources.tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
     return 2 * (max_length - alone) + both
