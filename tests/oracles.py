@@ -40,24 +40,59 @@ def cross_entropy_loop(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Ten
     return total / len(labels)
 
 
-def representation_translation_loop(head, source, source_lengths, target_ids, target_lengths, table) -> Tensor:
-    """Equation 6 of DAP, pair by pair: the first slots stand in the sequence and are masked, as in the released code.
+def representation_translation_loop(
+    head,
+    source,
+    source_lengths,
+    target_ids,
+    target_lengths,
+    table,
+    *,
+    masked=None,
+    target=None,
+    languages=None,
+    double: bool = False,
+    slots_first: bool = False,
+) -> Tensor:
+    """Equation 6 of DAP, pair by pair: the first slots are part of the sequence and masked, as in the released code.
 
-    Position ``t`` of the target is ``offset + t``, ``offset`` being the head's; no pair is padded.
+    Position ``t`` of the target is ``offset + t``, ``offset`` being the head's; no pair is padded. ``masked`` says which
+    slots are masked; the others hold ``target``, the states of the reconstructed sentence. ``languages`` are the codes of
+    the reconstructed sentences.
+
+    ``double`` is the released code: a mask passes through the embedding layer at its own position, a leaked state does
+    not; then the language vector is added to every slot. Where the source is reconstructed, its slots come first
+    (``slots_first``).
     """
     layers, total, count = head.layers, 0.0, 0
     attention = layers.config._attn_implementation
     layers.set_attn_implementation("eager")
     for i in range(len(source)):
         s, t = int(source_lengths[i]), int(target_lengths[i])
-        rows = [source[i, k] for k in range(s)] + [head.mask_h for _ in range(t)]
+        language = 0.0
+        if languages is not None:
+            language = head.languages.table.weight[head.languages.codes.tolist().index(int(languages[i]))]
+        slots = []
+        for k in range(t):
+            if masked is not None and not masked[i, k]:
+                slots.append(target[i, k] + language if double else target[i, k])
+            elif double:
+                embedded = layers.embeddings(inputs_embeds=head.mask_h[None, None], position_ids=torch.tensor([[k]]))
+                slots.append(embedded[0, 0] + language)
+            else:
+                slots.append(head.mask_h + language)
+        rows = [source[i, k] for k in range(s)] + slots
         positions = [*range(s), *range(head.offset, head.offset + t)]
+        if slots_first:
+            positions = [*range(head.offset, head.offset + s), *range(t)]
         mask = torch.ones(1, s + t, dtype=torch.long)
         mask[0, 0] = mask[0, s] = 0
         hidden = layers(
             inputs_embeds=torch.stack(rows)[None], position_ids=torch.tensor([positions]), attention_mask=mask
         ).last_hidden_state[0]
         for k in range(1, t):
+            if masked is not None and not masked[i, k]:
+                continue
             state = hidden[s + k]
             transform = head.vocabulary.transform
             state = transform["norm"](head.vocabulary.activation(transform["dense"](state)))
@@ -193,7 +228,11 @@ def sentence_to_tokens_loop(head, sentences, languages, texts, table) -> Tensor:
         state = sentence
         if head.languages is not None:
             row = head.languages.codes.tolist().index(int(language))
-            state = torch.cat([head.languages.table.weight[row], sentence])
+            vector = head.languages.table.weight[row]
+            vector = vector - vector.mean()
+            vector = vector / ((vector * vector).mean() + 1e-12).sqrt()
+            vector = vector * head.language_norm.weight + head.language_norm.bias
+            state = torch.cat([vector, sentence])
         state = head.mlp[0](state)
         state = state / (1 + (-state).exp())
         centred = state - state.mean()
@@ -246,6 +285,28 @@ def word_translation_ranking_loop(
                 total = total + logsumexp([logits[n] for n in kept]) - logits[k]
                 count += 1
     return total / (2 * len(sources) if summed else count)
+
+
+def mutual_links_loop(links, scores) -> list:
+    """Links that no other link of either of their words beats: by score, and by the lower word in a tie."""
+    scored = dict(zip(links, scores, strict=True))
+    kept = []
+    for x, y in links:
+        of_x = [(-scored[a, b], b) for a, b in links if a == x]
+        of_y = [(-scored[a, b], a) for a, b in links if b == y]
+        if min(of_x)[1] == y and min(of_y)[1] == x:
+            kept.append((x, y))
+    return kept
+
+
+def disjoint_pieces_loop(word_spans, offsets) -> list[list[int]]:
+    """The pieces of each word, each piece given to the word that it shares most characters with, the first in a tie."""
+    owned = [[] for _ in word_spans]
+    for piece, (start, end) in enumerate(offsets):
+        shared = [max(0, min(end, last) - max(start, first)) for first, last in word_spans]
+        if shared and max(shared):
+            owned[shared.index(max(shared))].append(piece)
+    return owned
 
 
 def contrast(anchor: Tensor, positive: Tensor, negatives: list[Tensor], temperature: float) -> Tensor:

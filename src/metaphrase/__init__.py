@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from metaphrase.modeling.views import View
     from metaphrase.objectives import OBJECTIVES, Objective
     from metaphrase.publishing.card import AlignmentModelCardData
-    from metaphrase.publishing.hub import push, release
+    from metaphrase.publishing.hub import push
+    from metaphrase.publishing.release import release
     from metaphrase.training.arguments import AlignmentTrainingArguments
     from metaphrase.training.heads import AlignmentHeads
     from metaphrase.training.loss import AlignmentLoss
@@ -47,7 +48,7 @@ _HOMES = {
     "load_encoder": "encoders.loading",
     "packed": "modeling.packing",
     "push": "publishing.hub",
-    "release": "publishing.hub",
+    "release": "publishing.release",
 }
 
 __all__ = sorted(_HOMES)

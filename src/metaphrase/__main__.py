@@ -1,4 +1,4 @@
-"""``python -m metaphrase``: the command line, as ``metaphrase`` has it."""
+"""Run the command line with ``python -m metaphrase``."""
 
 import sys
 

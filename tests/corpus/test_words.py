@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from metaphrase.corpus.words import Words, format_links, join_words, parse_links, phrase_pairs, piece_spans, word_spans
+from tests.oracles import disjoint_pieces_loop
 
 LINKS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
 
@@ -128,6 +129,60 @@ def test_pieces_of_whole_words_and_none_of_cut_ones(text, max_length, segmenter)
         ]
         whole = own and own[-1] < max_length - 1
         assert (first, last) == ((own[0], own[-1] + 1) if whole else (0, 0))
+
+
+def crossing_tokenizer(max_length=None):
+    """Pieces of one to three characters that do not stop at word boundaries."""
+    characters = "ฉันรกแมว"
+    pieces = [*characters, "ฉันรั", "ัก", "แมว", "รักแ", "นร", "กแ", "มวฉ"]
+    vocab = ["[UNK]", "[CLS]", "[SEP]", *pieces, *("##" + piece for piece in pieces)]
+    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocab)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
+    if max_length:
+        tokenizer.enable_truncation(max_length)
+    return tokenizer
+
+
+@settings(max_examples=200)
+@given(st.lists(st.sampled_from(["ฉัน", "รัก", "แมว", "กก", "น", " "]), max_size=8))
+def test_disjoint_spans_match_loop(parts):
+    text, spans = "", []
+    for part in parts:
+        if part.strip():
+            spans.append((len(text), len(text) + len(part)))
+        text += part
+    words = Words(text, tuple(spans), "th")
+    encoding = crossing_tokenizer().encode(text)
+    found = piece_spans(encoding, words, disjoint=True).tolist()
+    owned = disjoint_pieces_loop(spans, encoding.offsets)
+    assert found == [[pieces[0], pieces[-1] + 1] if pieces else [0, 0] for pieces in owned]
+    covered = [piece for first, end in found for piece in range(first, end)]
+    assert len(covered) == len(set(covered))
+    assert sorted(covered) == [n for n in range(len(encoding.ids)) if not encoding.special_tokens_mask[n]]
+
+
+def test_a_piece_of_two_words_belongs_to_the_one_with_more_of_its_characters():
+    text = "ฉันรักแมว"
+    words = Words.of(text, "th", "icu")
+    assert list(words) == ["ฉัน", "รัก", "แมว"]
+    encoding = crossing_tokenizer().encode(text)
+    assert encoding.tokens[1:-1] == ["ฉันรั", "##กแ", "##ม", "##ว"]
+    assert piece_spans(encoding, words).tolist() == [[1, 2], [1, 3], [2, 5]]
+    assert piece_spans(encoding, words, disjoint=True).tolist() == [[1, 2], [2, 3], [3, 5]]
+
+
+def test_a_word_that_keeps_no_piece_has_an_empty_span():
+    words = Words("รักแ", ((0, 3), (3, 4)), "th")
+    encoding = crossing_tokenizer().encode(words.text)
+    assert encoding.tokens[1:-1] == ["รักแ"]
+    assert piece_spans(encoding, words, disjoint=True).tolist() == [[1, 2], [0, 0]]
+
+
+def test_a_disjoint_word_that_truncation_cut_has_an_empty_span():
+    words = Words("ฉันรักแมว", ((0, 3), (3, 6), (6, 9)), "th")
+    spans = piece_spans(crossing_tokenizer(4).encode(words.text), words, disjoint=True)
+    assert spans.tolist() == [[1, 2], [2, 3], [0, 0]]
 
 
 def test_words_of_a_real_tokenizer(tokenizer):

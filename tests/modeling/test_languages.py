@@ -17,7 +17,7 @@ from metaphrase.modeling.languages import (
 )
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import source_view, target_view
-from metaphrase.publishing.hub import release, release_languages, verify
+from metaphrase.publishing.release import release, release_languages, verify
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from tests.conftest import as_sentence_transformer, shape
@@ -57,7 +57,7 @@ class TestEmbedding:
         assert not torch.equal(vectors[0], vectors[1])
 
     def test_an_unknown_language_is_refused(self, embedding):
-        with pytest.raises(ValueError, match=r"for de, en, but none for 'sw'"):
+        with pytest.raises(ValueError, match=r"covers de, en, but not 'sw'"):
             embedding.of("sw")
 
     def test_codes_are_distinct(self):
@@ -100,7 +100,7 @@ class TestFold:
         assert not np.allclose(models["de"].encode("Hund"), models["en"].encode("Hund"), atol=1e-3)
 
     def test_an_unknown_language_is_refused(self, tiny_encoder, embedding):
-        with pytest.raises(ValueError, match="none for 'sw'"):
+        with pytest.raises(ValueError, match="but not 'sw'"):
             fold_language(tiny_encoder, embedding, "sw")
 
 
@@ -121,7 +121,7 @@ class TestCheck:
         from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
         model = SentenceTransformer(modules=[Transformer(str(tmp_path / kind)), Pooling(32, "cls")], device="cpu")
-        with pytest.raises(ValueError, match=r"token types, but .*Model has none of its hidden size"):
+        with pytest.raises(ValueError, match=r"token type embeddings, but .*Model has none of its hidden size"):
             AlignmentLoss(model, Recipe.from_dict(RECIPE), languages=["de", "en"])
         AlignmentLoss(model, Recipe.from_dict({**RECIPE, "language_embedding": False}))
 
@@ -168,7 +168,7 @@ class TestRelease:
             release(tiny_encoder, tmp_path / "out", recipe=None, language_embedding=embedding)
         with pytest.raises(ValueError, match="give both"):
             release(tiny_encoder, tmp_path / "out", recipe=None, language="de")
-        with pytest.raises(ValueError, match="none for 'sw'"):
+        with pytest.raises(ValueError, match="but not 'sw'"):
             release(tiny_encoder, tmp_path / "out", recipe=None, language="sw", language_embedding=embedding)
         for facts in (Recipe.load("wacse-language").to_dict(), {"language_embedding": True}):
             with pytest.raises(ValueError, match=r"one language at a time.*`release_languages`"):

@@ -3,10 +3,25 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import pooled_spans
-from metaphrase.modeling.views import UNSCORED, concatenated, links_view, masked_sentence, paired, source_view, swapped
+from metaphrase.modeling.views import (
+    UNSCORED,
+    concatenated,
+    links_view,
+    masked_sentence,
+    mutual_links,
+    paired,
+    source_view,
+    swapped,
+)
+from metaphrase.objectives.aligned_word_prediction import MaskedWords
+from tests.oracles import mutual_links_loop
 
 
 def build(view, rows, tokenizer, seed=1):
@@ -67,6 +82,31 @@ class TestLinks:
         assert cut["links"].tolist() == [[[0, 0], [1, 1]], [[0, 0], [-1, -1]]]
         assert cut["scores"].tolist() == [[0.5, 0.125], [1.0, 0.0]]
 
+    def test_a_link_given_twice_is_one_link_with_the_higher_score(self, tokenizer):
+        pair = row("der Hund", "the dog", "0-0 1-1 0-0", alignment_scores="0.25 0.5 0.75")
+        built = build(links_view(32), [pair], tokenizer)
+        assert built["links"].tolist() == [[[0, 0], [1, 1]]]
+        assert built["scores"].tolist() == [[0.75, 0.5]]
+        cut = build(links_view(3), [pair], tokenizer)
+        assert cut["dropped"].item() == 1
+
+    @settings(max_examples=80)
+    @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), unique=True, max_size=12), st.data())
+    def test_mutual_links_match_loop(self, links, data):
+        scores = data.draw(st.lists(st.sampled_from([0.2, 0.5, 1.0]), min_size=len(links), max_size=len(links)))
+        kept = mutual_links(links, scores)
+        assert kept == mutual_links_loop(links, scores)
+        assert len({x for x, _ in kept}) == len({y for _, y in kept}) == len(kept)
+        assert mutual_links(kept, [1.0] * len(kept)) == kept
+        assert bool(kept) == bool(links)
+
+    def test_mutual_links_are_decided_before_truncation(self, tokenizer):
+        pair = row("der Hund", "the dog", "0-0 1-0", alignment_scores="0.5 0.9")
+        assert build(links_view(32, mutual=True), [pair], tokenizer)["links"].tolist() == [[[1, 0]]]
+        cut = build(links_view(3, mutual=True), [pair], tokenizer)
+        assert cut["links"].shape == (1, 0, 2)
+        assert cut["dropped"].item() == 1
+
     def test_words_of_unspaced_languages(self, tokenizer):
         pair = {**row("我爱北京天安门", "I", "0-0"), "source_lang": "zh"}
         assert build(links_view(32), [pair], tokenizer)["source_spans"].shape[1] == 1
@@ -81,6 +121,45 @@ class TestLinks:
         rows = [{"source": "der", "target": "the"}]
         with pytest.raises(ValueError, match=r"'links' reads the column 'alignment'.*metaphrase align"):
             ParallelCollator(tokenizer, (links_view(32),))(rows)
+
+
+def crossing(*pieces):
+    """A tokenizer whose pieces cross the word boundaries of a language without spaces."""
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *pieces, "i", "love", "cats"]
+    inner = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(vocabulary)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    inner.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
+    return PreTrainedTokenizerFast(tokenizer_object=inner, **{f"{key}_token": name for key, name in names.items()})
+
+
+class TestPiecesOfSeveralWords:
+    def pair(self):
+        words = {"source": "ฉันรักแมว", "target": "i love cats", "source_lang": "th", "target_lang": "en"}
+        return {**words, "segmenter": "icu", "alignment": "0-0 1-1 2-2"}
+
+    def test_words_share_no_states(self):
+        tokenizer = crossing("ฉันรั", "##กแ", "##ม", "##ว")
+        spans = build(links_view(16), [self.pair()], tokenizer)["source_spans"][0].tolist()
+        assert spans == [[1, 2], [2, 3], [3, 5]]
+
+    def test_masked_words_keep_their_own_labels(self):
+        tokenizer = crossing("ฉันรั", "##กแ", "##ม", "##ว")
+        i, love, cats, first, second, third = tokenizer.convert_tokens_to_ids(
+            ["i", "love", "cats", "ฉันรั", "##กแ", "##ม"]
+        )
+        labels = {
+            side: build(MaskedWords("w", side, 16), [self.pair()], tokenizer)["labels"][0].tolist()
+            for side in ("source", "target")
+        }
+        assert labels["source"] == [UNSCORED, i, love, cats, UNSCORED, UNSCORED]
+        assert labels["target"] == [UNSCORED, first, second, third, UNSCORED]
+
+    def test_a_word_that_keeps_no_piece_drops_its_links(self):
+        built = build(links_view(16), [self.pair()], crossing("ฉันรัก", "##แมว"))
+        assert built["source_spans"][0].tolist() == [[1, 2], [0, 0], [2, 3]]
+        assert built["links"][0].tolist() == [[0, 0], [2, 2]]
+        assert built["dropped"].item() == 1
 
 
 class TestConcatenated:

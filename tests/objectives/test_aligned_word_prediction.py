@@ -137,6 +137,42 @@ def test_a_cap_leaves_context(tokenizer, bitext):
     assert not torch.equal(share(0.4), share(0.4, seed=1))
 
 
+def test_a_word_without_room_is_skipped_and_others_are_tried(tokenizer, pieces_of):
+    """Every sentence of six words of one piece and one of many has a mask, whatever the order of the draw."""
+    source = "der der der der schläftnichtgutschläftnichtgut der der"
+    row = {"source": source, "target": source, "alignment": " ".join(f"{i}-{i}" for i in range(7))}
+    assert [len(places) for places, _ in pieces_of(source)][4] > 3
+    view = MaskedWords("w", "source", 32, 0.15)
+    masked = [
+        (build(view, [row], tokenizer, seed)["input_ids"] == tokenizer.mask_token_id).sum().item()
+        for seed in range(100)
+    ]
+    pieces = sum(len(places) for places, _ in pieces_of(source))
+    assert set(masked) == {int(0.15 * pieces)}
+
+
+def test_the_room_of_a_cap_is_used_up(bitext, tokenizer, pieces_of, masked_of):
+    """No linked word that was left unmasked would have fitted."""
+    for ratio in (0.15, 0.3, 0.5):
+        for seed in range(5):
+            features = build(MaskedWords("w", "source", 32, ratio), bitext, tokenizer, seed)
+            for at, row in enumerate(bitext):
+                is_masked = features["input_ids"][at] == tokenizer.mask_token_id
+                room = ratio * sum(len(places) for places, _ in pieces_of(row["source"])) - is_masked.sum().item()
+                left = [len(places) for places, _ in masked_of(row, "source") if not is_masked[places[0]]]
+                assert room >= 0
+                assert not left or min(left) > room
+
+
+def test_a_link_given_twice_counts_once(make_loss, encodings_of, bitext):
+    loss = make_loss("awp", reduction="sum")
+    values = [
+        loss.objectives["awp"](encodings_of(loss, [{**bitext[6], "alignment": links}]))
+        for links in ("0-0 1-1", "0-0 0-0 1-1 1-1 1-1")
+    ]
+    torch.testing.assert_close(*values, rtol=0, atol=0)
+
+
 def test_sides_can_be_swapped(make_loss, encodings_of, bitext):
     loss = make_loss("awp")
     values = [loss.objectives["awp"](encodings_of(loss, rows)) for rows in (bitext, [swap(row) for row in bitext])]

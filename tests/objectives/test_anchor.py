@@ -82,7 +82,7 @@ def test_unknown_sides_and_pooling_are_refused(make_loss, tiny_encoder):
     with pytest.raises(ValueError, match="is 'source'"):
         make_loss("anchor", sides="source")
     tiny_encoder[1].pooling_mode = "max"
-    with pytest.raises(ValueError, match="pools by 'max'"):
+    with pytest.raises(ValueError, match="uses 'max'"):
         make_loss("anchor")
 
 

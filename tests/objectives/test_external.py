@@ -107,7 +107,7 @@ def test_a_recipe_trains_and_resumes_a_class_of_another_package(package, tiny_en
     )
     code = f"""
     import sys
-    from metaphrase import OBJECTIVES, AlignmentHeads, Recipe
+    from metaphrase import OBJECTIVES, Recipe
     assert "projected-distance" in OBJECTIVES and "projected-distance" in list(OBJECTIVES)
     assert "torch" not in sys.modules and "outside" not in sys.modules
     recipe = Recipe.load({str(write_recipe(tmp_path / "named.yaml", "projected-distance", power=3))!r})
@@ -116,6 +116,7 @@ def test_a_recipe_trains_and_resumes_a_class_of_another_package(package, tiny_en
         OBJECTIVES["wrong"]
     except ValueError as error:
         assert "whose name is 'projected-distance'" in str(error)
+    from metaphrase import AlignmentHeads
     AlignmentHeads.from_pretrained({str(output / "checkpoint-3" / "heads")!r})
     """
     path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])

@@ -355,7 +355,7 @@ def test_a_projection_without_biases_stays_so(make_loss, batch_of, bitext):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"momentum": 1.1}, "between 0 and 1, not 1.1"),
+        ({"momentum": 1.1}, "between 0 and 1, but is 1.1"),
         ({"normalize": "x"}, "'both', 'h', 'z'\\], but is 'x'"),
         ({"denominator": "all"}, "'positive_and_queue', 'queue'\\], but is 'all'"),
     ],
@@ -367,14 +367,14 @@ def test_impossible_settings_are_refused(make_loss, args, message):
 
 def test_another_pooling_is_refused(make_loss, tiny_encoder):
     tiny_encoder[1].pooling_mode = "max"
-    with pytest.raises(ValueError, match="pools by 'max'"):
+    with pytest.raises(ValueError, match="uses 'max'"):
         make_loss("moco", model=tiny_encoder)
 
 
 def test_an_input_language_embedding_is_refused(make_loss, batch_of, bitext, tiny_encoder):
     recipe = Recipe.from_dict({"name": "l", "terms": [{"objective": "moco"}], "language_embedding": True})
     loss = AlignmentLoss(tiny_encoder, recipe, max_length=24, languages=["de", "en"])
-    with pytest.raises(ValueError, match="view 'query-and-key' does not tell it"):
+    with pytest.raises(ValueError, match="view 'query-and-key' does not provide it"):
         loss(batch_of(loss, bitext[:3]))
 
 

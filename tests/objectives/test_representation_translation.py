@@ -50,6 +50,63 @@ def test_matches_loop(make_loss, encodings_of, bitext, rows):
         )
 
 
+@pytest.mark.parametrize("ratio", [0.3, 1.0])
+@pytest.mark.parametrize("direction", ["source_to_target", "target_to_source"])
+@pytest.mark.parametrize("positions", ["single", "double"])
+@pytest.mark.parametrize("language_embeddings", [False, True])
+def test_every_setting_of_the_slots_matches_loop(
+    make_loss, encodings_of, bitext, ratio, direction, positions, language_embeddings
+):
+    loss = make_loss(
+        "rtl",
+        ratio=ratio,
+        direction=direction,
+        positions=positions,
+        language_embeddings=language_embeddings,
+        languages=["de", "en"] if language_embeddings else [],
+    )
+    head = loss.objectives["rtl"].head
+    encodings = encodings_of(loss, bitext[:5])
+    read, wanted = encodings["source"], encodings["target"]
+    if direction == "target_to_source":
+        read, wanted = wanted, read
+    masked = encodings["reconstructed-slots"].features["masked"] if ratio < 1 else None
+    fast = loss.objectives["rtl"](encodings)
+    slow = representation_translation_loop(
+        head,
+        read.tokens_blh,
+        read.mask_bl.sum(1),
+        wanted.ids_bl,
+        wanted.mask_bl.sum(1),
+        wanted.table_vh,
+        masked=masked,
+        target=wanted.tokens_blh,
+        languages=wanted.features["language"] if language_embeddings else None,
+        double=positions == "double",
+        slots_first=positions == "double" and direction == "target_to_source",
+    )
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
+    leaves = [read.tokens_blh, head.mask_h, head.layers.embeddings.position_embeddings.weight]
+    leaves += [wanted.tokens_blh] if ratio < 1 else []
+    leaves += [head.languages.table.weight] if language_embeddings else []
+    got, expected = (torch.autograd.grad(value, leaves) for value in (fast, slow))
+    for ours, theirs in zip(got, expected, strict=True):
+        assert theirs.abs().max() > 0
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
+
+
+def test_a_leaked_state_skips_the_first_of_two_embedding_passes(make_loss, encodings_of, bitext):
+    """As in the released code: only masks are embedded twice."""
+    loss = make_loss("rtl", positions="double", ratio=0.5)
+    head = loss.objectives["rtl"].head
+    encodings = encodings_of(loss, bitext[:4])
+    target = encodings["target"]
+    masked = encodings["reconstructed-slots"].features["masked"][:, : target.ids_bl.shape[1]]
+    slots = head.fill_slots(tuple(target.ids_bl.shape), masked, target.tokens_blh, None)
+    assert torch.equal(slots[~masked], target.tokens_blh[~masked])
+    assert not torch.isclose(slots[masked], head.mask_h).all(-1).any()
+
+
 def test_a_head_that_knows_nothing_scores_log_vocabulary(make_loss, encodings_of, bitext, tokenizer):
     loss = make_loss("rtl", vocabulary="untied")
     with torch.no_grad():
@@ -258,7 +315,7 @@ def test_language_embeddings_tell_languages_apart(make_loss, encodings_of, bitex
     ("args", "message"),
     [
         ({"layers": 3}, "copies 3 layers, but the encoder has 2"),
-        ({"max_length": 64}, "needs 128 positions"),
+        ({"max_length": 64}, "requires 128 positions"),
         ({"direction": "xx"}, "'source_to_target', 'target_to_source', 'both'\\], but is 'xx'"),
         ({"ratio": 1.5}, "between 0 and 1"),
         ({"vocabulary": "english", "direction": "both"}, "holds the target side's pieces only"),

@@ -123,12 +123,12 @@ def test_ranks_together_see_the_whole_batch(make_loss, encodings_of, bitext, can
     assert alone.objectives["sa"](halves[0]) < values[0]
 
 
-def test_a_model_that_pools_otherwise_is_told(make_loss, tiny_xlmr, caplog):
+def test_a_model_with_other_pooling_logs_a_warning(make_loss, tiny_xlmr, caplog):
     with caplog.at_level(logging.WARNING, "metaphrase"):
         make_loss("sa", model=tiny_xlmr)
         assert not caplog.messages
         make_loss("sa")
-    assert "this model pools 'cls'" in caplog.text
+    assert "this model uses 'cls' pooling" in caplog.text
 
 
 def test_unknown_candidates_are_refused(make_loss):

@@ -157,7 +157,7 @@ def test_the_concatenation_must_fit_the_positions(make_loss):
     make_loss("tlm", max_length=80)  # numbered anew
     make_loss("tlm", max_length=40, positions="continuous")
     make_loss("tlm", max_length=40, positions="continuous", layout="pair")
-    with pytest.raises(ValueError, match=r"up to 82 positions, but the encoder has 80\b.*lower max_length"):
+    with pytest.raises(ValueError, match=r"up to 82 positions, but the encoder has 80\b.*Lower max_length"):
         make_loss("tlm", max_length=41, positions="continuous")
     with pytest.raises(ValueError, match="up to 81 positions"):
         make_loss("tlm", max_length=41, positions="continuous", layout="pair")

@@ -281,5 +281,5 @@ def test_encoders_that_cannot_run_the_passes_are_refused(make_loss, tiny_encoder
     with pytest.raises(ValueError, match="up to 82 positions, but the encoder has 81"):
         WordAlignment(max_length=41).head_settings(xlmr)
     tiny_encoder[0].auto_model._supports_attention_backend = False
-    with pytest.raises(ValueError, match="BertModel does not attend through"):
+    with pytest.raises(ValueError, match="BertModel does not support the attention"):
         make_loss("wa")

@@ -110,6 +110,19 @@ def test_no_links_is_a_zero_with_a_graph(make_loss, encodings_of, bitext, simila
     assert all((encodings[side].tokens_blh.grad == 0).all() for side in ("source", "target"))
 
 
+@pytest.mark.parametrize("objective", ["wtr", "word-contrast"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_a_link_given_twice_counts_once(make_loss, encodings_of, bitext, objective, reduction):
+    means = {"wtr": "link_mean", "word-contrast": "token_mean"}
+    loss = make_loss(objective, reduction=means[objective] if reduction == "mean" else "sum")
+    values = [
+        loss.objectives[objective](encodings_of(loss, [{**bitext[6], "alignment": links}]))
+        for links in ("0-0 1-1", "0-0 0-0 1-1")
+    ]
+    assert values[0] > 0
+    torch.testing.assert_close(*values, rtol=1e-12, atol=0)
+
+
 def test_a_pair_of_one_word_each_has_nothing_to_rank(make_loss, encodings_of, bitext):
     loss = make_loss("wtr")
     encodings = encodings_of(loss, [bitext[22]])

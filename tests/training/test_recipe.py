@@ -75,7 +75,7 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("[" * 3000, "nested too deeply"),
         ("name: !!bool maybe", "not valid YAML"),
         ("name: !!timestamp maybe", "not valid YAML"),
-        ("? [a]\n: 1", "a key must be a word"),
+        ("? [a]\n: 1", "a key must be a scalar"),
         ("name: \0", "special characters"),
     ],
 )
@@ -100,7 +100,7 @@ def test_a_billion_laughs_are_refused_before_they_are_written_out(tmp_path):
     with pytest.raises(ConfigError, match=r"aliases that expand"):
         read_yaml(path)
     path.write_text("a: " + "x" * 1_000_001)
-    with pytest.raises(ConfigError, match="longer than"):
+    with pytest.raises(ConfigError, match="maximum size"):
         read_yaml(path)
 
 

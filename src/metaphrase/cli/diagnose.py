@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.mine import progress
+from metaphrase.cli.output import progress
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder

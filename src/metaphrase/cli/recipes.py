@@ -1,4 +1,4 @@
-"""``metaphrase recipes``: list the recipes, or print one."""
+"""``metaphrase recipes``: list the recipes."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
     show: str | None = field(
-        default=None,
-        metadata={"help": "Recipe to print as YAML, to start your own from. Can be the first argument."},
+        default=None, metadata={"help": "Print this recipe as YAML, as a start for your own. May be the first argument."}
     )
 
 

@@ -45,6 +45,7 @@ from metaphrase.encoders.loading import (
     split_revision,
 )
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import (
     Encoders,
     RetrievalEvaluator,
@@ -67,9 +68,9 @@ from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.hub import push, release, release_languages
-from metaphrase.publishing.plots import retention
+from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
+from metaphrase.publishing.release import release, release_languages
 from metaphrase.publishing.report import describe_model, render_table, usage_lines, write_report
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss

@@ -1,1 +1,1 @@
-"""What every layer stands on: files, digests, settings in YAML, and facts about the machine."""
+"""Files, digests, YAML configuration and the environment, used by all layers."""

@@ -1,7 +1,7 @@
-"""Reading of YAML files that people write, with the position of every key for error messages.
+"""Strict reading of YAML files, with the position of every key for error messages.
 
-Safe and strict: no Python objects, no duplicate keys (YAML silently keeps the last), bounded size and depth, and ``5e-5`` is
-a number.
+Python objects, duplicate keys (of which YAML silently keeps the last) and aliases that expand without bound are errors.
+``5e-5`` is a number.
 """
 
 from __future__ import annotations
@@ -17,47 +17,51 @@ import yaml
 
 from metaphrase.exceptions import ConfigError, MissingFileError
 
-#: Limits: size of a file in bytes, number of values with aliases expanded, and depth.
+#: Limits of a file: bytes, values after alias expansion, and nesting depth.
 MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 
 
 class Keys(dict[Any, Any]):
-    """A mapping of a YAML file that knows the positions of its keys.
+    """A mapping from a YAML file with the positions of its keys.
 
     Attributes:
-        places: ``"path:line:column"`` of each key, counted from 1.
+        places: ``"path:line:column"`` of each key, one-based.
     """
 
     places: Mapping[Any, str] = MappingProxyType({})
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 without Python types, and with the numbers of YAML 1.2."""
+    """YAML 1.1 without Python types, with the numbers of YAML 1.2."""
 
     path: Path
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Compose a node, up to the maximum depth."""
+        """Compose a node, up to the maximum nesting depth."""
         if self.depth == MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, "this is nested too deeply", self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(
+                None, None, "the file is nested too deeply", self.peek_event().start_mark
+            )
         self.depth += 1
         node = super().compose_node(parent, index)
         self.depth -= 1
         return node
 
     def construct_yaml_int(self, node: Any) -> int:
-        """An integer of at most 64 bits."""
+        """Construct an integer that fits into 64 bits."""
         number = int(super().construct_yaml_int(node))
         if not -(2**63) <= number < 2**63:
-            raise yaml.constructor.ConstructorError(None, None, "this number is too large", node.start_mark)
+            raise yaml.constructor.ConstructorError(None, None, "the number is too large", node.start_mark)
         return number
 
     def construct_yaml_str(self, node: Any) -> str:
-        """Text without unpaired surrogates, which cannot be encoded."""
+        """Construct text without unpaired surrogates, which cannot be encoded."""
         text = str(super().construct_yaml_str(node))
         if any("\ud800" <= character <= "\udfff" for character in text):
-            raise yaml.constructor.ConstructorError(None, None, "this contains an unpaired surrogate", node.start_mark)
+            raise yaml.constructor.ConstructorError(
+                None, None, "the text contains an unpaired surrogate", node.start_mark
+            )
         return text
 
 
@@ -71,7 +75,7 @@ def _construct_keys(loader: _Loader, node: yaml.MappingNode) -> Any:
         key = loader.construct_object(key_node, deep=True)
         if isinstance(key, list | dict | set):
             raise yaml.constructor.ConstructorError(
-                None, None, "a key must be a word, not a list", key_node.start_mark
+                None, None, "a key must be a scalar, not a list", key_node.start_mark
             )
         if key in written:
             raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", key_node.start_mark)
@@ -93,18 +97,18 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The content of a YAML file; its mappings are :class:`Keys`.
+    """Read a YAML file. Mappings are returned as `Keys`.
 
     Raises:
         MissingFileError: The file does not exist.
-        ConfigError: It is not valid YAML, or contains Python objects, duplicate keys, or aliases that expand beyond the
-            limit; the message has line and column.
+        ConfigError: The file is not valid YAML, or contains Python objects, duplicate keys or aliases that expand without
+            bound. The message contains the line and the column.
     """
     path = Path(path)
     if not path.is_file():
-        raise MissingFileError(f"File {path} does not exist.")
+        raise MissingFileError(f"The file {path} does not exist.")
     if path.stat().st_size > MAX_BYTES:
-        raise ConfigError(f"{path} is longer than {MAX_BYTES:,} bytes, which is too long for a configuration file.")
+        raise ConfigError(f"{path} exceeds the maximum size of {MAX_BYTES:,} bytes for a configuration file.")
     try:
         loader = _Loader(path.read_text(encoding="utf-8-sig"))
         loader.path = path
@@ -126,7 +130,7 @@ def read_yaml(path: str | Path) -> Any:
 
 
 def _size(node: yaml.Node, known: dict[int, float]) -> float:
-    """Number of values below a node, with aliases expanded; infinite for an alias that contains itself."""
+    """Count the values below a node with aliases expanded; infinite if a node contains itself."""
     if id(node) not in known:
         known[id(node)] = float("inf")
         parts: Iterable[yaml.Node] = ()
@@ -143,16 +147,16 @@ def _place(mark: yaml.Mark) -> str:
 
 
 def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error: type[ConfigError]) -> None:
-    """Refuse unknown keys.
+    """Reject unknown keys.
 
     Args:
-        given: The keys, with their positions if they come from :func:`read_yaml`.
-        known: The known keys.
-        where: Description of the mapping, for the message.
-        error: Class of the error.
+        given: The keys, with their positions if they come from `read_yaml`.
+        known: The valid keys.
+        where: What contains them, for the message.
+        error: Class of the exception.
 
     Raises:
-        ConfigError: A key is unknown; the message suggests a similar one.
+        ConfigError: A key is unknown. The message suggests the closest valid key.
     """
     known = list(known)
     for key in given:
@@ -164,20 +168,20 @@ def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error
 
 
 def place(given: Mapping[Any, Any], key: Any) -> str:
-    """``path:line:column: `` of a key; empty if its position is unknown."""
+    """Return ``path:line:column: `` of a key, or an empty string if the position is unknown."""
     at = getattr(given, "places", {}).get(key)
     return f"{at}: " if at else ""
 
 
 def plain(content: Any) -> Any:
-    """The content as plain dicts and lists."""
+    """Convert mappings and sequences to plain dictionaries and lists."""
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
     return [plain(value) for value in content] if isinstance(content, list | tuple) else content
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """`` (did you mean 'x'?)``; empty if no known word is similar.
+    """Return `` (did you mean 'x'?)``, or an empty string if no known word is similar.
 
     >>> did_you_mean("lerning_rate", ["learning_rate", "seed"])
     " (did you mean 'learning_rate'?)"

@@ -1,4 +1,4 @@
-"""What a result was made with: versions of the libraries, and the machine."""
+"""The environment of a result: library versions and hardware."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
-#: Packages whose versions belong to a checkpoint and to a result.
+#: Packages whose versions are recorded in checkpoints and results.
 PACKAGES = (
     "metaphrase",
     "torch",
@@ -21,12 +21,12 @@ PACKAGES = (
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that a result depends on."""
+    """Return the versions of Python and of the recorded packages."""
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
 def hardware() -> dict[str, Any]:
-    """The machine that a figure was measured on."""
+    """Describe the machine: architecture, CPUs, threads and GPU."""
     import torch
 
     facts: dict[str, Any] = {"machine": platform.machine(), "cpus": os.cpu_count(), "threads": torch.get_num_threads()}

@@ -1,4 +1,4 @@
-"""Files: the package's own data, and writing that never leaves half a file."""
+"""Packaged data, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-#: Data that comes with the package: the demo's bitext and the Universal Declaration of Human Rights.
+#: Data included in the package: the demo's bitext and the Universal Declaration of Human Rights.
 PACKAGED_DATA = Path(__file__).parents[1] / "data"
 DEMO = PACKAGED_DATA / "demo"
 UDHR = PACKAGED_DATA / "udhr"
@@ -25,7 +25,7 @@ def write_json(path: str | Path, content: Any) -> Path:
 
 
 def replace_text(path: str | Path, text: str) -> Path:
-    """Write text atomically, in a folder that is made if need be.
+    """Write text atomically. The folder is created if necessary.
 
     Returns:
         The path.

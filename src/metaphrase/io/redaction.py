@@ -1,4 +1,4 @@
-"""Keeps access tokens, and the name of the home folder, out of what is written and printed."""
+"""Remove access tokens and the path of the home folder from text that is written or printed."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import os
 import re
 from pathlib import Path
 
-#: Variables of the environment that hold tokens.
+#: Environment variables that contain tokens.
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
 
 _hidden: set[str] = set()
 
 
 def hide(secret: str | None) -> None:
-    """Have a token that stands in no variable of the environment taken out too, for as long as this process lives."""
+    """Register a token that is not in an environment variable, for the lifetime of this process."""
     if secret:
         _hidden.add(secret)
 
 
 def without_tokens(text: str) -> str:
-    """`text` without access tokens: those of the environment, those that were hidden, and what looks like one of a Hub.
+    """Remove access tokens from text: those of the environment, those registered, and strings that look like Hub tokens.
 
     >>> without_tokens("push with hf_0123456789abcdefghij")
     'push with hf_***'
@@ -33,13 +33,13 @@ def without_tokens(text: str) -> str:
 
 
 def redact(text: str) -> str:
-    """`text` without access tokens and without the path of the home folder."""
+    """Remove access tokens and the path of the home folder from text."""
     text, home = without_tokens(text), _home()
     return text if home is None else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
 
 
 def _home() -> str | None:
-    """The path of the home folder; None where there is none, or where it is not a folder of somebody's own."""
+    """Return the path of the home folder; None if there is none, or if it is the root folder."""
     try:
         home = Path.home()
     except RuntimeError:

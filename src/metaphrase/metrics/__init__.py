@@ -1,4 +1,4 @@
-"""Metrics as modules of Hugging Face's ``evaluate``: thin shells over the package's own functions.
+"""Metrics for Hugging Face's ``evaluate``, as thin wrappers of functions of this package.
 
 >>> from pathlib import Path
 >>> Path(path("aer")).name
@@ -14,13 +14,13 @@ _FOLDER = Path(__file__).parent
 
 
 def path(name: str) -> str:
-    """Folder of a metric, for ``evaluate.load(path("aer"))``.
+    """Return the folder of a metric, for ``evaluate.load(path("aer"))``.
 
     Raises:
-        ValueError: There is no such metric.
+        ValueError: The metric does not exist.
     """
     known = sorted(folder.parent.name for folder in _FOLDER.glob("*/*.py") if folder.stem == folder.parent.name)
     if name not in known:
-        raise ValueError(f"There is no metric {name!r}; there is: {', '.join(known)}.")
-    importlib.invalidate_caches()  # `evaluate` copies the module to a folder that Python may have listed without it
+        raise ValueError(f"Unknown metric {name!r}. Available metrics: {', '.join(known)}.")
+    importlib.invalidate_caches()  # `evaluate` copies the module to a folder whose listing Python may have cached
     return str(_FOLDER / name)

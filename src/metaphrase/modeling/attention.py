@@ -1,7 +1,7 @@
-"""Encoding under a mask of one's own, with the attention probabilities of the top layer.
+"""Encoding with an arbitrary attention mask, and access to the attention probabilities of the top layer.
 
-``observed(encoder)`` is for passes that say which position may attend to which and read what the last layer attended to.
-Only that layer's probabilities are made, and before dropout; all layers compute with SDPA.
+``observed(encoder)`` is for passes that specify which position may attend to which and that read the attention of the last
+layer. All layers run SDPA; the probabilities are computed for the last layer only, before dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ATTENTION = "metaphrase_observed"
 
 @dataclass
 class Observer:
-    """Queries and keys of the attention layer that ran last."""
+    """Queries and keys of the most recent attention layer."""
 
     query: Any = None
     key: Any = None
@@ -29,9 +29,11 @@ class Observer:
     visible: Any = None
 
     def probabilities(self) -> Tensor:
-        """Attention probabilities of the top layer, in float32 or wider, shape ``(batch, heads, length, length)``.
+        """Compute the attention probabilities of the top layer.
 
-        Row ``i`` says what position ``i`` attended to. Rows of padding are undefined.
+        Returns:
+            Shape ``(batch, heads, length, length)``, float32 or wider. Row ``i`` holds the attention of position ``i``; rows
+            of padding are undefined.
         """
         wide = torch.promote_types(self.query.dtype, torch.float32)
         with torch.autocast(self.query.device.type, enabled=False):
@@ -52,7 +54,7 @@ def _attention(
     observer: Observer,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers' ``AttentionInterface``: ``visible`` alone is the mask."""
+    """Attention function for the ``AttentionInterface`` of transformers, with ``visible`` as the only mask."""
     observer.query, observer.key = query, key
     observer.scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     observer.visible = visible[:, None]
@@ -66,25 +68,27 @@ AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
 @contextmanager
 def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
-    """Let an encoder attend under the masks that come with its inputs, inside this block.
+    """Make an encoder use the attention masks among its inputs inside this block.
 
-    Its forward then takes ``visible``, boolean, shape ``(batch, length, length)``, and ``observer``, what this yields.
+    Inside the block, its forward accepts ``visible``, a boolean mask of shape ``(batch, length, length)``, and ``observer``,
+    the object that this context manager yields.
 
     Args:
-        encoder: A model that attends through transformers' interface (see :func:`can_observe`).
+        encoder: A model that supports the attention interface of transformers (see :func:`can_observe`).
 
     Yields:
-        Where the top layer's queries and keys are found after a pass.
+        Observer that holds the queries and keys of the top layer after a pass.
 
     Raises:
-        ValueError: The encoder checkpoints its layers: they would be made again outside of this block, without the masks.
+        ValueError: The encoder uses gradient checkpointing, which would recompute its layers outside of this block, without
+            the masks.
     """
     if encoder.is_activation_checkpointing and encoder.training:
         raise ValueError(
-            "An objective that reads attention cannot be trained with gradient checkpointing. Leave --gradient_checkpointing "
-            "out; --micro_batch_size saves more memory, with the same gradient."
+            "Gradient checkpointing is not supported for objectives that read attention. Remove --gradient_checkpointing; "
+            "--micro_batch_size saves more memory and gives the same gradient."
         )
-    before = encoder.config._attn_implementation
+    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
     encoder.set_attn_implementation(ATTENTION)
     try:
         yield Observer()
@@ -93,5 +97,5 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
 
 
 def can_observe(encoder: PreTrainedModel) -> bool:
-    """Whether an encoder attends through transformers' interface."""
+    """Whether an encoder supports the attention interface of transformers."""
     return bool(getattr(encoder, "_supports_attention_backend", False))

@@ -1,4 +1,4 @@
-"""From examples to the views that a recipe asks for."""
+"""The data collator: builds the views that a recipe requires from a batch of examples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from metaphrase.modeling.views import Example, View, fingerprint
 
-#: How a corpus gets the columns that some views need.
+#: How to add the columns that some views require.
 REMEDIES = {
     "alignment": "Add word links with `metaphrase align`, or `metaphrase.aligners.linking.add_alignment`.",
     "monolingual": "Mix text in with `--monolingual`, or `metaphrase.corpus.monolingual.with_monolingual`.",
@@ -23,13 +23,13 @@ REMEDIES = {
 
 @dataclass
 class ParallelCollator:
-    """Builds every view of a batch, each once.
+    """Build every view of a batch once.
 
     Attributes:
         tokenizer: The encoder's tokenizer.
-        views: The views that the objectives ask for.
-        seed: Seed of all that is random in a view.
-        valid_label_columns: Always empty: no column of a bitext is a label.
+        views: The views that the objectives require.
+        seed: Random seed of the views.
+        valid_label_columns: Always empty; no column of a bitext is a label.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -39,24 +39,24 @@ class ParallelCollator:
     _epoch: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), repr=False)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make what is random in a view differ between epochs, in worker processes too."""
+        """Set the epoch, which seeds the randomness of the views, in all worker processes."""
         self._epoch.fill_(epoch)
 
     def __call__(self, examples: Sequence[Example]) -> dict[str, dict[str, Tensor]]:
-        """Build a batch.
+        """Build the views of a batch.
 
         Args:
-            examples: Rows with the columns ``source`` and ``target``.
+            examples: Rows with the columns ``source`` and ``target`` and those that the views require.
 
         Returns:
             ``{view: {feature: tensor}}``.
 
         Raises:
-            ValueError: A row lacks a column.
+            ValueError: A column is missing.
         """
         if missing := {"source", "target"} - examples[0].keys():
             raise ValueError(
-                f"A bitext needs the columns 'source' and 'target', but {sorted(missing)} is missing "
+                f"A bitext requires the columns 'source' and 'target', but {sorted(missing)} is missing "
                 f"(found {sorted(examples[0])}). Rename the columns, or read the corpus with `load_corpus`."
             )
         for view in self.views:

@@ -1,4 +1,4 @@
-"""Encodings: what the encoder makes of the views of a batch."""
+"""Encodings: the encoder's outputs for the views of a batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from metaphrase.modeling.attention import observed
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import first_position
 
-#: What of a view the encoder reads; the rest is for the objectives.
+#: Features of a view that the encoder reads; the others are for the objectives.
 ENCODER_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "position_ids", "visible")
 
 
@@ -26,14 +26,14 @@ class Encoding:
     """An encoded view.
 
     Attributes:
-        features: What the view built, e.g. ``labels`` or ``text``.
-        table_vh: The encoder's input embeddings, shape ``(vocabulary, hidden)``, on which tied heads project.
-        sentence_bh: Sentence embeddings as the model pools them, shape ``(batch, hidden)``; None for views that are not
-            encoded, as are the next two.
+        features: The tensors of the view, e.g. ``labels`` or ``text``.
+        table_vh: The encoder's input embeddings, the output table of tied heads, shape ``(vocabulary, hidden)``.
+        sentence_bh: Sentence embeddings as the model pools them, shape ``(batch, hidden)``; None, like the following
+            attributes, for views that are not encoded.
         tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
-        mask_bl: True at real pieces, specials included, shape ``(batch, length)``.
-        attention_bell: Attention probabilities of the top layer's heads (``e``), for views that say what is ``visible``,
-            shape ``(batch, heads, length, length)``.
+        mask_bl: True at tokens, including special tokens, false at padding, shape ``(batch, length)``.
+        attention_bell: Attention probabilities of the heads (``e``) of the top layer, shape
+            ``(batch, heads, length, length)``; only for views with the feature ``visible``.
     """
 
     features: Mapping[str, Tensor]
@@ -50,7 +50,7 @@ class Encoding:
 
 
 def unwrap(model: nn.Module) -> SentenceTransformer:
-    """The SentenceTransformer inside the wrappers of distributed training and compilation."""
+    """Return the SentenceTransformer inside the wrappers of distributed training and compilation."""
     for attribute in ("module", "_orig_mod"):
         model = getattr(model, attribute, model)
     return model
@@ -63,21 +63,21 @@ def encode_views(
     *,
     micro_batch_size: int | None = None,
 ) -> dict[str, Encoding]:
-    """Encode every view once; views with the same kinds of inputs (source and target) share one call.
+    """Encode every view once; views with the same kinds of inputs, such as source and target, share one call.
 
     Args:
-        model: A SentenceTransformer, wrapped for distributed training or not.
-        views: ``{view: {feature: tensor}}``, as the collator builds them. Views without ``input_ids`` are not encoded.
-        language_embedding: Vectors that are added to the encoder's input by each text's language.
-        micro_batch_size: Rows that are encoded at a time. The encoder's activations are not kept but made again, with the
-            same dropout, one micro-batch after the other, when the gradient flows back: the same gradient for the memory
-            of one micro-batch and one more forward pass (GradCache). None encodes all rows at once.
+        model: A SentenceTransformer, optionally wrapped for distributed training.
+        views: ``{view: {feature: tensor}}``, as built by the collator. Views without ``input_ids`` are not encoded.
+        language_embedding: Adds a vector per language to the encoder's input.
+        micro_batch_size: Rows to encode at a time. Activations are recomputed per micro-batch in the backward pass, with the
+            same dropout: the gradient is the same, the memory is that of one micro-batch, and the cost is one more forward
+            pass (GradCache). None encodes all rows at once.
 
     Returns:
         ``{view: Encoding}``.
 
     Raises:
-        ValueError: There is a language embedding, and a view that does not tell its texts' language.
+        ValueError: A language embedding is given, and a view has no feature ``language``.
 
     Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
     """
@@ -95,7 +95,7 @@ def encode_views(
         joined = {key: _stack([inputs[name][key] for name in names]) for key in keys}
         rows = len(joined["input_ids"])
         size = rows if micro_batch_size is None or not torch.is_grad_enabled() else micro_batch_size
-        if language_embedding is not None or size < rows:  # one gradient of the table, not one for each micro-batch
+        if language_embedding is not None or size < rows:  # one gradient of the table instead of one per micro-batch
             joined["inputs_embeds"] = embeddings(joined.pop("input_ids"))
         if language_embedding is not None:
             language_b = torch.cat([_languages(name, views[name]) for name in names])
@@ -118,7 +118,7 @@ def encode_views(
 
 
 def _inputs(features: Mapping[str, Tensor], encoder: PreTrainedModel) -> dict[str, Tensor]:
-    """What of a view goes into the encoder, as the encoder counts positions and token types."""
+    """Select the encoder's inputs from a view and adapt positions and token types to the encoder."""
     inputs = {key: features[key] for key in ENCODER_INPUTS if key in features} if "input_ids" in features else {}
     if "position_ids" in inputs:
         inputs["position_ids"] = inputs["position_ids"] + first_position(encoder)
@@ -131,21 +131,21 @@ Output = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _encode(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor], size: int) -> Output:
-    """Sentence embeddings, token states and, where ``visible`` is among the inputs, what the top layer attended to."""
+    """Sentence embeddings, token states and, if ``visible`` is among the inputs, attention of the top layer."""
     rows = len(inputs["attention_mask"])
     if size >= rows:
         return _call(model, encoder, inputs)
     outputs = []
     for start in range(0, rows, size):
         part = {key: value[start : start + size] for key, value in inputs.items()}
-        again = _Again(model, encoder)
-        outputs.append(checkpoint(again, part, use_reentrant=False, early_stop=False))
+        call = _RecomputableCall(model, encoder)
+        outputs.append(checkpoint(call, part, use_reentrant=False, early_stop=False))
     sentences, tokens, attentions = zip(*outputs, strict=True)
     return torch.cat(sentences), torch.cat(tokens), None if attentions[0] is None else torch.cat(attentions)
 
 
-class _Again:
-    """A micro-batch's call; the second, in the backward pass, goes past the wrapper of distributed training."""
+class _RecomputableCall:
+    """Encoder call of a micro-batch; its recomputation in the backward pass bypasses the distributed wrapper."""
 
     def __init__(self, model: Any, encoder: PreTrainedModel) -> None:
         self.model, self.encoder = model, encoder
@@ -161,9 +161,9 @@ def _call(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor]) -> Ou
         output = model(dict(inputs))
         return output["sentence_embedding"], output["token_embeddings"], None
     visible_bll = inputs["visible"].bool()
-    itself_ll = torch.eye(visible_bll.shape[1], dtype=torch.bool, device=visible_bll.device)
+    diagonal_ll = torch.eye(visible_bll.shape[1], dtype=torch.bool, device=visible_bll.device)
     blind_bl1 = ~visible_bll.any(dim=-1, keepdim=True)
-    visible_bll = visible_bll | (itself_ll & blind_bl1)  # padding must see something
+    visible_bll = visible_bll | (diagonal_ll & blind_bl1)  # a softmax over nothing is NaN: padding attends to itself
     with observed(encoder) as observer:
         output = model({**inputs, "visible": visible_bll, "observer": observer})
         return output["sentence_embedding"], output["token_embeddings"], observer.probabilities()
@@ -172,8 +172,8 @@ def _call(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor]) -> Ou
 def _languages(name: str, features: Mapping[str, Tensor]) -> Tensor:
     if "language" not in features:
         raise ValueError(
-            f"An input language embedding needs the language of every text, but view {name!r} does not tell it. Leave "
-            "out its objective, or the language embedding."
+            f"An input language embedding requires the language of every text, but view {name!r} does not provide it. "
+            "Remove the objective that reads this view, or set language_embedding to false."
         )
     return features["language"]
 

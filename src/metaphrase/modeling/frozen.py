@@ -1,4 +1,4 @@
-"""Encoders that are read and not trained: one that follows by momentum, or one that is held on to."""
+"""Encoders that are not trained by gradient: momentum encoders and copies of the original encoder."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
 
 
 def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The encoder itself, without pooler and gradient; it runs without padding where it can."""
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
+    """Freeze an encoder in place: no pooler, no gradient, and no padding if its architecture supports that.
+
+    Returns:
+        The same encoder.
+    """
+    remove_pooler(encoder)
     if can_pack(encoder):
         encoder.set_attn_implementation(ATTENTION)
     return encoder.requires_grad_(False)
@@ -20,12 +24,12 @@ def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def token_states(encoder: PreTrainedModel, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
-    """States of a frozen encoder's last layer.
+    """Compute the last layer's states of a frozen encoder.
 
     Args:
-        encoder: What `frozen` gave.
+        encoder: A model returned by :func:`frozen`.
         ids_bl: Piece ids, shape ``(batch, length)``.
-        mask_bl: True at real pieces.
+        mask_bl: True at tokens, false at padding.
 
     Returns:
         Shape ``(batch, length, hidden)``.

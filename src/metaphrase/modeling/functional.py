@@ -1,8 +1,8 @@
-"""Tensor maths that several objectives share, as pure functions.
+"""Tensor functions shared by several objectives.
 
-The last letters of a tensor's name are its axes: ``b`` batch, ``s`` source tokens, ``t`` target tokens, ``l`` tokens of
-any sequence, ``n`` scored positions or word links, ``k`` labels, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are
-boolean, true where a value counts.
+The suffix of a tensor's name lists its axes: ``b`` batch, ``s`` source tokens, ``t`` target tokens, ``l`` tokens of any
+sequence, ``n`` scored positions or word links, ``k`` labels, ``h`` hidden, ``v`` vocabulary, ``q`` queue. Masks are
+boolean and true at the values to keep.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
+from sentence_transformers.util import all_gather_with_grad, get_world_size
 from torch import Tensor
 
 from metaphrase.exceptions import MissingExtraError
@@ -21,10 +21,10 @@ from metaphrase.exceptions import MissingExtraError
 Direction = Literal["source_to_target", "target_to_source", "symmetric"]
 Similarity = Literal["cosine", "dot"]
 
-#: Rows of the vocabulary that are projected at a time. A block of logits is ``(n, VOCABULARY_BLOCK)``.
+#: Maximum rows of the vocabulary to project at a time. A block of logits has shape ``(n, VOCABULARY_BLOCK)``.
 VOCABULARY_BLOCK = 16_384
 
-#: Logits that a block holds at most, where many positions are scored: 512 MB in float32.
+#: Maximum number of logits of a block if many positions are scored: 512 MB in float32.
 BLOCK_LOGITS = 2**27
 
 
@@ -39,30 +39,30 @@ def translation_ranking(
     duplicate_bb: Tensor | None = None,
     offset: int = 0,
 ) -> Tensor:
-    """In-batch translation ranking: each sentence must pick out its own translation among the batch.
+    """In-batch translation ranking: each sentence must identify its translation among those of the batch.
 
-    ``-log exp(φ(x_i, y_i) / τ) / Σ_j exp(φ(x_i, y_j) / τ)``, averaged over ``i``. The ranking is computed in float32 or
-    wider, whatever the embeddings are in.
+    ``-log exp(φ(x_i, y_i) / τ) / Σ_j exp(φ(x_i, y_j) / τ)``, averaged over ``i``. The computation is in float32 or wider,
+    whatever the type of the embeddings.
 
     Args:
         source_bh: Embeddings of the source sentences, shape ``(batch, hidden)``.
         target_bh: Embeddings of the target sentences, shape ``(pool, hidden)``. Row ``offset + i`` translates source row
-            ``i``; the pool is larger than the batch where the targets of other processes were gathered.
+            ``i``; the pool is larger than the batch if the targets of other processes were gathered.
         temperature: Softmax temperature τ.
-        margin: Additive margin, in units of the similarity, that the translation must win by (LaBSE uses 0.3). It is
-            subtracted from the translation's similarity before the division by τ.
-        direction: ``"source_to_target"`` ranks the targets for every source (DAP), ``"target_to_source"`` the sources
-            for every target, ``"symmetric"`` is the mean of the two.
+        margin: Additive margin in units of the similarity (LaBSE: 0.3), subtracted from the similarity of the translation
+            before the division by τ.
+        direction: ``"source_to_target"`` ranks the targets for each source (DAP), ``"target_to_source"`` the sources for
+            each target, ``"symmetric"`` is the mean of both.
         similarity: ``"cosine"`` (released DAP code) or ``"dot"`` (equation 5 as printed).
         duplicate_bb: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``;
-            such false negatives leave the denominator.
-        offset: Position in the pool of the first source's translation.
+            such false negatives are removed from the denominator.
+        offset: Position in the pool of the translation of the first source.
 
     Returns:
         Scalar loss.
 
     Raises:
-        ValueError: The two pools differ in size and a direction other than ``"source_to_target"`` is asked for.
+        ValueError: The direction is not ``"source_to_target"``, and the two pools differ in size.
 
     Reference: Li et al. 2023 (DAP), section 3.2, equation 5; Feng et al. 2022 (LaBSE), additive margin.
 
@@ -71,7 +71,7 @@ def translation_ranking(
     """
     if direction != "source_to_target" and len(source_bh) != len(target_bh):
         raise ValueError(
-            f"Direction {direction!r} ranks sources for each target and needs as many sources as targets, but got "
+            f"Direction {direction!r} ranks sources for each target and requires as many sources as targets, but got "
             f"{len(source_bh)} and {len(target_bh)}. Gather both sides, or rank 'source_to_target'."
         )
     source_bh, target_bh = _at_least_float32(source_bh), _at_least_float32(target_bh)
@@ -103,28 +103,28 @@ def vocabulary_cross_entropy(
     rows_k: Tensor | None = None,
     weights_k: Tensor | None = None,
 ) -> Tensor:
-    """Cross-entropy of a vocabulary projection whose logits are never held in memory.
+    """Cross-entropy of a vocabulary projection without materialising its logits.
 
-    Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_k)``. The vocabulary is walked in blocks of
-    ``VOCABULARY_BLOCK`` rows or fewer: a running log-sum-exp forward, the softmax of a block at a time backward. Beyond its
-    arguments' gradients it needs a block of logits, not ``n × v`` of them; inside :func:`accumulated_in_place` the table's
-    gradient needs no memory either. Products are computed in the table's type, on a GPU in autocast's where that
-    is on; the log-sum-exp and all sums in float32 or wider.
+    Equal to ``F.cross_entropy(F.linear(hidden_nh, weight_vh, bias_v), labels_k)``. The vocabulary is processed in blocks of
+    at most ``VOCABULARY_BLOCK`` rows: a running log-sum-exp in the forward pass, the softmax of one block at a time in the
+    backward pass. Besides the gradients of its arguments, it allocates one block of logits instead of ``n × v``; inside
+    :func:`accumulated_in_place` the gradient of the table is not allocated either. Products use the type of the table, or
+    that of autocast on a GPU; the log-sum-exp and all sums are in float32 or wider.
 
-    A position may have several labels, each with a weight, as where a whole distribution is to be predicted:
-    ``-Σ_k weights_k log softmax(F.linear(hidden_nh[rows_k], weight_vh, bias_v))[labels_k]``. Positions are projected once,
-    however many labels they have.
+    A position may have several weighted labels, for the prediction of a distribution:
+    ``-Σ_k weights_k log softmax(F.linear(hidden_nh[rows_k], weight_vh, bias_v))[labels_k]``. Each position is projected once,
+    whatever its number of labels.
 
     Args:
         hidden_nh: States at the scored positions, shape ``(n, hidden)``.
-        weight_vh: Output embeddings, shape ``(vocabulary, hidden)``; the encoder's own table where the head is tied.
-        labels_k: Rows of ``weight_vh`` that are right, shape ``(k,)``, int64.
+        weight_vh: Output embeddings, shape ``(vocabulary, hidden)``; the encoder's table if the head is tied.
+        labels_k: Correct rows of ``weight_vh``, shape ``(k,)``, int64.
         bias_v: Output bias, shape ``(vocabulary,)``.
-        rows_k: Position that each label is for, shape ``(k,)``, int64. None gives position ``i`` the label ``i``.
-        weights_k: Weight of each label, from 0, shape ``(k,)``; not differentiated. None is the mean, ``1 / k`` for each.
+        rows_k: Position of each label, shape ``(k,)``, int64. None assigns label ``i`` to position ``i``.
+        weights_k: Non-negative weight of each label, shape ``(k,)``, not differentiated. None is ``1 / k`` for each.
 
     Returns:
-        Scalar weighted sum over the labels; where there are none, a zero that still has a graph.
+        Scalar weighted sum over the labels; without labels, a zero with a graph.
 
     >>> hidden, table = torch.randn(3, 4), torch.randn(7, 4)
     >>> labels = torch.tensor([1, 0, 6])
@@ -143,7 +143,7 @@ def vocabulary_cross_entropy(
 
 
 def _product_dtype(weight_vh: Tensor) -> torch.dtype:
-    """Autocast's type on a GPU; most CPUs multiply it more slowly than the table's own."""
+    """The type of autocast on a GPU, else that of the table: most CPUs are slower in half precision."""
     mixed = weight_vh.is_cuda and torch.is_autocast_enabled("cuda")
     return torch.get_autocast_dtype("cuda") if mixed else weight_vh.dtype
 
@@ -153,11 +153,11 @@ _liger: Any = None
 
 @contextmanager
 def liger_kernel(*, enabled: bool = True) -> Iterator[None]:
-    """Let :func:`vocabulary_cross_entropy` run Liger's fused kernel inside this block, on CUDA.
+    """Make :func:`vocabulary_cross_entropy` use the fused kernel of Liger on CUDA inside this block.
 
-    Liger (Hsu et al. 2025) walks the positions in chunks instead of the vocabulary in blocks, and computes gradients with
-    the loss, which it overwrites backward: one backward pass for each graph. It takes one label for each position; several
-    labels with weights are computed as ever.
+    Liger (Hsu et al. 2025) processes the positions in chunks instead of the vocabulary in blocks. It computes the gradients
+    together with the loss and overwrites them in the backward pass, so a graph supports one backward pass. It supports one
+    label per position; weighted labels use the default implementation.
 
     Args:
         enabled: False makes this a no-op.
@@ -172,8 +172,7 @@ def liger_kernel(*, enabled: bool = True) -> Iterator[None]:
             from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
         except ImportError as error:
             raise MissingExtraError(
-                "Liger's kernel is asked for (use_liger_kernel), but liger-kernel is not installed: "
-                "pip install 'metaphrase[liger]'."
+                "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
             ) from error
         _liger = liger_fused_linear_cross_entropy
     try:
@@ -187,12 +186,12 @@ _accumulate_in_place = False
 
 @contextmanager
 def accumulated_in_place(*, enabled: bool = True) -> Iterator[None]:
-    """Let backward passes inside this block add the vocabulary table's gradient to its ``.grad`` block by block.
+    """Make backward passes inside this block add the gradient of the vocabulary table to its ``.grad`` block by block.
 
-    Otherwise :func:`vocabulary_cross_entropy` returns a gradient as large as the table (768 MB for XLM-R base), which
-    autograd then adds to the one of the embedding layer. It is for ``backward()`` alone: ``torch.autograd.grad`` would not
-    see what was added, and neither would distributed training, whose hooks fire on returned gradients. A table with hooks
-    of its own, or one that is no leaf, is returned as ever.
+    By default, :func:`vocabulary_cross_entropy` returns a gradient of the size of the table (768 MB for XLM-R base), which
+    autograd then adds to that of the embedding layer. Use this with ``backward()`` only: ``torch.autograd.grad`` and the
+    hooks of distributed training do not see gradients that are accumulated in place. For a table with hooks, or one that is
+    not a leaf, the gradient is returned as usual.
 
     Args:
         enabled: False makes this a no-op.
@@ -206,12 +205,12 @@ def accumulated_in_place(*, enabled: bool = True) -> Iterator[None]:
 
 
 def _takes_gradient_in_place(weight_vh: Tensor) -> bool:
-    hooks = weight_vh._backward_hooks or weight_vh._post_accumulate_grad_hooks
+    hooks = weight_vh._backward_hooks or weight_vh._post_accumulate_grad_hooks  # noqa: SLF001 - torch has no public reader
     return _accumulate_in_place and weight_vh.is_leaf and not hooks
 
 
 class _VocabularyCrossEntropy(torch.autograd.Function):
-    """Blocked cross-entropy: logits of a block are recomputed backward instead of kept."""
+    """Blocked cross-entropy: the logits of a block are recomputed in the backward pass instead of stored."""
 
     @staticmethod
     def forward(
@@ -231,10 +230,10 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             label_logit_k[inside_k] = logits_nv[at_k[inside_k], labels_k[inside_k] - block.start]
             highest_n = logits_nv.amax(dim=1)
             highest_n.masked_fill_(highest_n.isinf(), 0)
-            total_n = logits_nv.sub_(highest_n[:, None]).exp_().sum(dim=1)  # in place, for its traffic is what is slow
+            total_n = logits_nv.sub_(highest_n[:, None]).exp_().sum(dim=1)  # in place: memory traffic dominates
             normaliser_n = torch.logaddexp(normaliser_n, total_n.log_().add_(highest_n))
         ctx.save_for_backward(hidden_nh, weight_vh, labels_k, bias_v, rows_k, weights_k, normaliser_n)
-        ctx.table = weight_vh  # what is saved comes back as a copy where memory is offloaded or work done again
+        ctx.table = weight_vh  # saved tensors are copies under offloading and recomputation
         loss_k = normaliser_n[at_k] - label_logit_k
         return loss_k.mean() if weights_k is None else (loss_k * weights_k.to(loss_k.dtype)).sum()
 
@@ -255,7 +254,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         mass_n = torch.zeros_like(normaliser_n).index_add_(0, rows_k, weights_k)
         share_k = weights_k / mass_n[rows_k].clamp(min=torch.finfo(mass_n.dtype).tiny)
         scale_n1 = (unit * mass_n)[:, None]
-        scaled_nh = (hidden_nh * scale_n1).to(hidden_nh.dtype)  # a factor of each row, which the products keep
+        scaled_nh = (hidden_nh * scale_n1).to(hidden_nh.dtype)  # row scaling commutes with the products
         for block, probability_nv in _blocks_of_logits(hidden_nh, weight_vh, bias_v):
             probability_nv.sub_(normaliser_n[:, None]).exp_()
             inside_k = _inside(labels_k, block)
@@ -273,7 +272,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
 
 
 def _add_product(into: Tensor, left: Tensor, right: Tensor, *, keep: bool = True) -> None:
-    """``into += left @ right``, or ``into = left @ right``, whatever their types."""
+    """``into += left @ right``, or ``into = left @ right``, for any combination of types."""
     if into.dtype == left.dtype:
         into.addmm_(left, right, beta=1 if keep else 0)
     elif keep:
@@ -283,7 +282,7 @@ def _add_product(into: Tensor, left: Tensor, right: Tensor, *, keep: bool = True
 
 
 def _blocks_of_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of the vocabulary and their logits, one after the other in the same memory."""
+    """Iterate over the blocks of the vocabulary and their logits, which reuse the same memory."""
     blocks = _blocks(len(weight_vh), len(hidden_nh))
     memory = hidden_nh.new_empty(len(hidden_nh) * (blocks[0].stop if blocks else 0))
     for block in blocks:
@@ -291,7 +290,7 @@ def _blocks_of_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | Non
 
 
 def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, block: slice, memory: Tensor) -> Tensor:
-    """Logits of a block, in at least float32."""
+    """Logits of a block, in float32 or wider."""
     shape = len(hidden_nh), block.stop - block.start
     logits_nv = memory[: shape[0] * shape[1]].view(shape)
     torch.mm(hidden_nh, weight_vh[block].to(hidden_nh.dtype).T, out=logits_nv)
@@ -300,7 +299,7 @@ def _block_logits(hidden_nh: Tensor, weight_vh: Tensor, bias_v: Tensor | None, b
 
 
 def _blocks(vocabulary: int, positions: int) -> list[slice]:
-    """Blocks of the vocabulary, smaller ones where many positions are scored."""
+    """Blocks of the vocabulary, smaller if many positions are scored."""
     size = min(VOCABULARY_BLOCK, max(VOCABULARY_BLOCK // 16, BLOCK_LOGITS // max(positions, 1)))
     return [slice(at, min(at + size, vocabulary)) for at in range(0, vocabulary, size)]
 
@@ -318,11 +317,11 @@ def _at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def inside_spans(spans_bw2: Tensor, length: int) -> Tensor:
-    """Which places of a sequence each span covers.
+    """Mask of the positions that each span covers.
 
     Args:
-        spans_bw2: First place of each span and the one behind its last, shape ``(batch, words, 2)``.
-        length: Places of the sequence.
+        spans_bw2: Start and exclusive end of each span, shape ``(batch, words, 2)``.
+        length: Length of the sequence.
 
     Returns:
         Boolean, shape ``(batch, words, length)``.
@@ -332,11 +331,11 @@ def inside_spans(spans_bw2: Tensor, length: int) -> Tensor:
 
 
 def pooled_spans(tokens_blh: Tensor, spans_bw2: Tensor) -> Tensor:
-    """Mean state of each span: of a word its pieces, of a phrase its words' pieces.
+    """Mean state of each span, such as the pieces of a word or of a phrase.
 
     Args:
         tokens_blh: Shape ``(batch, length, hidden)``.
-        spans_bw2: First place of each span and the one behind its last, shape ``(batch, words, 2)``.
+        spans_bw2: Start and exclusive end of each span, shape ``(batch, words, 2)``.
 
     Returns:
         Shape ``(batch, words, hidden)``; zero for an empty span.
@@ -350,28 +349,28 @@ def pooled_spans(tokens_blh: Tensor, spans_bw2: Tensor) -> Tensor:
 
 
 def mean_pooled(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
-    """Mean state of each sequence's tokens that count, in float32 or wider.
+    """Mean over the unmasked token states of each sequence, in float32 or wider.
 
     Args:
         tokens_blh: Shape ``(batch, length, hidden)``.
-        mask_bl: True at the tokens that count, shape ``(batch, length)``.
+        mask_bl: True at the tokens to average, shape ``(batch, length)``.
 
     Returns:
-        Shape ``(batch, hidden)``; zero where no token counts.
+        Shape ``(batch, hidden)``; zero for a sequence without unmasked tokens.
     """
     kept_blh = _at_least_float32(tokens_blh).masked_fill(~mask_bl[..., None], 0.0)
     return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
 
 
 def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:
-    """Cosine of every anchor with every candidate of its row of the batch, in float32 or wider.
+    """Cosine of every anchor with every candidate of the same batch row, in float32 or wider.
 
     Args:
         anchors_brh: Shape ``(batch, anchors, hidden)``.
         candidates_bch: Shape ``(batch, candidates, hidden)``.
 
     Returns:
-        Shape ``(batch, anchors, candidates)``; 0 where a vector is zero.
+        Shape ``(batch, anchors, candidates)``; 0 for zero vectors.
     """
     anchors_brh = F.normalize(_at_least_float32(anchors_brh), dim=-1)
     candidates_bch = F.normalize(_at_least_float32(candidates_bch), dim=-1)
@@ -382,17 +381,17 @@ def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:
 def masked_ranking(
     similarity_brc: Tensor, positive_br: Tensor, candidate_brc: Tensor, *, temperature: float
 ) -> Tensor:
-    """How well each anchor picks out its own candidate among those of its row of the batch: InfoNCE within a sentence.
+    """InfoNCE within a sentence: each anchor must identify its positive among the candidates of the same batch row.
 
     Args:
         similarity_brc: Similarity of each anchor to each candidate, shape ``(batch, anchors, candidates)``.
-        positive_br: The right candidate of each anchor, which always competes, shape ``(batch, anchors)``, int64.
-        candidate_brc: True at the candidates that compete, of a shape that broadcasts to that of the similarities.
+        positive_br: Index of the positive of each anchor, shape ``(batch, anchors)``, int64. It is always a candidate.
+        candidate_brc: True at the candidates of the denominator; broadcasts to the shape of the similarities.
         temperature: Softmax temperature τ.
 
     Returns:
-        ``-log softmax`` at the right candidate of each anchor, shape ``(batch, anchors)``; exactly 0, as is its gradient,
-        for an anchor without another candidate.
+        ``-log softmax`` at the positive of each anchor, shape ``(batch, anchors)``. For an anchor without other candidates,
+        value and gradient are exactly 0.
 
     >>> similarity = torch.tensor([[[1.0, 0.0, -1.0]]], dtype=torch.float64)
     >>> round(masked_ranking(similarity, torch.tensor([[0]]), torch.tensor(True), temperature=0.1).item(), 9)
@@ -406,31 +405,13 @@ def masked_ranking(
 def gather_with_gradient(tensor_bh: Tensor) -> Tensor:
     """Concatenate a tensor of equal shape over all processes, in the order of their ranks.
 
-    The gradient of every process's loss flows back to the process that the rows came from. Without distributed
-    training this is the identity.
+    The gradient of every process's loss flows back to the process that the rows come from. Without distributed training,
+    the tensor is returned as it is.
 
     Args:
-        tensor_bh: This process's rows, shape ``(batch, hidden)``, the same on every process.
+        tensor_bh: Rows of this process, shape ``(batch, hidden)``, the same on every process.
 
     Returns:
         All rows, shape ``(processes × batch, hidden)``.
     """
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return tensor_bh
-    return _GatherWithGradient.apply(tensor_bh)
-
-
-class _GatherWithGradient(torch.autograd.Function):
-    """All-gather whose backward sums what every process's loss says about this process's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor_bh: Tensor) -> Tensor:
-        gathered = [torch.empty_like(tensor_bh) for _ in range(dist.get_world_size())]
-        dist.all_gather(gathered, tensor_bh.contiguous())
-        return torch.cat(gathered)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        grad = grads[0].clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(grad)
-        return grad.chunk(dist.get_world_size())[dist.get_rank()]
+    return all_gather_with_grad(tensor_bh) if get_world_size() > 1 else tensor_bh

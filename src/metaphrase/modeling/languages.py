@@ -1,4 +1,4 @@
-"""Languages as numbers, and as learned vectors."""
+"""Language codes as integers, and language embeddings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 
 def language_code(language: str) -> int:
-    """A language's code as a number, so that it can travel in a tensor.
+    """Encode a language code as an integer, to store it in a tensor.
 
     >>> language_code("en") == int.from_bytes(b"en")
     True
@@ -23,7 +23,7 @@ def language_code(language: str) -> int:
 
 
 class LanguageEmbedding(nn.Module):
-    """One learned vector for each language.
+    """One learned vector per language.
 
     Args:
         languages: ISO 639-1 codes.
@@ -37,46 +37,46 @@ class LanguageEmbedding(nn.Module):
         self.table = nn.Embedding(len(self.languages), hidden)
 
     def forward(self, code: Tensor) -> Tensor:
-        """The vectors of some languages.
+        """Look up the vectors of languages.
 
         Args:
-            code: What :func:`language_code` made of them, any shape.
+            code: Values of :func:`language_code`, any shape.
 
         Returns:
             Shape ``(…, hidden)``.
 
         Raises:
-            ValueError: A language is not among those that the embedding was made for.
+            ValueError: The embedding has no vector for a language.
         """
         row = torch.searchsorted(self.codes, code).clamp(max=len(self.codes) - 1)
         if not torch.equal(self.codes[row], code):
             if (code == 0).any():
                 raise ValueError(
-                    "A language embedding needs the language of every text, but some rows have none. Fill the columns "
+                    "A language embedding requires the language of every text, but some rows have none. Fill the columns "
                     "'source_lang' and 'target_lang' (on the command line: --languages, or files named like sw-en.tsv)."
                 )
             unknown = {int(c).to_bytes(7).lstrip(b"\0").decode() for c in code[self.codes[row] != code].unique()}
             raise ValueError(
-                f"There is a language embedding for {', '.join(self.languages)}, but none for "
+                f"The language embedding covers {', '.join(self.languages)}, but not "
                 f"{', '.join(map(repr, sorted(unknown)))}. Pass `languages` of the whole corpus to AlignmentLoss."
             )
         return self.table(row)
 
     def of(self, language: str) -> Tensor:
-        """The vector of one language, shape ``(hidden,)``."""
+        """Look up the vector of one language, shape ``(hidden,)``."""
         return self(torch.tensor(language_code(language), device=self.codes.device))
 
 
 def check_language_embedding(encoder: PreTrainedModel) -> nn.Embedding:
-    """The table of token types that a language's vector can be folded into after training.
+    """Return the token type embeddings of an encoder, into which a language vector is folded after training.
 
     Raises:
-        ValueError: The encoder has none of the right width, so that no stock model would give what was trained.
+        ValueError: The encoder has no token types of its hidden size, so no stock model can reproduce the trained one.
     """
     table = getattr(getattr(encoder, "embeddings", None), "token_type_embeddings", None)
     if not isinstance(table, nn.Embedding) or table.embedding_dim != encoder.config.hidden_size:
         raise ValueError(
-            f"An input language embedding is released inside the embeddings of token types, but {type(encoder).__name__} "
+            f"An input language embedding is released as part of the token type embeddings, but {type(encoder).__name__} "
             "has none of its hidden size. Use an encoder of the BERT or XLM-R family, or set language_embedding to false."
         )
     return table
@@ -85,18 +85,18 @@ def check_language_embedding(encoder: PreTrainedModel) -> nn.Embedding:
 def fold_language(
     model: SentenceTransformer, language_embedding: LanguageEmbedding, language: str
 ) -> SentenceTransformer:
-    """A plain model that embeds the texts of one language as training with a language embedding does.
+    """Fold the vector of one language into a stock model for the texts of this language.
 
-    Every token of a text gets the vector of its language and that of token type 0; the result has their sum as its token
-    type 0. It shares all other weights with `model`, which stays as it is.
+    In training, every token receives the vector of its language and that of token type 0. The returned model has their sum
+    as its token type 0. It shares all other weights with `model`, which is not changed.
 
     Args:
-        model: The encoder that was trained.
-        language_embedding: What was trained with it (``loss.heads.language_embedding``).
+        model: The trained encoder.
+        language_embedding: The language embedding trained with it (``loss.heads.language_embedding``).
         language: ISO 639-1 code.
 
     Raises:
-        ValueError: There is no vector for the language, or the encoder has no token types.
+        ValueError: The embedding has no vector for the language, or the encoder has no token types.
 
     Reference: Miao et al. 2024 (WACSE), section 6.1.
     """
@@ -116,5 +116,5 @@ def fold_language(
 def fold_languages(
     model: SentenceTransformer, language_embedding: LanguageEmbedding
 ) -> dict[str, SentenceTransformer]:
-    """For each language of an embedding its own plain model, see :func:`fold_language`."""
+    """Build one stock model per language of an embedding, see :func:`fold_language`."""
     return {language: fold_language(model, language_embedding, language) for language in language_embedding.languages}

@@ -1,10 +1,10 @@
 """Padding-free encoding: all sentences of a batch in one stream of tokens, attention inside each sentence.
 
-A padded batch of 64 Tatoeba sentences is half padding. Inside ``packed(model)`` a batch is flattened before the encoder
-and padded again behind it, so that everything else (pooling, ``encode``, evaluators, objectives) sees what it always
-sees. Linear layers, norms and activations run on real tokens alone; attention runs on groups of equally long sentences,
-which lie next to each other in the stream, or on a CUDA device in half precision in one kernel for sequences of any length.
-The result is the padded one, not an approximation of it.
+Half of a padded batch of 64 Tatoeba sentences is padding. Inside ``packed(model)`` a batch is flattened before the encoder
+and padded again after it, so all other code (pooling, ``encode``, evaluators, objectives) is unaffected. Linear layers, norms
+and activations run on real tokens only. Attention runs on groups of sentences of equal length, which are adjacent in the
+stream, or, on a CUDA device in half precision, in one kernel for sequences of any length. The result equals that of a padded
+batch; it is not an approximation.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from metaphrase.encoders.positions import first_position
+
 try:
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # an older torch
+except ImportError:  # older versions of torch
     varlen_attn = None
 
 logger = logging.getLogger(__name__)
@@ -35,14 +37,14 @@ ATTENTION = "metaphrase_packed"
 
 HALVES = (torch.float16, torch.bfloat16)
 
-#: The kernel behind `varlen_attn`, which drops out; autograd knows its gradient.
+#: The operator that `varlen_attn` calls; unlike `varlen_attn` it supports dropout. It is differentiable.
 flash_attention: Any = getattr(torch.ops.aten, "_flash_attention_forward", None)
 
-#: Architectures that give the same without padding and are laid out as BERT is: ``encoder.layer``, and nothing behind it.
+#: Architectures that support packing and have the layout of BERT: ``encoder.layer`` and no module after it.
 PACKABLE = frozenset(
     {"bert", "bert-generation", "camembert", "data2vec-text", "electra", "ernie", "roberta", "xlm-roberta"}
 )
-#: Those that are laid out in other ways.
+#: Architectures that support packing and have another layout.
 PACKABLE_OTHERS = frozenset(
     {"albert", "distilbert", "jina_embeddings_v3", "nomic_bert", "roberta-prelayernorm", "xlm-roberta-xl"}
 )
@@ -50,12 +52,12 @@ PACKABLE_OTHERS = frozenset(
 
 @dataclass(frozen=True)
 class Packing:
-    """Where the sentences of a padded batch lie in the flat stream.
+    """Layout of the sentences of a padded batch in the flat stream.
 
     Attributes:
-        token_n: For each token of the stream its place in the flattened padded batch, shape ``(tokens,)``.
-        position_n: For each token its position in its own sentence, from 0, shape ``(tokens,)``.
-        groups: ``(sentences, length)`` of each run of equally long sentences, shortest first.
+        token_n: Index of each token of the stream in the flattened padded batch, shape ``(tokens,)``.
+        position_n: Position of each token in its sentence, from 0, shape ``(tokens,)``.
+        groups: ``(sentences, length)`` of each run of sentences of equal length, shortest first.
         shape: ``(batch, length)`` of the padded batch.
     """
 
@@ -66,16 +68,16 @@ class Packing:
 
     @cached_property
     def starts_n(self) -> Tensor:
-        """Where each sentence of the stream starts, and where the last one ends; int32, shape ``(sentences + 1,)``."""
+        """Start of each sentence in the stream, and the end of the last one; int32, shape ``(sentences + 1,)``."""
         lengths = [length for sentences, length in self.groups for _ in range(sentences)]
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.token_n.device)
 
     @classmethod
     def of(cls, mask_bl: Tensor) -> Packing:
-        """Lay out the stream of a padded batch.
+        """Compute the layout of a padded batch.
 
         Args:
-            mask_bl: Attention mask, shape ``(batch, length)``; a sentence's tokens need not be contiguous.
+            mask_bl: Attention mask, shape ``(batch, length)``. The tokens of a sentence need not be contiguous.
         """
         mask_bl = mask_bl.bool()
         length_b = mask_bl.sum(dim=1)
@@ -113,24 +115,25 @@ def grouped_attention(
     packing: Packing | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers' ``AttentionInterface``: each sentence of the stream attends to itself.
+    """Attention function for the ``AttentionInterface`` of transformers: each sentence of the stream attends to itself.
 
-    On a CUDA device in half precision this is one kernel for all lengths (`one_kernel`): `varlen_attn`, or with dropout,
-    which that has not, the operator that it calls. Elsewhere it is SDPA over each group of equally long sentences.
+    On a CUDA device in half precision, this is one kernel for all lengths (see `one_kernel`): `varlen_attn`, or the operator
+    that it calls if there is dropout, which `varlen_attn` does not support. Otherwise it is SDPA per group of sentences of
+    equal length.
 
-    Tests compare both kernels with the groups on a CUDA device. Without one they hold the operator to its schema, and to
-    having a gradient, and the choice between the three to what is said here.
+    On a CUDA device, tests compare both kernels with the groups. Without one, they check the schema of the operator, that it
+    is differentiable, and the choice between the three.
 
     Args:
         module: The attention layer (unused).
         query: Shape ``(1, heads, tokens, head)``, as are ``key`` and ``value``.
         key: See ``query``.
         value: See ``query``.
-        attention_mask: Ignored when ``packing`` is given, handed on otherwise.
+        attention_mask: Ignored if ``packing`` is given, else passed to SDPA.
         dropout: Dropout probability of the attention weights.
         scaling: Factor of the dot products.
-        packing: Layout of the stream. None means an ordinary padded batch.
-        **kwargs: What else the model hands down (unused).
+        packing: Layout of the stream. None is a padded batch.
+        **kwargs: Further arguments of the model (unused).
 
     Returns:
         Output of shape ``(1, tokens, heads, head)``, and no weights.
@@ -154,10 +157,10 @@ def grouped_attention(
 
 
 def one_kernel(query: Tensor, dropout: float) -> bool:
-    """Whether sentences of all lengths attend in one kernel: FlashAttention's, from NVIDIA's Ampere on.
+    """Whether sentences of all lengths can attend in one kernel: FlashAttention, on NVIDIA Ampere or later.
 
     Args:
-        query: Shape ``(1, heads, tokens, head)``; the kernel takes heads of up to 256, in steps of 8.
+        query: Shape ``(1, heads, tokens, head)``; the kernel supports head sizes up to 256 in steps of 8.
         dropout: Dropout probability of the attention weights.
     """
     kernel = flash_attention if dropout else varlen_attn
@@ -179,7 +182,7 @@ def _varlen(
 
 
 def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
-    """A stream carries no mask; a padded batch keeps SDPA's."""
+    """No mask for a stream; the mask of SDPA for a padded batch."""
     if attention_mask is None:
         return None
     return AttentionMaskInterface()["sdpa"](*args, attention_mask=attention_mask, **kwargs)
@@ -190,10 +193,11 @@ AttentionMaskInterface.register(ATTENTION, _mask)
 
 
 def can_pack(encoder: PreTrainedModel) -> bool:
-    """Whether every layer of an encoder attends from each token to its whole sentence, through transformers' interface.
+    """Whether an encoder can run without padding.
 
-    Architectures whose masks say more than where padding is (causal, sliding windows) or whose keys are shared between
-    heads are not packed; the tested ones are listed in ``PACKABLE`` and ``PACKABLE_OTHERS``.
+    All tokens of a sentence must attend to each other in every layer, through the attention interface of transformers.
+    Architectures with other masks (causal, sliding windows) or with keys shared between heads are not packed. Tested
+    architectures are listed in ``PACKABLE`` and ``PACKABLE_OTHERS``.
     """
     known = PACKABLE | PACKABLE_OTHERS
     if encoder.config.model_type not in known or getattr(encoder.config, "is_decoder", False):
@@ -203,28 +207,28 @@ def can_pack(encoder: PreTrainedModel) -> bool:
     return bool(getattr(encoder, "_supports_attention_backend", False)) and "position_ids" in parameters and takes_any
 
 
-def first_position(encoder: PreTrainedModel) -> int:
-    """The id of the first position: 0 for BERT, ``padding_idx + 1`` for RoBERTa and XLM-R."""
-    for module in encoder.modules():
-        padding = getattr(module, "padding_idx", None)
-        if isinstance(padding, int) and isinstance(getattr(module, "position_embeddings", None), nn.Embedding):
-            return padding + 1
-    return 0
-
-
 @cache
 def notice(encoder: str) -> None:
-    """Say that encoders of a class run padded, once in a process."""
+    """Log once per process that encoders of a class run padded."""
     logger.warning("%s cannot run without padding; sentences are padded.", encoder)
+
+
+def _flatten_features(features: dict[str, Any], packing: Packing, offset: int) -> dict[str, Any]:
+    """Replace the encoder's padded inputs by those of the stream; positions start at ``offset``."""
+    flat = {name: value for name, value in features.items() if name != "attention_mask"}
+    for name in ("input_ids", "token_type_ids", "position_ids", "inputs_embeds"):
+        if name in flat:
+            flat[name] = packing.flatten(flat[name]).unsqueeze(0)
+    flat.setdefault("position_ids", (packing.position_n + offset).unsqueeze(0))
+    return flat
 
 
 @contextmanager
 def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
     """Run a SentenceTransformer without padding inside this block.
 
-    Everything that goes through the model (training, ``encode``, an evaluator) gives the same result as outside, faster
-    where sentences differ in length. An encoder that cannot be packed runs padded, and says so once in a
-    process.
+    All uses of the model (training, ``encode``, evaluators) give the same results as outside of the block, and are faster if
+    sentences differ in length. An encoder that cannot be packed runs padded, with one log message per process.
 
     Args:
         model: The model; its first module must be a Transformer.
@@ -250,14 +254,8 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
         if mask_bl is None or mask_bl.dim() != 2 or "visible" in features:
             return (features,), kwargs
         packing = Packing.of(mask_bl)
-        flat = dict(features)
-        for name in ("input_ids", "token_type_ids", "position_ids", "inputs_embeds"):
-            if name in flat:
-                flat[name] = packing.flatten(flat[name]).unsqueeze(0)
-        flat.setdefault("position_ids", (packing.position_n + offset).unsqueeze(0))
-        del flat["attention_mask"]
         pending.append((features, packing))
-        return ({**flat, "packing": packing},), kwargs
+        return ({**_flatten_features(features, packing, offset), "packing": packing},), kwargs
 
     def pad(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: dict[str, Any]
@@ -270,7 +268,7 @@ def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool
             padded["all_layer_embeddings"] = tuple(packing.pad(h[0]) for h in output["all_layer_embeddings"])
         return padded
 
-    before = encoder.config._attn_implementation
+    before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader
     hooks = [
         transformer.register_forward_pre_hook(flatten, with_kwargs=True),
         transformer.register_forward_hook(pad, with_kwargs=True),

@@ -1,7 +1,6 @@
-"""Views: the ways of presenting a batch of examples to the encoder.
+"""Views: ways of presenting a batch of examples to the encoder.
 
-A view is frozen and comparable, so that two objectives which ask for the same one share it: it is built once and encoded
-once per step.
+Views are frozen and comparable. Objectives that use equal views share them: a view is built and encoded once per step.
 """
 
 from __future__ import annotations
@@ -20,58 +19,58 @@ from transformers import PreTrainedTokenizerBase
 from metaphrase.corpus.words import Link, Words, parse_links, piece_spans
 from metaphrase.modeling.languages import language_code
 
-#: One row of a parallel corpus: ``source``, ``target``, ``source_lang``, ``target_lang`` and what else it carries.
+#: One row of a parallel corpus: ``source``, ``target``, ``source_lang``, ``target_lang`` and further columns.
 Example = Mapping[str, Any]
 Side = Literal["source", "target"]
 
-#: The label of a position that is not scored.
+#: Label of a position that is not scored.
 UNSCORED = -100
 
 
 @dataclass(frozen=True)
 class View(ABC):
-    """One way of presenting a batch. Its fields are its settings; it has nothing to learn.
+    """One way of presenting a batch. Its fields are its settings; it has no parameters.
 
     Attributes:
         name: Key of the view in batches and encodings.
     """
 
     name: str
-    #: Whether the encoder reads this view; others only carry tensors for an objective.
+    #: Whether the encoder reads this view; other views only provide tensors to an objective.
     encoded: ClassVar[bool] = True
-    #: Columns that it reads beside ``source`` and ``target``.
+    #: Columns that it reads in addition to ``source`` and ``target``.
     columns: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Turn examples into tensors.
+        """Convert examples to tensors.
 
         Args:
             examples: The rows of the batch.
             tokenizer: The encoder's tokenizer.
-            rngs: One generator for each example, seeded by (seed, epoch, text of the pair): a view is the same again
-                after a resume, on any number of workers or processes, and every view of an example sees the same
-                stream, so that two views can share a decision by drawing it first.
+            rngs: One generator per example, seeded by (seed, epoch, text of the pair). Views are thus reproducible after a
+                resume and for any number of workers or processes. All views of an example see the same stream, so two
+                views share a decision if both draw it first.
 
         Returns:
             Tensors with the batch as their first axis. ``input_ids``, ``attention_mask``, ``token_type_ids``,
-            ``position_ids`` (from 0) and ``visible`` (which position attends to which, ``(batch, length, length)``) go to
-            the encoder, the others to the objectives.
+            ``position_ids`` (from 0) and ``visible`` (which position attends to which, ``(batch, length, length)``) are
+            inputs of the encoder, the others of the objectives.
         """
 
 
 @dataclass(frozen=True)
 class Sentence(View):
-    """One side of the pairs as it stands.
+    """One side of the pairs, unchanged.
 
-    Beside the encoder's inputs it gives ``text`` (a fingerprint of each text, int64) and ``language`` (the code of each
-    text's language, see :func:`language_code`), both of shape ``(batch,)``.
+    Provides the encoder's inputs, ``text`` (a fingerprint of each text, int64) and ``language`` (the code of each text's
+    language, see :func:`language_code`), both of shape ``(batch,)``.
 
     Attributes:
         side: ``"source"`` or ``"target"``.
-        max_length: Pieces kept of a sentence, special tokens included.
+        max_length: Maximum pieces per sentence, including special tokens.
     """
 
     side: Side
@@ -80,7 +79,7 @@ class Sentence(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids, mask, fingerprint and language of each text."""
+        """Build ids, mask, fingerprint and language of each text."""
         texts = [example[self.side] for example in examples]
         ids = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
         return {
@@ -91,23 +90,23 @@ class Sentence(View):
 
 
 def source_view(max_length: int) -> Sentence:
-    """The view ``"source"``: the source sentences."""
+    """View ``"source"``: the source sentences."""
     return Sentence("source", "source", max_length)
 
 
 def target_view(max_length: int) -> Sentence:
-    """The view ``"target"``: the target sentences."""
+    """View ``"target"``: the target sentences."""
     return Sentence("target", "target", max_length)
 
 
 @dataclass(frozen=True)
 class MaskedSentence(View):
-    """One side of the pairs with some pieces masked, and ``labels`` at the masks.
+    """One side of the pairs with masked pieces, and ``labels`` at the masks.
 
     Attributes:
         side: ``"source"`` or ``"target"``.
-        max_length: Pieces kept of a sentence, special tokens included.
-        mask_rate: Share of the pieces chosen for prediction (see :func:`mask_pieces`).
+        max_length: Maximum pieces per sentence, including special tokens.
+        mask_rate: Share of the pieces to predict (see :func:`mask_pieces`).
     """
 
     side: Side
@@ -117,7 +116,7 @@ class MaskedSentence(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids with masks, labels at what was masked, and the language of each text."""
+        """Build masked ids, labels, and the language of each text."""
         texts = [example[self.side] for example in examples]
         encoded = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
         masked = [
@@ -129,25 +128,25 @@ class MaskedSentence(View):
 
 
 def masked_sentence(side: Side, max_length: int, mask_rate: float) -> MaskedSentence:
-    """The view of one side with masks, named after its settings."""
+    """View of one masked side, named after its settings."""
     return MaskedSentence(f"masked-{side}-{mask_rate:g}", side, max_length, mask_rate)
 
 
 @dataclass(frozen=True)
 class Concatenated(View):
-    """Both sentences in one sequence, some pieces masked, with ``labels`` at the masks.
+    """Both sentences in one sequence with masked pieces, and ``labels`` at the masks.
 
     Attributes:
-        max_length: Pieces kept of either side, its special tokens included.
-        mask_rate: Share of the pieces chosen for prediction (see :func:`mask_pieces`).
-        positions: ``"reset"`` numbers the second sentence from 0 again (XLM; DAP's baseline), ``"continuous"`` counts on
-            (PPA, AMBER).
-        layout: ``"sequences"`` puts one encoded sentence behind the other, ``<s> x </s> <s> y </s>`` (DAP's baseline);
-            ``"pair"`` is the encoder's own form of a pair, for BERT ``[CLS] x [SEP] y [SEP]`` (PPA, AMBER).
-        segments: Give the second sentence token type 1, where the encoder has one (BERT's pairs).
+        max_length: Maximum pieces per side, including its special tokens.
+        mask_rate: Share of the pieces to predict (see :func:`mask_pieces`).
+        positions: ``"reset"`` restarts the positions of the second sentence at 0 (XLM; DAP's baseline), ``"continuous"``
+            does not (PPA, AMBER).
+        layout: ``"sequences"`` concatenates the encoded sentences, ``<s> x </s> <s> y </s>`` (DAP's baseline); ``"pair"`` is
+            the pair format of the encoder, for BERT ``[CLS] x [SEP] y [SEP]`` (PPA, AMBER).
+        segments: Assign token type 1 to the second sentence, if the encoder has one (BERT's pairs).
         order: ``"pair"`` is source, target; ``"shuffled"`` swaps the two in half of the pairs (see :func:`swapped`).
-        monolingual: Read the texts of the column ``monolingual`` in place of the pair. A text of two lines gives the two
-            sentences; each is kept to ``max_length`` pieces.
+        monolingual: Read the texts of the column ``monolingual`` instead of the pair. The two lines of a text are the two
+            sentences, each limited to ``max_length`` pieces.
     """
 
     max_length: int
@@ -161,9 +160,9 @@ class Concatenated(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids with masks, positions, and labels at what was masked.
+        """Build masked ids, positions and labels.
 
-        A batch without any monolingual text gives one row of special tokens, without labels.
+        A batch without monolingual text yields one row of special tokens, without labels.
         """
         texts = self._texts(examples, rngs)
         first = _ids(tokenizer, [text[0] for text in texts], self.max_length)
@@ -208,14 +207,14 @@ class MonolingualText(Concatenated):
 
 
 def concatenated(max_length: int, mask_rate: float, **settings: Any) -> Concatenated:
-    """The view of masked pairs, or of monolingual texts, named after its settings."""
+    """View of masked pairs, or of monolingual texts, named after its settings."""
     kind = MonolingualText if settings.get("monolingual") else Concatenated
     values = [value if isinstance(value, str) else key for key, value in settings.items() if value]
     return kind("-".join(["concatenated", f"{mask_rate:g}", *values]), max_length, mask_rate, **settings)
 
 
 def swapped(rng: np.random.Generator) -> bool:
-    """Whether a pair is turned round. Every view that asks first gets the same answer.
+    """Whether to swap source and target of a pair. Views that draw this first share the decision.
 
     Reference: Pan et al. 2021 (PPA), section 2.2, random input shuffling.
     """
@@ -223,45 +222,47 @@ def swapped(rng: np.random.Generator) -> bool:
 
 
 def own_stream(rng: np.random.Generator, name: str) -> np.random.Generator:
-    """A generator for one view alone: what two views mask of an example are independent draws.
+    """Create a generator for one view, so that the masks of two views of an example are independent.
 
     Args:
-        rng: The example's generator, which every view sees alike.
-        name: Of the view.
+        rng: The example's generator, which is the same for all views.
+        name: Name of the view.
     """
     return np.random.default_rng((int(rng.integers(1 << 63)), fingerprint(name)))
 
 
 def paired(ids: list[int], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids of a second sentence as they stand behind the first in the encoder's own form of a pair."""
+    """Convert the ids of a sentence to those of the second sentence in the pair format of the encoder."""
     doubled = tokenizer.num_special_tokens_to_add(pair=True) - 2 * (tokenizer.num_special_tokens_to_add() - 1)
     return [tokenizer.sep_token_id] * (doubled - 1) + ids[1:]
 
 
 @dataclass(frozen=True)
 class Links(View):
-    """The words of both sides and the links between them, in terms of the views ``source`` and ``target``.
+    """The words of both sides and the links between them, as positions in the views ``source`` and ``target``.
 
-    Gives ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece of each word and the one behind its
-    last, ``(0, 0)`` for a word that truncation cut and for padding; ``links``, ``(batch, links, 2)``: source and target
-    word, ``-1`` for padding; ``scores``, ``(batch, links)``, one for each link, 1 where the corpus has none; and
-    ``dropped``, ``(batch,)``: how many links went with cut words.
+    Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word, and
+    ``(0, 0)`` for padding and for words that are not usable (see :func:`tokenize_words`); ``links``, ``(batch, links, 2)``:
+    source and target word, ``-1`` for padding; ``scores``, ``(batch, links)``, 1 if the corpus has none; and ``dropped``,
+    ``(batch,)``: the number of links dropped because a word is not usable.
 
     Attributes:
-        max_length: Pieces kept of a sentence, special tokens included.
+        max_length: Maximum pieces per sentence, including special tokens.
+        mutual: Keep only links whose two words are each other's surest partner (see :func:`mutual_links`).
     """
 
     encoded: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
     max_length: int
+    mutual: bool = False
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Spans and links of each pair."""
+        """Build the spans and links of each pair."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
-        kept = [kept_links(*row) for row in zip(examples, source, target, strict=True)]
+        kept = [kept_links(*row, mutual=self.mutual) for row in zip(examples, source, target, strict=True)]
         return {
             "source_spans": pad_arrays(source, (0, 2)),
             "target_spans": pad_arrays(target, (0, 2)),
@@ -271,18 +272,21 @@ class Links(View):
         }
 
 
-def links_view(max_length: int) -> Links:
-    """The view ``"links"``: the words of both sides and their links."""
-    return Links("links", max_length)
+def links_view(max_length: int, *, mutual: bool = False) -> Links:
+    """View ``"links"`` or ``"mutual-links"``: the words of both sides and their links."""
+    return Links("mutual-links" if mutual else "links", max_length, mutual)
 
 
 def tokenize_words(
     examples: Sequence[Example], side: Side, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[list[int]], list[np.ndarray]]:
-    """Piece ids of one side, truncated, and the pieces of each word.
+    """Tokenize one side and find the pieces of each word.
+
+    Words share no pieces: a piece that crosses a word boundary belongs to one word only. A word without a piece of its own,
+    like a word that truncation cut, has the empty span ``(0, 0)``.
 
     Returns:
-        For each example its ids, and the spans of its words, shape ``(words, 2)`` (see
+        For each example, its truncated ids and the spans of its words, shape ``(words, 2)`` (see
         :func:`metaphrase.corpus.words.piece_spans`).
     """
     encoded = tokenizer([example[side] for example in examples], truncation=True, max_length=max_length)
@@ -290,32 +294,70 @@ def tokenize_words(
         piece_spans(
             encoding,
             Words.of(example[side], example.get(f"{side}_lang"), example.get("segmenter") or "whitespace"),
+            disjoint=True,
         )
         for encoding, example in zip(encoded.encodings, examples, strict=True)
     ]
     return encoded["input_ids"], spans
 
 
-def kept_links(example: Example, source_w2: np.ndarray, target_w2: np.ndarray) -> tuple[list[Link], list[float], int]:
-    """The links of an example both of whose words are whole.
+def kept_links(
+    example: Example, source_w2: np.ndarray, target_w2: np.ndarray, *, mutual: bool = False
+) -> tuple[list[Link], list[float], int]:
+    """Parse the links of an example and drop those of words with an empty span.
+
+    A link that occurs several times counts once, with its highest score.
+
+    Args:
+        example: A row with the column ``alignment`` and optionally ``alignment_scores``.
+        source_w2: First piece and exclusive end of each source word, shape ``(words, 2)``.
+        target_w2: The same for the target.
+        mutual: Keep only links whose two words are each other's surest partner; decided before links are dropped.
 
     Returns:
-        Links, their scores (1 where the corpus has none) and the number of links that were dropped.
+        Links, their scores (1 if the corpus has none) and the number of dropped links.
 
     Raises:
-        ValueError: A link points outside of the words.
+        ValueError: A link points beyond the words, or the number of scores differs from that of the links.
     """
     links = parse_links(example["alignment"] or "")
     scores = [float(score) for score in (example.get("alignment_scores") or "").split()] or [1.0] * len(links)
     if any(i >= len(source_w2) or j >= len(target_w2) for i, j in links) or len(scores) != len(links):
         raise ValueError(
             f"The alignment {example['alignment'][:80]!r} does not fit a pair of {len(source_w2)} and {len(target_w2)} "
-            f"words: {example['source'][:80]!r}, {example['target'][:80]!r}. Was the text changed, or segmented in "
-            "another way, after it was aligned? Align it again with `metaphrase align --overwrite`."
+            f"words: {example['source'][:80]!r}, {example['target'][:80]!r}. The text or its segmentation may have "
+            "changed after the alignment. Align it again with `metaphrase align --overwrite`."
         )
-    whole = [bool(source_w2[i, 1] and target_w2[j, 1]) for i, j in links]
-    kept = [(link, score) for link, score, keep in zip(links, scores, whole, strict=True) if keep]
-    return [link for link, _ in kept], [score for _, score in kept], len(links) - len(kept)
+    distinct: dict[Link, float] = {}
+    for link, score in zip(links, scores, strict=True):
+        distinct[link] = max(score, distinct.get(link, score))
+    if mutual:
+        distinct = {link: distinct[link] for link in mutual_links(list(distinct), list(distinct.values()))}
+    kept = {(i, j): score for (i, j), score in distinct.items() if source_w2[i, 1] and target_w2[j, 1]}
+    return list(kept), list(kept.values()), len(distinct) - len(kept)
+
+
+def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
+    """For each linked word of the first side, its partner with the highest score, the first in a tie.
+
+    >>> surest_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
+    {0: 1, 2: 1}
+    """
+    ranked = sorted(zip(scores, links, strict=True), key=lambda scored: (scored[0], -scored[1][1]))
+    return {x: y for _, (x, y) in ranked}
+
+
+def mutual_links(links: Sequence[Link], scores: Sequence[float]) -> list[Link]:
+    """Links whose two words are each other's surest partner (see :func:`surest_partners`).
+
+    The result is one-to-one. Links that are one-to-one already, such as the intersection of two directions, are all kept.
+
+    >>> mutual_links([(0, 0), (0, 1), (1, 1)], [0.5, 0.9, 0.8])
+    [(0, 1)]
+    """
+    forward = surest_partners(links, scores)
+    backward = surest_partners([(y, x) for x, y in links], scores)
+    return [(x, y) for x, y in links if forward[x] == y and backward[y] == x]
 
 
 def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> list[list[int]]:
@@ -325,16 +367,18 @@ def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) 
 def mask_pieces(
     ids_l: np.ndarray, rate: float, tokenizer: PreTrainedTokenizerBase, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Choose pieces for prediction as BERT does: 80 % masked, 10 % replaced by a random piece, 10 % kept.
+    """Select pieces for prediction as in BERT: 80 % are masked, 10 % replaced by a random piece, 10 % kept.
+
+    Special tokens are never selected. ``[UNK]`` counts as one, as in the data collator of transformers.
 
     Args:
         ids_l: Ids of one sequence, shape ``(length,)``.
-        rate: Probability of a piece to be chosen; special tokens never are.
-        tokenizer: Knows the mask token and the special ids.
-        rng: Source of the choices.
+        rate: Probability of selecting a piece.
+        tokenizer: Defines the mask token and the special tokens.
+        rng: Random generator.
 
     Returns:
-        The ids to encode and the labels, ``UNSCORED`` where nothing was chosen, each of shape ``(length,)``.
+        The ids to encode and the labels, ``UNSCORED`` at pieces that are not selected, each of shape ``(length,)``.
 
     Reference: Devlin et al. 2019 (BERT), section 3.1.
     """
@@ -347,11 +391,11 @@ def mask_pieces(
 
 
 def pad_rows(tokenizer: PreTrainedTokenizerBase, **rows: Sequence[Any]) -> dict[str, Tensor]:
-    """Pad ragged rows on the right to the longest and stack them.
+    """Pad ragged rows on the right to the longest row and stack them.
 
     Args:
-        tokenizer: Gives the padding id of ``input_ids``.
-        **rows: For each tensor its rows; ``input_ids`` is needed. ``labels`` are padded with ``UNSCORED``, others with 0.
+        tokenizer: Defines the padding id of ``input_ids``.
+        **rows: Rows of each tensor; ``input_ids`` is required. ``labels`` are padded with ``UNSCORED``, others with 0.
 
     Returns:
         int64 tensors of shape ``(batch, length)``, and the ``attention_mask``.
@@ -369,12 +413,12 @@ def pad_rows(tokenizer: PreTrainedTokenizerBase, **rows: Sequence[Any]) -> dict[
 
 
 def pad_arrays(arrays: Sequence[np.ndarray], tail: tuple[int, ...], fill: float = 0) -> Tensor:
-    """Stack arrays of unequal first axis.
+    """Pad arrays of different lengths and stack them.
 
     Args:
-        arrays: One for each example, shape ``(length, …)``.
-        tail: ``(least length, …)`` of the result behind its batch axis.
-        fill: What stands behind the end of an array.
+        arrays: One per example, shape ``(length, …)``.
+        tail: Minimum length and further axes of the result, ``(length, …)``.
+        fill: Padding value.
 
     Returns:
         Tensor of shape ``(batch, length, …)``.
@@ -387,10 +431,10 @@ def pad_arrays(arrays: Sequence[np.ndarray], tail: tuple[int, ...], fill: float 
 
 
 def languages_of(examples: Sequence[Example], side: Side) -> Tensor:
-    """The code of each text's language (see :func:`language_code`), shape ``(batch,)``."""
+    """Codes of the languages of one side (see :func:`language_code`), shape ``(batch,)``."""
     return torch.tensor([language_code(example.get(f"{side}_lang") or "") for example in examples])
 
 
 def fingerprint(*texts: str) -> int:
-    """A 63-bit fingerprint of a text or of several, the same in every process."""
+    """A 63-bit fingerprint of one or several texts, the same in every process."""
     return xxhash.xxh64_intdigest("\n".join(texts).encode()) >> 1

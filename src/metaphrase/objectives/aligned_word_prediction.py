@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.corpus.words import Link
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import (
     UNSCORED,
@@ -20,6 +19,7 @@ from metaphrase.modeling.views import (
     kept_links,
     languages_of,
     pad_rows,
+    surest_partners,
     tokenize_words,
 )
 from metaphrase.objectives.base import Granularity
@@ -29,15 +29,16 @@ from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHe
 
 @dataclass(frozen=True)
 class MaskedWords(View):
-    """One side of the pairs with its linked words masked; ``labels`` are the pieces of the words that they are linked to.
+    """One side of the pairs with its linked words masked; ``labels`` are the pieces of their translations.
 
-    All pieces of a linked word are masked. The first ``min(p, q)`` of them are labelled, ``p`` and ``q`` being the numbers
-    of pieces of the word and of its partner. It also gives the ``language`` of each text.
+    All pieces of a linked word are masked. The first ``min(p, q)`` of them are labelled, where ``p`` and ``q`` are the
+    numbers of pieces of the word and of its partner. Also provides the ``language`` of each text.
 
     Attributes:
-        side: The side that is masked.
-        max_length: Pieces kept of a sentence, special tokens included.
-        max_mask_ratio: Share of a sentence's pieces that may be masked; which words are, is drawn.
+        side: The side to mask.
+        max_length: Maximum pieces per sentence, including special tokens.
+        max_mask_ratio: Maximum share of a sentence's pieces to mask. Words are drawn at random; those with more pieces than
+            there is room left for are skipped.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -48,7 +49,7 @@ class MaskedWords(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids with masks, labels at the masks, and the language of each text."""
+        """Build masked ids, labels, and the language of each text."""
         source = zip(*tokenize_words(examples, "source", tokenizer, self.max_length), strict=True)
         target = zip(*tokenize_words(examples, "target", tokenizer, self.max_length), strict=True)
         rows: dict[str, list[Any]] = {"input_ids": [], "labels": []}
@@ -60,7 +61,7 @@ class MaskedWords(View):
             partners = surest_partners(links, scores)
             if self.max_mask_ratio < 1:
                 room = self.max_mask_ratio * (len(ids) - tokenizer.num_special_tokens_to_add())
-                partners = {word: partners[word] for word in _drawn(partners, spans_w2, room, rng)}
+                partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, rng)}
             masked_l, labels_l = np.array(ids), np.full(len(ids), UNSCORED)
             for word, partner in partners.items():
                 start, end = spans_w2[word]
@@ -72,21 +73,15 @@ class MaskedWords(View):
         return {**pad_rows(tokenizer, **rows), "language": languages_of(examples, self.side)}
 
 
-def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
-    """For each linked word of the first side its partner: the word of its highest score, the first of equals.
-
-    >>> surest_partners([(0, 0), (0, 1), (2, 3), (2, 1)], [0.5, 0.9, 1.0, 1.0])
-    {0: 1, 2: 1}
-    """
-    ranked = sorted(zip(scores, links, strict=True), key=lambda scored: (scored[0], -scored[1][1]))
-    return {x: y for _, (x, y) in ranked}
-
-
-def _drawn(words: Mapping[int, Any], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:
-    """Words in random order, as many as have room for their pieces."""
-    order = rng.permutation(np.array(list(words), dtype=np.int64))
-    pieces = np.cumsum(spans_w2[order, 1] - spans_w2[order, 0])
-    return order[pieces <= room].tolist()
+def _draw_words(words: Iterable[int], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:
+    """Draw words in random order, skipping those with more pieces than there is room left for."""
+    drawn = []
+    for word in rng.permutation(np.array(list(words), dtype=np.int64)).tolist():
+        pieces = int(spans_w2[word, 1] - spans_w2[word, 0])
+        if pieces <= room:
+            drawn.append(word)
+            room -= pieces
+    return drawn
 
 
 def aligned_word_prediction(
@@ -99,20 +94,20 @@ def aligned_word_prediction(
     *,
     reduction: Literal["token_mean", "sum"] = "token_mean",
 ) -> Tensor:
-    """Predict the pieces of a word's translation at the place of the masked word, on both sides.
+    """Predict the pieces of a word's translation at the positions of the masked word, on both sides.
 
     Args:
         head: Transform and vocabulary projection.
         source_bsh: States of the source sentences with masked words, shape ``(batch, source, hidden)``.
         target_bth: States of the target sentences with masked words, shape ``(batch, target, hidden)``.
-        source_labels_bs: Target pieces at masked source places, ``UNSCORED`` elsewhere, shape ``(batch, source)``.
-        target_labels_bt: Source pieces at masked target places, shape ``(batch, target)``.
+        source_labels_bs: Target pieces at masked source positions, ``UNSCORED`` elsewhere, shape ``(batch, source)``.
+        target_labels_bt: Source pieces at masked target positions, shape ``(batch, target)``.
         table_vh: The encoder's input embeddings, for tied heads.
         reduction: ``"token_mean"`` is the mean over the labelled pieces of the batch, both sides together; ``"sum"`` is
             equation 5 as printed, their sum divided by ``2 · batch``.
 
     Returns:
-        Scalar; a zero with a graph where no word is linked.
+        Scalar; a zero with a graph if no word is linked.
 
     Reference: Miao et al. 2024 (WACSE), section 3.1, equations 4 and 5.
     """
@@ -124,22 +119,22 @@ def aligned_word_prediction(
 
 
 class AlignedWordPrediction(MaskedPrediction):
-    """Mask the words that are linked and predict their translations in their places.
+    """Mask linked words and predict their translations at the same positions.
 
-    All linked words of a sentence are masked at once, one pass for each side; the printed sum takes a pass for each word.
+    All linked words of a sentence are masked at once, in one pass per side; equation 4 as printed needs one pass per word.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        reduction: ``"token_mean"``, or ``"sum"``: the printed sum over words, which weighs a sentence by its links.
-        max_mask_ratio: Share of a sentence's pieces that may be masked (the paper has no cap). Where nearly all words are
-            linked, a cap leaves some context to predict from.
+        max_length: Maximum pieces per sentence.
+        reduction: ``"token_mean"``, or ``"sum"``, the printed sum over words, which weights a sentence by its links.
+        max_mask_ratio: Maximum share of a sentence's pieces to mask (the paper has no maximum). If nearly all words are
+            linked, a lower value leaves context to predict from.
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
 
-    Inputs: the columns ``source``, ``target`` and ``alignment``; ``alignment_scores`` where a word has several links.
+    Inputs: the columns ``source``, ``target`` and ``alignment``; ``alignment_scores`` if words have several links.
 
     Relations: :class:`WordTranslationRanking` aligns the states of the same links without a vocabulary;
-    :class:`TranslationLanguageModeling` predicts masked pieces themselves, with the translation in view.
+    :class:`TranslationLanguageModeling` predicts the masked pieces themselves, with the translation visible.
 
     Reference: Miao et al. 2024 (WACSE), section 3.1, equations 4 and 5.
     """
@@ -166,9 +161,9 @@ class AlignedWordPrediction(MaskedPrediction):
     ) -> None:
         super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
         if reduction not in ("token_mean", "sum"):
-            raise ValueError(f"AWP's reduction is 'token_mean' or 'sum', not {reduction!r}.")
+            raise ValueError(f"AWP's reduction must be 'token_mean' or 'sum', but is {reduction!r}.")
         if not 0 < max_mask_ratio <= 1:
-            raise ValueError(f"AWP's max_mask_ratio is a share above 0 and up to 1, not {max_mask_ratio}.")
+            raise ValueError(f"AWP's max_mask_ratio must be above 0 and at most 1, but is {max_mask_ratio}.")
         self.reduction = reduction
         self.sides = tuple(
             MaskedWords(f"masked-words-{side}-{max_mask_ratio:g}", side, max_length, max_mask_ratio)
@@ -176,11 +171,11 @@ class AlignedWordPrediction(MaskedPrediction):
         )
 
     def views(self) -> tuple[View, ...]:
-        """Either side with its linked words masked."""
+        """Return both sides with masked words."""
         return self.sides
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss over the labelled pieces."""
+        """Compute the loss over the labelled pieces."""
         source, target = (encodings[view.name] for view in self.sides)
         return aligned_word_prediction(
             self.head,

@@ -1,4 +1,4 @@
-"""Anchor: stay where the original encoder was, so that what it knows of other languages is kept."""
+"""Anchor: keep sentence embeddings close to those of the original encoder, to retain other languages."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Sides = Literal["target", "both"]
 
 
 def anchor(embedding_bh: Tensor, original_bh: Tensor) -> Tensor:
-    """Squared distance between embeddings and what they were, both at length 1: twice one minus their cosine.
+    """Squared distance between normalised embeddings and the original ones: ``2 (1 − cosine)``.
 
     Args:
         embedding_bh: Sentence embeddings, shape ``(batch, hidden)``.
-        original_bh: Those of the original encoder, shape ``(batch, hidden)``.
+        original_bh: Sentence embeddings of the original encoder, shape ``(batch, hidden)``.
 
     Returns:
         Scalar between 0 and 4.
@@ -39,20 +39,20 @@ def anchor(embedding_bh: Tensor, original_bh: Tensor) -> Tensor:
 
 
 class Anchor(Objective):
-    """Keep sentence embeddings near those of the encoder that training started from.
+    """Keep sentence embeddings close to those of the encoder at the start of training.
 
-    With English targets held in place, the other languages that were aligned with English stay aligned, and a new one is
-    drawn to where English is. A copy of the encoder reads the sentences once more, without gradient; it shares frozen word
-    embeddings, and is neither saved nor released.
+    If English targets stay in place, languages aligned with English stay aligned, and a new language moves towards English.
+    A copy of the encoder encodes the sentences a second time, without gradient. It shares frozen word embeddings and is
+    neither saved nor released.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        sides: ``"target"``, or ``"both"`` where the source languages are to stay too.
+        max_length: Maximum pieces per sentence.
+        sides: ``"target"``, or ``"both"`` to keep the source languages in place too.
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: Reimers & Gurevych 2020 hold a student's English to its teacher's by the mean squared error; here the teacher
-    is the model's own past, and lengths do not count.
+    Relations: Reimers & Gurevych 2020 minimise the mean squared error between the English embeddings of student and teacher.
+    Here the teacher is the initial model, and the length of embeddings is ignored.
 
     Reference: Reimers & Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation,
     section 2, equation 1, first term.
@@ -71,38 +71,38 @@ class Anchor(Objective):
     def __init__(self, *, max_length: int = 32, sides: Sides = "target") -> None:
         super().__init__(max_length=max_length)
         if sides not in ("target", "both"):
-            raise ValueError(f"'anchor' holds the sides 'target' or 'both', not {sides!r}.")
+            raise ValueError(f"The sides of 'anchor' must be 'target' or 'both', but are {sides!r}.")
         self.sides = sides
         self.pooling = "cls"
-        self._original: tuple[PreTrainedModel, ...] = ()  # in a tuple, so that it is no module of this one
+        self._original: tuple[PreTrainedModel, ...] = ()  # a tuple, so that it is not registered as a submodule
 
     def views(self) -> tuple[View, ...]:
-        """The sides that are held."""
+        """Return the sides to keep in place."""
         target = target_view(self.max_length)
         return (target,) if self.sides == "target" else (source_view(self.max_length), target)
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """None; but the copy must pool as the model does.
+        """Check the pooling of the model, which the copy must reproduce.
 
         Raises:
-            ValueError: The model pools in another way than ``"cls"`` or ``"mean"``.
+            ValueError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
         if sources.pooling not in ("cls", "mean"):
             raise ValueError(
-                f"'anchor' pools by 'cls' or 'mean', but this encoder pools by {sources.pooling!r}. Load it with "
-                "pooling='cls' or pooling='mean'."
+                f"'anchor' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
+                "with pooling='cls' or pooling='mean'."
             )
         return {}
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy the encoder; a table of word embeddings that is not trained is shared."""
+        """Copy the encoder and share its word embeddings if they are frozen."""
         encoder, table = sources.encoder, sources.encoder.get_input_embeddings()
         shared = {} if table.weight.requires_grad else {id(table): table}
         self._original = (frozen(copy.deepcopy(encoder, shared)).eval(),)
         self.pooling = sources.pooling
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss, averaged over the sides."""
+        """Compute the loss, averaged over the sides."""
         return torch.stack([self._distance(encodings[view.name]) for view in self.views()]).mean()
 
     def _distance(self, encoding: Encoding) -> Tensor:

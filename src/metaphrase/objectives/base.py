@@ -1,4 +1,4 @@
-"""The base class of objectives, and the sources that their heads are initialised from."""
+"""The base class of objectives, and the sources of their heads."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Granularity = Literal["sentence", "word", "span", "token"]
 
 
 class Objective(nn.Module, ABC):
-    """One training signal: reads encodings and returns a scalar.
+    """One training signal: reads encodings and returns a scalar loss.
 
-    Each subclass has its own file with its loss function, its head, its view if it needs one, and its citation. The
-    constructor takes ``max_length`` of the recipe and the arguments of the term, all of them keyword arguments.
+    Each subclass has its own module, with its pure loss function, its head and view if it needs them, and its citation. Its
+    constructor takes ``max_length`` (of the recipe) and the arguments of its term.
 
     Attributes:
-        name: Key in recipes, logs and cards; usually the paper's abbreviation.
-        granularity: Level of alignment.
-        citation: BibTeX entry for the model card.
-        in_batch_negatives: Whether a pair is ranked against the other pairs of its batch only.
-        gather: Whether the batches of other processes are ranked against, too.
-        reads_words: Whether it needs the pieces of each word, which requires a fast tokenizer.
+        name: The paper's abbreviation; the key in recipes, logs and model cards.
+        granularity: What is aligned.
+        citation: BibTeX for the model card.
+        in_batch_negatives: Whether the negatives are the other pairs of the batch.
+        gather: Whether the negatives include the batches of other processes.
+        reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
         head: The parameters of the objective, or None. They are saved with every checkpoint.
     """
 
@@ -48,43 +48,46 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def views(self) -> tuple[View, ...]:
-        """The views that the objective reads."""
+        """Return the views that the objective reads."""
 
     @abstractmethod
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss of a batch; a zero with a graph if the batch has nothing to learn from."""
+        """Compute the scalar loss of a batch; a zero with a graph if the batch has nothing to learn from."""
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
-        """Create the modules of the head, without the initial weights from the encoder.
+        """Build the head for an encoder of this configuration, before :meth:`fill_head` initialises it.
 
         Args:
             config: The encoder's configuration.
-            **settings: The result of :meth:`head_settings` when the head was first created.
+            **settings: Result of :meth:`head_settings` for the new head.
+
+        Returns:
+            The head, or None if the objective has no parameters.
         """
         return None
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Settings of the head that follow from encoder and corpus; stored in the heads' configuration."""
+        """Derive the shape of the head from encoder and corpus; saved in the configuration of the heads."""
         return {}
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy the initial weights into a new head."""
+        """Initialise a new head, for instance with weights of the encoder."""
 
     def after_step(self, encoder: PreTrainedModel) -> None:
-        """Follow the encoder (momentum); called after every optimiser step."""
+        """Update state after an optimiser step, for objectives with a momentum encoder."""
 
 
 @dataclass
 class HeadSources:
-    """Sources of the initial weights of a head.
+    """Sources for the initialisation of a new head.
 
     Attributes:
         encoder: The encoder to train.
         tokenizer: Its tokenizer.
-        name: Hub id or folder of the encoder, where its masked language modelling head is looked up.
-        english_ids: Sorted piece ids of the English subset vocabulary, if one is requested.
+        name: Hub id or folder of the encoder, which may contain a masked language modelling head.
+        english_ids: Sorted ids of the pieces of the English subset vocabulary, if requested.
         languages: Sorted languages of the corpus.
-        pooling: Pooling of the model, e.g. ``"cls"`` or ``"mean"``.
+        pooling: Pooling mode of the model, e.g. ``"cls"`` or ``"mean"``.
     """
 
     encoder: PreTrainedModel
@@ -96,7 +99,7 @@ class HeadSources:
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:
-        """Weights of the checkpoint's masked language modelling head, or None.
+        """Weights of the checkpoint's masked language modelling head, or None if it has none.
 
         Keys: ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias`` (of the vocabulary).
         """
@@ -106,12 +109,12 @@ class HeadSources:
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:
-    """Refuse sequences that are longer than the encoder's positions.
+    """Check that the encoder has enough positions for the longest sequence.
 
     Args:
         sources: The encoder.
-        positions: Number of positions of the longest sequence.
-        name: Objective or recipe that builds the sequence, for the message.
+        positions: Positions of the longest sequence.
+        name: Objective or recipe that builds it, for the message.
 
     Raises:
         ValueError: The encoder has fewer positions.
@@ -126,6 +129,6 @@ def check_positions(sources: HeadSources, positions: int, name: str) -> None:
 
 
 def pair_length(sources: HeadSources, max_length: int) -> int:
-    """Length of the longest pair in the encoder's format, each sentence of ``max_length`` pieces with special tokens."""
+    """Length of the longest pair in the encoder's pair format, with sentences of ``max_length`` including special tokens."""
     alone, both = (sources.tokenizer.num_special_tokens_to_add(pair=pair) for pair in (False, True))
     return 2 * (max_length - alone) + both

@@ -1,4 +1,4 @@
-"""MLM: masked language modelling, of the pair's sentences or of monolingual text."""
+"""MLM: masked language modelling of the sentences of a pair or of monolingual text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHe
 def masked_language_modeling(
     head: VocabularyHead, tokens: Sequence[Tensor], labels: Sequence[Tensor], table_vh: Tensor
 ) -> Tensor:
-    """Predict the pieces that were masked, from the states at their places only.
+    """Predict masked pieces; only the states at masked positions are projected.
 
     Args:
         head: Transform and vocabulary projection.
-        tokens: For each view the states of its masked sequences, shape ``(batch, length, hidden)``.
-        labels: For each view the masked pieces, ``UNSCORED`` elsewhere, shape ``(batch, length)``.
+        tokens: States of the masked sequences of each view, shape ``(batch, length, hidden)``.
+        labels: Masked pieces of each view, ``UNSCORED`` elsewhere, shape ``(batch, length)``.
         table_vh: The encoder's input embeddings, for tied heads.
 
     Returns:
-        Scalar mean over the masked pieces of all views; a zero with a graph where none is masked.
+        Scalar mean over the masked pieces of all views; a zero with a graph if no piece is masked.
 
     Reference: Devlin et al. 2019 (BERT), section 3.1; Conneau and Lample 2019 (XLM), section 3.3; Hu et al. 2021
     (AMBER), section 2, equation 1.
@@ -39,12 +39,12 @@ def masked_language_modeling(
 
 
 class MaskedPrediction(Objective):
-    """What all objectives share that predict masked pieces of their views by one head.
+    """Base class of objectives that predict masked pieces of their views with one head.
 
     Args:
-        max_length: Pieces kept of a sentence.
+        max_length: Maximum pieces per sentence.
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
     """
 
     granularity: ClassVar[Granularity] = "token"
@@ -53,55 +53,55 @@ class MaskedPrediction(Objective):
         super().__init__(max_length=max_length)
         if vocabulary == "english":
             raise ValueError(
-                f"{self.name.upper()} predicts pieces of all languages; its vocabulary is 'tied' or 'untied', not "
+                f"{self.name.upper()} predicts pieces of all languages; its vocabulary must be 'tied' or 'untied', not "
                 "'english'."
             )
         self.vocabulary: Vocabulary = vocabulary
         self.transform: Transform = transform
 
     def positions(self, sources: HeadSources) -> int:
-        """How many positions the longest sequence takes."""
+        """Return the number of positions of the longest sequence."""
         return self.max_length
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Shape of the vocabulary head.
+        """Return the shape of the vocabulary head.
 
         Raises:
-            ValueError: The sequences are longer than the encoder's positions.
+            ValueError: The encoder has too few positions for the sequences.
         """
         check_positions(sources, self.positions(sources), self.name)
         return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """Transform and vocabulary projection."""
+        """Build transform and vocabulary projection."""
         return VocabularyHead(config, **settings["vocabulary"])
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy the checkpoint's masked language modelling head, where it has one."""
+        """Copy the checkpoint's masked language modelling head, if it has one."""
         self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss over the masked pieces of all views."""
+        """Compute the loss over the masked pieces of all views."""
         read = [encodings[view.name] for view in self.views()]
         labels = [encoding.features["labels"] for encoding in read]
         return masked_language_modeling(self.head, [e.tokens_blh for e in read], labels, read[0].table_vh)
 
 
 class MaskedLanguageModeling(MaskedPrediction):
-    """Masked language modelling over sentences that do not see their translations.
+    """Masked language modelling of sentences without their translations.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        text: ``"pair"`` masks each sentence of the pair alone (PPA's ablation of TLM); ``"monolingual"`` masks the texts
-            of the column ``monolingual``, two contiguous sentences in one sequence (AMBER, MGC).
-        mask_rate: Share of the pieces that is predicted.
+        max_length: Maximum pieces per sentence.
+        text: ``"pair"`` masks each sentence of the pair separately (PPA's ablation of TLM); ``"monolingual"`` masks the
+            texts of the column ``monolingual``, two contiguous sentences in one sequence (AMBER, MGC).
+        mask_rate: Share of the pieces to predict.
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
 
     Inputs: the columns ``source`` and ``target``; for monolingual text the column ``monolingual``, a list of texts.
 
     Relations: :class:`TranslationLanguageModeling` masks a sentence and its translation in one sequence, and can predict
-    monolingual text by the same head.
+    monolingual text with the same head.
 
     Reference: Devlin et al. 2019 (BERT), section 3.1; Pan et al. 2021 (PPA), Table 5, "repl TLM w/ MLM"; Hu et al. 2021
     (AMBER), section 2, equation 1.
@@ -127,21 +127,21 @@ class MaskedLanguageModeling(MaskedPrediction):
     ) -> None:
         super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
         if text not in ("pair", "monolingual"):
-            raise ValueError(f"The text of 'mlm' is 'pair' or 'monolingual', not {text!r}.")
+            raise ValueError(f"The text of 'mlm' must be 'pair' or 'monolingual', but is {text!r}.")
         self.text = text
         self.mask_rate = mask_rate
 
     def views(self) -> tuple[View, ...]:
-        """Both sides with masks, or the monolingual texts with masks."""
+        """Return the masked sides or the masked monolingual texts."""
         if self.text == "pair":
             return tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in ("source", "target"))
         return (monolingual_view(self.max_length, self.mask_rate),)
 
     def positions(self, sources: HeadSources) -> int:
-        """Of a sentence, or of two."""
+        """Return the number of positions of one sentence, or of two."""
         return self.max_length if self.text == "pair" else pair_length(sources, self.max_length)
 
 
 def monolingual_view(max_length: int, mask_rate: float) -> View:
-    """Masked monolingual texts in the encoder's own form of a pair: positions count on, segments 0 and 1."""
+    """View of masked monolingual texts in the encoder's pair format, with continuous positions and two segments."""
     return concatenated(max_length, mask_rate, positions="continuous", layout="pair", segments=True, monolingual=True)

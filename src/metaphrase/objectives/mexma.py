@@ -1,4 +1,4 @@
-"""MEXMA: unmask a sentence's pieces with the help of its translation's embedding."""
+"""MEXMA: unmask the pieces of a sentence given the embedding of its translation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
 
 UnmaskingGradient = Literal["both", "tokens", "sentence"]
 
-#: What the head's layers have in common with the encoder's.
+#: Settings of the head's layers that are copied from the encoder.
 SHARED = (
     "hidden_size",
     "intermediate_size",
@@ -31,14 +31,14 @@ SHARED = (
 
 
 class UnmaskingHead(nn.Module):
-    """Fresh transformer layers over a masked sentence whose first state is its translation's embedding.
+    """New transformer layers over a masked sentence whose first state is the embedding of its translation.
 
-    The layers have no positions of their own: the states carry the encoder's.
+    The layers add no position embeddings; the encoder's states contain positions already.
 
     Args:
-        config: The encoder's configuration; width, dropout and activation of the layers are its own.
-        layers: How many layers.
-        heads: Attention heads of a layer.
+        config: The encoder's configuration, which defines width, dropout and activation of the layers.
+        layers: Number of layers.
+        heads: Attention heads per layer.
         vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
@@ -52,12 +52,12 @@ class UnmaskingHead(nn.Module):
         self.vocabulary = VocabularyHead(config, **vocabulary)
 
     def forward(self, tokens_blh: Tensor, mask_bl: Tensor, sentence_bh: Tensor) -> Tensor:
-        """States from which the masked pieces are predicted.
+        """Compute the states from which masked pieces are predicted.
 
         Args:
-            tokens_blh: States of the masked sentences, shape ``(batch, length, hidden)``; the first of each is not read.
-            mask_bl: True at real pieces.
-            sentence_bh: What stands in the first place, shape ``(batch, hidden)``.
+            tokens_blh: States of the masked sentences, shape ``(batch, length, hidden)``; the first of each is ignored.
+            mask_bl: True at tokens, false at padding.
+            sentence_bh: Replacement of the first state, shape ``(batch, hidden)``.
 
         Returns:
             Shape ``(batch, length, hidden)``, zero at padding.
@@ -69,13 +69,13 @@ class UnmaskingHead(nn.Module):
 
 
 class Masked(NamedTuple):
-    """Masked sentences of one side, and what helps to unmask them.
+    """Masked sentences of one side, and the embeddings of their translations.
 
     Attributes:
-        tokens_blh: Their states, shape ``(batch, length, hidden)``.
-        mask_bl: True at real pieces.
+        tokens_blh: States of the masked sentences, shape ``(batch, length, hidden)``.
+        mask_bl: True at tokens, false at padding.
         labels_bl: The masked pieces, ``UNSCORED`` elsewhere.
-        sentence_bh: Embeddings of their translations, nothing of which is masked, shape ``(batch, hidden)``.
+        sentence_bh: Embeddings of the unmasked translations, shape ``(batch, hidden)``.
     """
 
     tokens_blh: Tensor
@@ -85,7 +85,7 @@ class Masked(NamedTuple):
 
 
 def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tensor) -> Tensor:
-    """Predict what is masked in each side from the rest of the sentence and the embedding of its translation.
+    """Predict the masked pieces of each side from the rest of the sentence and the embedding of its translation.
 
     Args:
         head: The layers and the vocabulary projection.
@@ -93,8 +93,8 @@ def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tens
         table_vh: The encoder's input embeddings, for tied heads.
 
     Returns:
-        Scalar mean over the sides of the mean cross-entropy over a side's masked pieces, 0 for a side without any; a zero
-        with a graph where no side has any.
+        Mean over the sides of the mean cross-entropy of the masked pieces of a side, 0 for a side without masked pieces;
+        a zero with a graph if no side has any.
 
     Reference: Janeiro et al. 2025 (MEXMA), cross-unmasking; the released code's ``head_forward`` and ``mlm_loss``.
     """
@@ -108,17 +108,17 @@ def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tens
 
 
 def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
-    """Kozachenko-Leonenko regulariser: keep every embedding away from its nearest neighbour in the batch.
+    """Kozachenko-Leonenko regulariser: increase the distance of each embedding to its nearest neighbour in the batch.
 
-    ``-mean_i log(min_{j≠i} ‖x_i - x_j‖ + ε)`` of the normalised embeddings, as in DINOv2: without the constants of the
-    entropy estimate, such as the batch size in front of the distance. Computed in float32 or wider.
+    ``-mean_i log(min_{j≠i} ‖x_i - x_j‖ + ε)`` of the normalised embeddings, as in DINOv2, without the constants of the
+    entropy estimate such as the batch size. Computed in float32 or wider.
 
     Args:
         embeddings_bh: Shape ``(batch, hidden)``.
-        epsilon: Keeps the logarithm of equal embeddings finite; those push each other nowhere.
+        epsilon: Keeps the logarithm finite for equal embeddings, whose gradient is 0.
 
     Returns:
-        Scalar; for a batch of one a zero with a graph.
+        Scalar; a zero with a graph for a batch of one.
 
     Reference: Sablayrolles et al. 2019 (Spreading vectors for similarity search); Oquab et al. 2024 (DINOv2), section 4.
 
@@ -140,31 +140,31 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 class CrossUnmasking(Objective):
-    """Unmask either sentence with its translation's embedding, and pull the two embeddings together.
+    """Unmask each sentence given the embedding of its translation, and minimise the distance of the two embeddings.
 
-    ``MSE(s_x, s_y) + ½ (MLM(x̃, s_y) + MLM(ỹ, s_x)) + 0.01 · ½ (KoLeo(s_x) + KoLeo(s_y))``, where ``s`` embeds a clean
-    sentence and ``x̃`` is masked. The unmasking reaches the encoder through the embeddings and through the states of all
-    pieces. There are no negatives.
+    ``MSE(s_x, s_y) + ½ (MLM(x̃, s_y) + MLM(ỹ, s_x)) + 0.01 · ½ (KoLeo(s_x) + KoLeo(s_y))``, where ``s`` is the embedding of
+    an unmasked sentence and ``x̃`` a masked sentence. The gradient of the unmasking reaches the encoder through the
+    embeddings and through the states of all pieces. There are no negatives.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        mask_rate: Share of the pieces that is predicted.
+        max_length: Maximum pieces per sentence.
+        mask_rate: Share of the pieces to predict.
         layers: Transformer layers of the head.
-        heads: Attention heads of each.
+        heads: Attention heads per layer.
         alignment_weight: Weight of the distance between the embeddings of a pair.
         unmasking_weight: Weight of the unmasking.
-        koleo_weight: Weight of the regulariser; 0 leaves it out.
-        unmasking_gradient: Where the unmasking's gradient enters the encoder: ``"both"``, only at the ``"tokens"`` of the
-            masked sentence, or only at the ``"sentence"`` embedding of its translation.
+        koleo_weight: Weight of the regulariser; 0 disables it.
+        unmasking_gradient: Where the gradient of the unmasking enters the encoder: ``"both"``, only at the ``"tokens"`` of
+            the masked sentence, or only at the ``"sentence"`` embedding of its translation.
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: :class:`RepresentationTranslation` reads the other sentence's states and never its embedding;
-    :class:`TranslationLanguageModeling` reads both sentences' pieces. Clean and masked sentences share a call of the
-    encoder, four sentences for a pair.
+    Relations: :class:`RepresentationTranslation` reads the states of the other sentence but not its embedding;
+    :class:`TranslationLanguageModeling` reads the pieces of both sentences. Unmasked and masked sentences share one encoder
+    call of four sentences per pair.
 
-    Reference: Janeiro et al. 2025 (MEXMA); weights, means and the form of KoLeo are the released code's.
+    Reference: Janeiro et al. 2025 (MEXMA); weights, means and the form of KoLeo follow the released code.
     """
 
     name: ClassVar[str] = "mexma"
@@ -193,11 +193,11 @@ class CrossUnmasking(Objective):
         super().__init__(max_length=max_length)
         if unmasking_gradient not in get_args(UnmaskingGradient):
             raise ValueError(
-                f"MEXMA's unmasking gradient is 'both', 'tokens' or 'sentence', but got {unmasking_gradient!r}."
+                f"MEXMA's unmasking_gradient must be 'both', 'tokens' or 'sentence', but is {unmasking_gradient!r}."
             )
         if vocabulary == "english":
             raise ValueError(
-                "MEXMA predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'."
+                "MEXMA predicts pieces of both sides; its vocabulary must be 'tied' or 'untied', not 'english'."
             )
         self.masked_views = tuple(masked_sentence(side, max_length, mask_rate) for side in ("source", "target"))
         self.layers = layers
@@ -209,33 +209,33 @@ class CrossUnmasking(Objective):
         self.vocabulary: Vocabulary = vocabulary
 
     def views(self) -> tuple[View, ...]:
-        """Both sides, clean and masked."""
+        """Return both sides, unmasked and masked."""
         return source_view(self.max_length), target_view(self.max_length), *self.masked_views
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Shape of the vocabulary projection, which has no transform in front.
+        """Return the shape of the vocabulary projection, which has no transform.
 
         Raises:
-            ValueError: The encoder's width does not divide into the attention heads.
+            ValueError: The encoder's hidden size is not a multiple of the number of attention heads.
         """
         hidden = sources.encoder.config.hidden_size
         if hidden % self.heads:
             raise ValueError(
-                f"MEXMA's head divides {hidden} dimensions among {self.heads} attention heads, which leaves a rest. Set "
+                f"The hidden size {hidden} is not a multiple of the {self.heads} attention heads of MEXMA's head. Set "
                 "`heads` to a divisor."
             )
         return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, "none")}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """The layers and the vocabulary projection."""
+        """Build the layers and the vocabulary projection."""
         return UnmaskingHead(config, layers=self.layers, heads=self.heads, **settings)
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy the table, where the head has its own; the layers start fresh."""
+        """Initialise the table of an untied head; the layers keep their random initialisation."""
         self.head.vocabulary.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar: the weighted sum of distance, unmasking and regulariser."""
+        """Compute the weighted sum of distance, unmasking and regulariser."""
         source_bh, target_bh = encodings["source"].sentence_bh, encodings["target"].sentence_bh
         sides = [
             self._masked(encodings[view.name], other_bh)

@@ -1,4 +1,4 @@
-"""MoCo: contrast with a queue of translations that a momentum encoder encoded, the sentence-level half of PPA."""
+"""MoCo: contrast with a queue of translations encoded by a momentum encoder, the sentence-level objective of PPA."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ def momentum_contrast(
     temperature: float = 0.05,
     denominator: Denominator = "positive_and_queue",
 ) -> Tensor:
-    """Each query must tell its key from the keys of a queue.
+    """InfoNCE against a queue: each query must distinguish its key from the keys of a queue.
 
-    ``-log exp(q · k⁺ / τ) / Σ_k exp(q · k / τ)``, averaged over the queries, with dot products. It is computed in float32
-    or wider, whatever the embeddings are in.
+    ``-log exp(q · k⁺ / τ) / Σ_k exp(q · k / τ)``, averaged over the queries, with dot products. The computation is in
+    float32 or wider, whatever the type of the embeddings.
 
     Args:
         query_bh: Embeddings of the queries, shape ``(batch, hidden)``.
         key_bh: Row ``i`` is the key of query ``i``, shape ``(batch, hidden)``.
         queue_qh: Keys of other sentences, shape ``(queue, hidden)``.
         temperature: Softmax temperature τ.
-        denominator: The sum over ``k`` runs over the query's own key and the queue (MoCo), or over the ``"queue"`` alone,
-            as equation 3 is printed; that is no likelihood and may be negative.
+        denominator: ``"positive_and_queue"`` sums over the query's key and the queue (MoCo); ``"queue"`` sums over the queue
+            only, as equation 3 is printed, which is not a likelihood and can be negative.
 
     Returns:
         Scalar loss.
@@ -64,15 +64,15 @@ def momentum_contrast(
 
 
 def enqueue(queue_qh: Tensor, pointer: Tensor, key_bh: Tensor) -> tuple[Tensor, Tensor]:
-    """Put keys in the place of the oldest of a queue.
+    """Replace the oldest keys of a queue.
 
     Args:
-        queue_qh: Shape ``(queue, hidden)``; it is left as it is, for a loss may still need it.
-        pointer: Place of the oldest key, int64 scalar.
-        key_bh: Shape ``(batch, hidden)``; of more keys than the queue holds the last stay.
+        queue_qh: Shape ``(queue, hidden)``. Not modified, because the backward pass of a loss may need it.
+        pointer: Position of the oldest key, int64 scalar.
+        key_bh: New keys, shape ``(batch, hidden)``. If they exceed the size of the queue, the last ones are kept.
 
     Returns:
-        The new queue and its pointer.
+        The new queue and the new pointer.
 
     >>> queue, pointer = enqueue(torch.zeros(3, 1), torch.tensor(2), torch.tensor([[1.0], [2.0]]))
     >>> queue.flatten().tolist(), pointer.item()
@@ -85,12 +85,12 @@ def enqueue(queue_qh: Tensor, pointer: Tensor, key_bh: Tensor) -> tuple[Tensor, 
 
 @dataclass(frozen=True)
 class QueryAndKey(View):
-    """One sentence of each pair for the encoder, and the other for the momentum encoder.
+    """One sentence of each pair for the encoder, the other for the momentum encoder.
 
-    Beside the encoder's inputs, which are the query's, it gives ``key_ids`` and ``key_mask``, ``(batch, length)``.
+    Provides the encoder's inputs of the query, and ``key_ids`` and ``key_mask`` of the key, ``(batch, length)``.
 
     Attributes:
-        max_length: Pieces kept of a sentence, special tokens included.
+        max_length: Maximum pieces per sentence, including special tokens.
         shuffle: Swap source and target in half of the pairs (see :func:`metaphrase.modeling.views.swapped`); otherwise the
             sources are the queries.
     """
@@ -101,7 +101,7 @@ class QueryAndKey(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids and masks of both sentences."""
+        """Build ids and masks of both sentences."""
         pairs = [(example["source"], example["target"]) for example in examples]
         if self.shuffle:
             pairs = [pair[::-1] if swapped(rng) else pair for pair, rng in zip(pairs, rngs, strict=True)]
@@ -115,19 +115,19 @@ class QueryAndKey(View):
 
 
 class MomentumHead(nn.Module):
-    """The projection, what follows encoder and projection by momentum, and the queue of past keys.
+    """The projection, the momentum copies of encoder and projection, and the queue of past keys.
 
     Args:
         config: The encoder's configuration.
-        pooling: How a sentence's embedding is made of its token states: ``"cls"`` or ``"mean"``.
-        projection_size: Width of the projection; None leaves it out.
-        bias: Whether the projection's layers have biases.
-        queue_size: Keys in the queue.
-        normalize: What is scaled to length 1: the pooled state ``"h"``, its projection ``"z"``, or ``"both"``.
+        pooling: Pooling of token states: ``"cls"`` or ``"mean"``.
+        projection_size: Width of the projection; None disables it.
+        bias: Whether the layers of the projection have biases.
+        queue_size: Number of keys in the queue.
+        normalize: What to normalise: the pooled state ``"h"``, its projection ``"z"``, or ``"both"``.
 
     Attributes:
         queue_qh: Keys of past batches, shape ``(queue, projection)``.
-        pointer: Place of the oldest of them.
+        pointer: Position of the oldest key.
     """
 
     queue_qh: Tensor
@@ -151,28 +151,28 @@ class MomentumHead(nn.Module):
         if projection_size is not None:
             first, last = nn.Linear(hidden, hidden), nn.Linear(hidden, projection_size)
             for layer in (first, last):
-                layer.bias.requires_grad_(bias)  # biases start at zero, and stay there where there should be none
+                layer.bias.requires_grad_(bias)  # biases start at zero; frozen ones stay zero
             self.projection = nn.Sequential(first, nn.ReLU(), last)
         self.momentum_projection = copy.deepcopy(self.projection).requires_grad_(False)
-        with torch.device("meta"):  # it becomes a copy of the encoder, or is loaded
+        with torch.device("meta"):  # replaced by a copy of the encoder, or loaded
             self.momentum_encoder = frozen(AutoModel.from_config(config))
         self.register_buffer("queue_qh", torch.zeros(queue_size, projection_size or hidden))
         self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:
-        """Start from the encoder, and from a queue of random directions, the same in every process."""
+        """Copy the encoder, and fill the queue with random directions that are the same in every process."""
         self.momentum_encoder = frozen(copy.deepcopy(sources.encoder))
         self.momentum_projection.load_state_dict(self.projection.state_dict())
         random_qh = torch.randn(self.queue_qh.shape, generator=torch.Generator().manual_seed(0))
         self.queue_qh.copy_(F.normalize(random_qh, dim=1))
 
     def query(self, tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
-        """Embeddings of sentences that the encoder encoded.
+        """Embed sentences from the states of the trained encoder.
 
         Args:
             tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
-            mask_bl: True at real pieces.
+            mask_bl: True at tokens, false at padding.
 
         Returns:
             Shape ``(batch, projection)``.
@@ -181,11 +181,11 @@ class MomentumHead(nn.Module):
 
     @torch.no_grad()
     def key(self, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
-        """Embeddings that the momentum encoder makes of sentences; without gradient, and without padding where it can.
+        """Embed sentences with the momentum encoder, without gradient, and without padding if supported.
 
         Args:
             ids_bl: Piece ids, shape ``(batch, length)``.
-            mask_bl: True at real pieces.
+            mask_bl: True at tokens, false at padding.
 
         Returns:
             Shape ``(batch, projection)``.
@@ -201,15 +201,15 @@ class MomentumHead(nn.Module):
         return embedding_bh if self.normalize == "h" else F.normalize(embedding_bh, dim=-1)
 
     def enqueue(self, key_bh: Tensor) -> None:
-        """Put this step's keys, those of all processes, in the place of the oldest."""
+        """Replace the oldest keys by those of this step, from all processes."""
         self.queue_qh, self.pointer = enqueue(self.queue_qh, self.pointer, gather_with_gradient(key_bh))
 
     @torch.no_grad()
     def follow(self, encoder: PreTrainedModel, momentum: float) -> None:
-        """``θ_k ← m θ_k + (1 − m) θ_q``, for all parameters that are trained.
+        """Update all trained parameters by ``θ_k ← m θ_k + (1 − m) θ_q``.
 
         Args:
-            encoder: The encoder that is trained.
+            encoder: The trained encoder.
             momentum: m.
 
         Reference: Pan et al. 2021 (PPA), equation 1.
@@ -222,28 +222,30 @@ class MomentumHead(nn.Module):
 
 
 class MomentumContrast(Objective):
-    """Each sentence must tell its translation from a queue of sentences of past batches, in all languages.
+    """Each sentence must distinguish its translation from a queue of sentences of past batches, in all languages.
 
-    The translations (keys) are encoded by an encoder that follows the trained one slowly; neither it nor the projection is
-    part of a release. In training a batch's keys join the queue after the batch was scored; in evaluation they do not.
+    The translations (keys) are encoded by a momentum encoder, a moving average of the trained one. Neither it nor the
+    projection is part of a release. In training, the keys of a batch join the queue after the loss is computed; in evaluation
+    they do not.
 
     Args:
-        max_length: Pieces kept of a sentence.
+        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ.
-        queue_size: Keys in the queue, K. It starts with random directions, which ``queue_size / batch`` batches replace.
-        momentum: m, how much of itself the momentum encoder keeps in an optimiser step.
+        queue_size: Number of keys in the queue, K. It starts with random directions, which ``queue_size / batch`` batches
+            replace.
+        momentum: m, the share of its parameters that the momentum encoder keeps in an optimiser step.
         projection_size: Width of the projection ``W₂ ReLU(W₁ h)``; None contrasts the sentence embeddings themselves.
-        bias: Give the projection biases, as MoCo does; equation 2 shows none.
-        normalize: What is scaled to length 1: the sentence embedding ``"h"`` (as the text says), its projection ``"z"``
-            (MoCo), or ``"both"``.
-        shuffle: Random input shuffling: in half of the pairs the target is the query and the source the key. False makes
-            the sources queries.
+        bias: Whether the projection has biases, as in MoCo; equation 2 shows none.
+        normalize: What to normalise: the sentence embedding ``"h"`` (the text), its projection ``"z"`` (MoCo), or
+            ``"both"``.
+        shuffle: Random input shuffling: in half of the pairs, the target is the query and the source the key. Otherwise
+            the sources are the queries.
         denominator: See :func:`momentum_contrast`.
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: :class:`TranslationRanking` takes its negatives from the batch, with gradient. To show TLM the sentences
-    in the same order, give it ``order: shuffled``.
+    Relations: :class:`TranslationRanking` takes its negatives from the batch, with gradient. With ``order: shuffled``, TLM
+    sees the sentences in the same order.
 
     Reference: Pan et al. 2021 (PPA), section 2.1; the queue is that of He et al. 2020 (MoCo), algorithm 1.
     """
@@ -273,11 +275,13 @@ class MomentumContrast(Objective):
     ) -> None:
         super().__init__(max_length=max_length)
         if not 0 <= momentum <= 1:
-            raise ValueError(f"The momentum of 'moco' is between 0 and 1, not {momentum}.")
+            raise ValueError(f"The momentum of 'moco' must be between 0 and 1, but is {momentum}.")
         if normalize not in ("both", "h", "z"):
-            raise ValueError(f"normalize is 'both', 'h' or 'z', not {normalize!r}.")
+            raise ValueError(f"The normalize of 'moco' must be 'both', 'h' or 'z', but is {normalize!r}.")
         if denominator not in ("positive_and_queue", "queue"):
-            raise ValueError(f"A denominator is 'positive_and_queue' or 'queue', not {denominator!r}.")
+            raise ValueError(
+                f"The denominator of 'moco' must be 'positive_and_queue' or 'queue', but is {denominator!r}."
+            )
         self.temperature = temperature
         self.queue_size = queue_size
         self.momentum = momentum
@@ -288,20 +292,24 @@ class MomentumContrast(Objective):
         self.view = QueryAndKey("query-and-key", max_length, shuffle)
 
     def views(self) -> tuple[View, ...]:
-        """Query and key of each pair."""
+        """Return the view of queries and keys."""
         return (self.view,)
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """How queries and keys are pooled: as the model pools."""
+        """Return the pooling of queries and keys, which is that of the model.
+
+        Raises:
+            ValueError: The pooling mode is not ``"cls"`` or ``"mean"``.
+        """
         if sources.pooling not in ("cls", "mean"):
             raise ValueError(
-                f"'moco' pools keys by 'cls' or 'mean', but this encoder pools by {sources.pooling!r}. Load it with "
-                "pooling='cls' or pooling='mean'."
+                f"'moco' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
+                "with pooling='cls' or pooling='mean'."
             )
         return {"pooling": sources.pooling}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """Projection, momentum encoder and queue."""
+        """Build projection, momentum encoder and queue."""
         return MomentumHead(
             config,
             projection_size=self.projection_size,
@@ -312,11 +320,11 @@ class MomentumContrast(Objective):
         )
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy the encoder, and draw the queue."""
+        """Copy the encoder and draw a random queue."""
         self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar contrastive loss; in training the keys join the queue."""
+        """Compute the contrastive loss; in training the keys join the queue."""
         pair = encodings[self.view.name]
         query_bh = self.head.query(pair.tokens_blh, pair.mask_bl)
         key_bh = self.head.key(pair.features["key_ids"], pair.features["key_mask"].bool())
@@ -328,5 +336,5 @@ class MomentumContrast(Objective):
         return loss
 
     def after_step(self, encoder: PreTrainedModel) -> None:
-        """Let the momentum encoder and projection follow."""
+        """Update the momentum encoder and the momentum projection."""
         self.head.follow(encoder, self.momentum)

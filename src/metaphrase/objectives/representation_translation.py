@@ -1,4 +1,4 @@
-"""RTL: representation translation learning, the token-level half of DAP."""
+"""RTL: representation translation learning, the token-level objective of DAP."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
@@ -23,9 +24,9 @@ from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHe
 
 @dataclass(frozen=True)
 class ReconstructedSlots(View):
-    """Which target slots are masked when only a share ρ of them is to be reconstructed.
+    """Selection of the target slots to reconstruct, for a reconstruction ratio ρ below 1.
 
-    Gives ``masked``, shape ``(batch, max_length)``, 1 where a slot is masked.
+    Provides ``masked``, boolean, shape ``(batch, max_length)``, true at masked slots.
     """
 
     encoded: ClassVar[bool] = False
@@ -35,25 +36,25 @@ class ReconstructedSlots(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """One draw for each slot."""
+        """Draw each slot independently."""
         masked_bl = np.stack([rng.random(self.max_length) < self.ratio for rng in rngs])
         return {"masked": torch.from_numpy(masked_bl)}
 
 
 class ReconstructionHead(nn.Module):
-    """K layers over ``[source states ; masks]`` that translate the states into the other sentence's pieces.
+    """K layers over ``[source states ; masks]`` that translate the states into the pieces of the other sentence.
 
-    The layers, position embeddings and embedding norm are copies of the encoder's own. The first slot of either side is
-    no part of the sequence: neither may be attended and neither is predicted.
+    The layers, position embeddings and embedding norm are copies of the encoder's. The first slot of each side is not part of
+    the sequence: it is neither visible to attention nor predicted.
 
     Args:
         config: The encoder's configuration.
         layers: K.
-        positions: ``"single"`` adds a position embedding once: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to
-            the masks. ``"double"`` is the released code's double pass: masks first go through the embedding layer with
-            positions ``0, 1, …`` and then, with all, a second time.
-        offset: Position of the first target slot, fixed so that padding changes nothing.
-        languages: Languages that a learned embedding tells the masks apart by; none without.
+        positions: ``"single"`` adds one position embedding: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to the
+            slots. ``"double"`` follows the released code: masks pass through the embedding layer at positions ``0, 1, …``,
+            then states and slots pass through it together (see :meth:`fill_slots`).
+        offset: Position of the first target slot, fixed so that padding does not change the loss.
+        languages: Languages with a learned embedding that is added to the slots; empty for none.
         vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
@@ -69,14 +70,11 @@ class ReconstructionHead(nn.Module):
     ) -> None:
         super().__init__()
         settings = {**config.to_dict(), "num_hidden_layers": layers, "vocab_size": (config.pad_token_id or 0) + 1}
-        settings |= {"bos_token_id": None, "eos_token_id": None}  # ids that the stub of a vocabulary does not hold
+        settings |= {"bos_token_id": None, "eos_token_id": None}  # ids beyond the reduced vocabulary
         settings.pop("model_type", None)
-        self.layers: PreTrainedModel = AutoModel.from_config(
-            AutoConfig.for_model(config.model_type, **settings), attn_implementation="sdpa"
-        )
-        if getattr(self.layers, "pooler", None) is not None:
-            self.layers.pooler = None
-        self.layers.get_input_embeddings().weight.requires_grad_(False)  # states and masks come as embeddings
+        shape = AutoConfig.for_model(config.model_type, **settings)
+        self.layers: PreTrainedModel = remove_pooler(AutoModel.from_config(shape, attn_implementation="sdpa"))
+        self.layers.get_input_embeddings().weight.requires_grad_(False)  # unused: the inputs are embeddings
         if can_pack(self.layers):
             self.layers.set_attn_implementation(ATTENTION)
         self.positions = positions
@@ -87,7 +85,7 @@ class ReconstructionHead(nn.Module):
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:
-        """Copy the encoder's last layers, embedding layer and mask embedding."""
+        """Copy the encoder's last layers, its embedding layer and its mask embedding."""
         words = self.layers.get_input_embeddings().weight
         theirs = sources.encoder.state_dict()
         skipped = sources.encoder.config.num_hidden_layers - self.layers.config.num_hidden_layers
@@ -99,30 +97,69 @@ class ReconstructionHead(nn.Module):
         self.mask_h.copy_(sources.encoder.get_input_embeddings().weight[sources.tokenizer.mask_token_id])
         self.vocabulary.fill(sources)
 
-    def forward(
-        self, source_bsh: Tensor, source_mask_bs: Tensor, slots_bth: Tensor, slot_mask_bt: Tensor, labels_bt: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """States and labels of the scored target slots.
+    def fill_slots(
+        self, shape: tuple[int, int], masked_bt: Tensor | None, target_bth: Tensor | None, language_b: Tensor | None
+    ) -> Tensor:
+        """Fill the target slots with mask embeddings, or with states where a slot is not masked.
+
+        With positions ``"single"``, the language vector is added to the masks. With ``"double"``, the masks pass through
+        the embedding layer, the states do not, and the language vector is added to all slots after this pass.
 
         Args:
-            source_bsh: Encoder states of the sentence that is read, shape ``(batch, source, hidden)``.
-            source_mask_bs: True at its real pieces.
-            slots_bth: What stands in the target slots (mask embeddings, or states where ρ < 1), shape
-                ``(batch, target, hidden)``.
-            slot_mask_bt: True at real slots.
+            shape: ``(batch, target)``.
+            masked_bt: True at masked slots; None masks all.
+            target_bth: States of the reconstructed sentences, required with ``masked_bt``.
+            language_b: Code of each reconstructed sentence's language, required if the head has language embeddings.
+
+        Returns:
+            Shape ``(batch, target, hidden)``.
+        """
+        slots_bth = self.mask_h.expand(*shape, -1)
+        language_b1h: Any = 0.0
+        if self.languages is not None:
+            assert language_b is not None
+            language_b1h = self.languages(language_b)[:, None]
+        if self.positions == "double":
+            position_t = first_position(self.layers) + torch.arange(shape[1], device=slots_bth.device)
+            slots_bth = self.layers.embeddings(inputs_embeds=slots_bth, position_ids=position_t[None])
+        else:
+            slots_bth = slots_bth + language_b1h
+        if masked_bt is not None:
+            assert target_bth is not None
+            slots_bth = torch.where(masked_bt[..., None], slots_bth, target_bth)
+        return slots_bth + language_b1h if self.positions == "double" else slots_bth
+
+    def forward(
+        self,
+        source_bsh: Tensor,
+        source_mask_bs: Tensor,
+        slots_bth: Tensor,
+        slot_mask_bt: Tensor,
+        labels_bt: Tensor,
+        *,
+        slots_first: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the states and labels of the scored target slots.
+
+        Args:
+            source_bsh: Encoder states of the sentence to read, shape ``(batch, source, hidden)``.
+            source_mask_bs: True at tokens, false at padding.
+            slots_bth: Contents of the target slots (see :meth:`fill_slots`), shape ``(batch, target, hidden)``.
+            slot_mask_bt: True at slots, false at padding.
             labels_bt: Pieces to predict, ``UNSCORED`` elsewhere.
+            slots_first: Number the positions of the slots from 0 and those of the states from ``offset``.
 
         Returns:
             ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
         """
         source, target = source_bsh.shape[1], slots_bth.shape[1]
-        first = first_position(self.layers)
-        own_t = torch.arange(1, target, device=source_bsh.device)
-        position_l = first + torch.cat([torch.arange(1, source, device=own_t.device), self.offset + own_t])
-        slots_bth = slots_bth[:, 1:]
-        if self.positions == "double":
-            slots_bth = self.layers.embeddings(inputs_embeds=slots_bth, position_ids=(first + own_t)[None])
-        inputs_blh = torch.cat([source_bsh[:, 1:], slots_bth], dim=1)
+        starts = (self.offset, 0) if slots_first else (0, self.offset)
+        positions = [
+            torch.arange(start + 1, start + length, device=source_bsh.device)
+            for start, length in zip(starts, (source, target), strict=True)
+        ]
+        position_l = first_position(self.layers) + torch.cat(positions)
+        inputs_blh = torch.cat([source_bsh[:, 1:], slots_bth[:, 1:]], dim=1)
         mask_bl = torch.cat([source_mask_bs[:, 1:], slot_mask_bt[:, 1:]], dim=1)
         unscored_bs = labels_bt.new_full((len(labels_bt), source - 1), UNSCORED)
         labels_bl = torch.cat([unscored_bs, labels_bt[:, 1:]], dim=1).masked_fill(~mask_bl, UNSCORED)
@@ -151,41 +188,39 @@ def representation_translation(
     masked_bt: Tensor | None = None,
     target_bth: Tensor | None = None,
     language_b: Tensor | None = None,
+    slots_first: bool = False,
 ) -> Tensor:
     """Reconstruct the pieces of one sentence from the states of its translation.
 
-    Every target slot holds a mask embedding; the head attends to the source states and the masks, never to either
-    sentence's first token, and each piece but the first, the closing separator included, is predicted at its slot. The
-    loss is the mean over all predicted pieces of the batch.
+    Every target slot holds a mask embedding. The head attends to the source states and the masks, but not to the first token
+    of either sentence. Each piece except the first, including the closing separator, is predicted at its slot. The loss is
+    the mean over all predicted pieces of the batch.
 
     Args:
         head: The K layers and the vocabulary projection.
-        source_bsh: States of the sentences that are read, shape ``(batch, source, hidden)``.
-        source_mask_bs: True at their real pieces.
-        target_ids_bt: Pieces of the sentences that are reconstructed, shape ``(batch, target)``.
-        target_mask_bt: True at their real pieces.
+        source_bsh: States of the sentences to read, shape ``(batch, source, hidden)``.
+        source_mask_bs: True at tokens, false at padding.
+        target_ids_bt: Pieces of the sentences to reconstruct, shape ``(batch, target)``.
+        target_mask_bt: True at tokens, false at padding.
         table_vh: The encoder's input embeddings, for tied heads.
-        masked_bt: True at the slots that are masked and predicted (reconstruction ratio ρ < 1); the other slots hold
-            ``target_bth``. None masks all.
-        target_bth: Encoder states of the reconstructed sentences, needed with ``masked_bt``.
-        language_b: Code of each reconstructed sentence's language, where the head knows languages.
+        masked_bt: True at slots to mask and predict (reconstruction ratio ρ < 1); the other slots hold ``target_bth``. None
+            masks all slots.
+        target_bth: Encoder states of the sentences to reconstruct, required with ``masked_bt``.
+        language_b: Code of each reconstructed sentence's language, required if the head has language embeddings.
+        slots_first: Number the positions of the slots from 0 and those of the source states from the head's ``offset``.
 
     Returns:
-        Scalar; a zero with a graph where nothing is predicted.
+        Scalar; a zero with a graph if nothing is predicted.
 
-    Reference: Li et al. 2023 (DAP), section 3.3, equation 6; the slots, labels and blocked positions that the text
-    leaves open follow the released code.
+    Reference: Li et al. 2023 (DAP), section 3.3, equation 6. Slots, labels and blocked positions, which the paper leaves
+    open, follow the released code.
     """
-    slots_bth = head.mask_h.expand(*target_ids_bt.shape, -1)
-    if head.languages is not None:
-        assert language_b is not None
-        slots_bth = slots_bth + head.languages(language_b)[:, None]
-    labels_bt = target_ids_bt
-    if masked_bt is not None:
-        assert target_bth is not None
-        slots_bth = torch.where(masked_bt[..., None], slots_bth, target_bth)
-        labels_bt = labels_bt.masked_fill(~masked_bt, UNSCORED)
-    hidden_nh, labels_n = head(source_bsh, source_mask_bs, slots_bth, target_mask_bt, labels_bt)
+    batch, length = target_ids_bt.shape
+    slots_bth = head.fill_slots((batch, length), masked_bt, target_bth, language_b)
+    labels_bt = target_ids_bt if masked_bt is None else target_ids_bt.masked_fill(~masked_bt, UNSCORED)
+    hidden_nh, labels_n = head(
+        source_bsh, source_mask_bs, slots_bth, target_mask_bt, labels_bt, slots_first=slots_first
+    )
     return head.vocabulary(hidden_nh, labels_n, table_vh)
 
 
@@ -193,20 +228,20 @@ class RepresentationTranslation(Objective):
     """Translate the token states of one sentence into the pieces of the other.
 
     Args:
-        max_length: Pieces kept of a sentence, and position of the first target slot.
-        layers: K, layers of the head, copied from the encoder's last.
+        max_length: Maximum pieces per sentence, and position of the first target slot.
+        layers: K, the number of layers of the head, copied from the last layers of the encoder.
         direction: ``"source_to_target"`` reconstructs the target (xx→en, DAP), ``"target_to_source"`` the source, and
-            ``"both"`` the source in the first half of the batch, the target in the second.
-        ratio: Reconstruction ratio ρ. Below 1, slots that are not masked hold the sentence's own states.
-        positions: ``"single"`` or the released code's ``"double"`` pass (see :class:`ReconstructionHead`).
+            ``"both"`` the source in the first half of the batch and the target in the second.
+        ratio: Reconstruction ratio ρ. Below 1, slots that are not masked hold the states of the same sentence.
+        positions: ``"single"``, or ``"double"`` for the two passes of the released code (see :class:`ReconstructionHead`).
         vocabulary: ``"tied"``, ``"untied"`` or ``"english"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
         language_embeddings: Add an embedding of the reconstructed sentence's language to its slots.
 
     Inputs: the columns ``source`` and ``target``; with language embeddings also ``source_lang`` and ``target_lang``.
 
-    Relations: :class:`TranslationLanguageModeling` predicts pieces from both sentences at once and needs another pass
-    of the encoder; RTL reads the states that the ranking made anyway.
+    Relations: :class:`TranslationLanguageModeling` predicts pieces from both sentences at once and requires another pass of
+    the encoder; RTL reads the states that the ranking computes.
 
     Reference: Li et al. 2023 (DAP), sections 3.3 and 5.1.
     """
@@ -230,15 +265,15 @@ class RepresentationTranslation(Objective):
         super().__init__(max_length=max_length)
         if direction not in ("source_to_target", "target_to_source", "both"):
             raise ValueError(
-                f"RTL's direction is 'source_to_target', 'target_to_source' or 'both', but got {direction!r}."
+                f"RTL's direction must be 'source_to_target', 'target_to_source' or 'both', but is {direction!r}."
             )
         if vocabulary == "english" and direction != "source_to_target":
             raise ValueError(
-                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {direction!r} predicts the "
-                "source's too. Use 'tied' or 'untied'."
+                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {direction!r} also predicts "
+                "those of the source. Use 'tied' or 'untied'."
             )
         if not 0.0 <= ratio <= 1.0:
-            raise ValueError(f"RTL's reconstruction ratio lies between 0 and 1, but got {ratio}.")
+            raise ValueError(f"RTL's reconstruction ratio must be between 0 and 1, but is {ratio}.")
         self.layers = layers
         self.direction = direction
         self.ratio = ratio
@@ -248,17 +283,17 @@ class RepresentationTranslation(Objective):
         self.language_embeddings = language_embeddings
 
     def views(self) -> tuple[View, ...]:
-        """Both sides, and the masked slots where ρ < 1."""
+        """Return both sides, and the masked slots if ρ < 1."""
         sides: tuple[View, ...] = (source_view(self.max_length), target_view(self.max_length))
         if self.ratio < 1:
             sides += (ReconstructedSlots("reconstructed-slots", self.ratio, self.max_length),)
         return sides
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Shape of the vocabulary head and languages of the corpus.
+        """Return the shape of the vocabulary head and the languages of the corpus.
 
         Raises:
-            ValueError: The encoder has fewer layers or positions than the head needs, or no language is known.
+            ValueError: The encoder has too few layers or positions for the head, or the languages are unknown.
         """
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
@@ -267,20 +302,20 @@ class RepresentationTranslation(Objective):
         needed = 2 * self.max_length + first_position(sources.encoder)
         if positions is not None and needed > positions:
             raise ValueError(
-                f"RTL's head needs {needed} positions for two sentences of {self.max_length} pieces, but the encoder "
+                f"RTL's head requires {needed} positions for two sentences of {self.max_length} pieces, but the encoder "
                 f"has {positions}. Lower max_length."
             )
         languages = sources.languages if self.language_embeddings else ()
         if self.language_embeddings and not languages:
             raise ValueError(
-                "RTL's language embeddings need the languages of the corpus, but none is known. Pass `languages` to "
+                "RTL's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
                 "AlignmentLoss, or set language_embeddings to false."
             )
         vocabulary = VocabularyHead.settings(sources, self.vocabulary, self.transform)
         return {"languages": list(languages), "vocabulary": vocabulary}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """The K layers, the masks and the vocabulary projection."""
+        """Build the K layers, the mask embedding and the vocabulary projection."""
         return ReconstructionHead(
             config, layers=self.layers, positions=self.positions, offset=self.max_length, **settings
         )
@@ -290,19 +325,28 @@ class RepresentationTranslation(Objective):
         self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar reconstruction loss."""
+        """Compute the reconstruction loss."""
         source, target = encodings["source"], encodings["target"]
         masked_bl = encodings["reconstructed-slots"].features["masked"] if self.ratio < 1 else None
+        slots_first = self.positions == "double"  # the released code concatenates source and target in this order
         half = len(source.ids_bl) // 2
         if self.direction == "source_to_target" or (self.direction == "both" and not half):
             return self._reconstruct(target, source, masked_bl, slice(None))
         if self.direction == "target_to_source":
-            return self._reconstruct(source, target, masked_bl, slice(None))
-        first = self._reconstruct(source, target, masked_bl, slice(0, half))
+            return self._reconstruct(source, target, masked_bl, slice(None), slots_first=slots_first)
+        first = self._reconstruct(source, target, masked_bl, slice(0, half), slots_first=slots_first)
         second = self._reconstruct(target, source, masked_bl, slice(half, None))
         return (first + second) / 2
 
-    def _reconstruct(self, wanted: Encoding, read: Encoding, masked_bl: Tensor | None, rows: slice) -> Tensor:
+    def _reconstruct(
+        self,
+        wanted: Encoding,
+        read: Encoding,
+        masked_bl: Tensor | None,
+        rows: slice,
+        *,
+        slots_first: bool = False,
+    ) -> Tensor:
         length = wanted.ids_bl.shape[1]
         return representation_translation(
             self.head,
@@ -314,4 +358,5 @@ class RepresentationTranslation(Objective):
             masked_bt=None if masked_bl is None else masked_bl[rows, :length],
             target_bth=wanted.tokens_blh[rows],
             language_b=wanted.features["language"][rows],
+            slots_first=slots_first,
         )

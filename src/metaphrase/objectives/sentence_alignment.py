@@ -1,4 +1,4 @@
-"""SA: sentence alignment, the sentence-level half of AMBER."""
+"""SA: sentence alignment, the sentence-level objective of AMBER."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ Candidates = Literal["targets", "both"]
 def sentence_alignment(
     source_bh: Tensor, target_bh: Tensor, *, candidates_ph: Tensor | None = None, offset: int = 0
 ) -> Tensor:
-    """Each source must pick out its translation by an unnormalised dot product.
+    """Each source must identify its translation by an unnormalised dot product.
 
-    ``-log exp(c_x · c_y) / Σ_y' exp(c_x · c_y')``, averaged over the batch and computed in float32 or wider: the products
-    grow with the squared length of the embeddings.
+    ``-log exp(c_x · c_y) / Σ_y' exp(c_x · c_y')``, averaged over the batch. Computed in float32 or wider, because the
+    products grow with the squared length of the embeddings.
 
     Args:
         source_bh: Embeddings ``c_x``, shape ``(batch, hidden)``.
         target_bh: Embeddings of the targets, shape ``(pool, hidden)``; row ``offset + i`` translates source row ``i``.
-        candidates_ph: All sources, in the order of the targets, as further candidates: row ``offset + i`` is source
-            ``i`` itself, which it need not tell from its translation. Shape ``(pool, hidden)``; None ranks the targets alone.
-        offset: Position in the pool of the first source's translation.
+        candidates_ph: All sources, in the order of the targets, as additional candidates, shape ``(pool, hidden)``. Row
+            ``offset + i`` is source ``i`` itself and excluded from its own candidates. None ranks the targets only.
+        offset: Position in the pool of the translation of the first source.
 
     Returns:
         Scalar loss.
@@ -56,22 +56,21 @@ def sentence_alignment(
 
 
 class SentenceAlignment(Objective):
-    """Each source sentence must pick out its translation among the batch, by the mean of its token states.
+    """Each source sentence must identify its translation in the batch by the mean of its token states.
 
-    The embedding is that mean whatever the model pools, so a model that is trained with it should pool ``"mean"``.
+    The embedding is this mean whatever the pooling of the model, so the model should use mean pooling.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        exclude_specials: Average over the pieces of the sentence alone; otherwise the special tokens count too, as in
-            mean pooling.
-        candidates: ``"targets"``: the candidates are the targets of the batch. ``"both"``: its sources too, except the
-            one that asks (the paper lets them be "any sentence in any language").
+        max_length: Maximum pieces per sentence.
+        exclude_specials: Average over the pieces of the sentence without special tokens; mean pooling includes them.
+        candidates: ``"targets"``: the targets of the batch. ``"both"``: also its sources, except the query (the paper allows
+            "any sentence in any language").
         gather: Rank against the sentences of all processes, with gradient.
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: :class:`TranslationRanking` with ``similarity="dot"`` and ``temperature=1`` is the same ranking of the
-    model's own sentence embeddings.
+    Relations: :class:`TranslationRanking` with ``similarity="dot"`` and ``temperature=1`` is the same ranking of the model's
+    sentence embeddings.
 
     Reference: Hu et al. 2021 (AMBER), section 2, equations 2 and 3.
     """
@@ -97,27 +96,27 @@ class SentenceAlignment(Objective):
     ) -> None:
         super().__init__(max_length=max_length)
         if candidates not in ("targets", "both"):
-            raise ValueError(f"The candidates of 'sa' are 'targets' or 'both', not {candidates!r}.")
+            raise ValueError(f"The candidates of 'sa' must be 'targets' or 'both', but are {candidates!r}.")
         self.exclude_specials = exclude_specials
         self.candidates = candidates
         self.gather = gather
 
     def views(self) -> tuple[View, ...]:
-        """Both sides."""
+        """Return both sides."""
         return source_view(self.max_length), target_view(self.max_length)
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """None; it says where the model would pool what is not trained."""
+        """Warn if the pooling of the model is not the mean that the objective trains."""
         if sources.pooling != "mean":
             logger.warning(
-                "'sa' trains the mean of a sentence's token states, but this model pools %r. Give it mean pooling "
+                "'sa' trains the mean of the token states, but this model uses %r pooling. Use mean pooling "
                 "(`--pooling mean`).",
                 sources.pooling,
             )
         return {}
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar ranking loss."""
+        """Compute the ranking loss."""
         source_bh, target_bh = (self._embed(encodings[side]) for side in ("source", "target"))
         gather = gather_with_gradient if self.gather else lambda tensor: tensor
         pool_ph = gather(target_bh)
@@ -127,6 +126,6 @@ class SentenceAlignment(Objective):
 
     def _embed(self, sentence: Encoding) -> Tensor:
         mask_bl = sentence.mask_bl
-        if self.exclude_specials:  # a sentence begins and ends with a special token
+        if self.exclude_specials:  # the first and the last token are special
             mask_bl = F.pad(mask_bl[:, 2:], (1, 1))
         return mean_pooled(sentence.tokens_blh, mask_bl)

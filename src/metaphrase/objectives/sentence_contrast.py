@@ -1,4 +1,4 @@
-"""Sentence-level contrasting, the coarsest of MGC's three granularities."""
+"""Sentence-level contrast, the coarsest of the three granularities of MGC."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from metaphrase.objectives.word_contrast import MGC_CITATION
 
 BackTranslation = Literal["auto", "sample", "all", "none"]
 
-#: What stands between the back-translations of one sentence.
+#: Separator of the back-translations of a sentence.
 SEPARATOR = " ||| "
 
 
 @dataclass(frozen=True)
 class BackTranslations(View):
-    """Back-translations of both sides, one drawn from each sentence's alternatives, for the sentences that get one.
+    """Back-translations of both sides, sampled from the alternatives of each sentence.
 
-    Beside the encoder's inputs, whose rows are those sentences alone, it gives their ``language`` and ``source_row`` and
-    ``target_row``, ``(batch,)``: the row of each sentence's back-translation, -1 where the original stands. A batch
-    without any has one row of special tokens.
+    The rows of the encoder's inputs are the sampled back-translations only. Also provides their ``language``, and
+    ``source_row`` and ``target_row``, ``(batch,)``: the row of each sentence's back-translation, or -1 if the original is
+    used. A batch without back-translations has one row of special tokens.
 
     Attributes:
-        max_length: Pieces kept of a sentence, special tokens included.
-        share: Probability that a sentence gets one, on either side by itself. A sentence that has none never does.
+        max_length: Maximum pieces per sentence, including special tokens.
+        share: Probability of a back-translation, independent for each side. A sentence without alternatives has none.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("source_bt", "target_bt")
@@ -45,7 +45,7 @@ class BackTranslations(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids, mask and language of what was drawn, and where it stands."""
+        """Build ids, mask and language of the sampled back-translations, and their rows."""
         draws = [rng.random((2, 2)) for rng in rngs]
         texts: list[str] = []
         codes: list[int] = []
@@ -70,29 +70,29 @@ class BackTranslations(View):
 
 @dataclass(frozen=True)
 class OptionalBackTranslations(BackTranslations):
-    """The same for a corpus that may have no back-translations at all."""
+    """Back-translations of a corpus whose columns are optional."""
 
     columns: ClassVar[tuple[str, ...]] = ()
 
 
 class SentenceContrast(Objective):
-    """Each sentence must pick out its translation among the batch, by mean-pooled states and with noisy positives.
+    """Each sentence must identify its translation in the batch, by mean-pooled states and with noisy positives.
 
     Args:
-        max_length: Pieces kept of a sentence.
+        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ.
-        back_translation: ``"sample"`` contrasts one pair (x′, y′) for each example, drawn from
-            {x, x̂} × {y, ŷ}; ``"all"`` sums the losses of the four combinations; ``"none"`` contrasts the originals (the
-            ablation BIPAIR); ``"auto"`` samples where the corpus has back-translations.
-        gather: Contrast with the sentences of all processes, with gradient. The paper's negatives are those of the batch
-            that one process encodes at a time: accumulating gradients adds none.
+        back_translation: ``"sample"`` contrasts one pair (x′, y′) per example, sampled from {x, x̂} × {y, ŷ}; ``"all"`` sums
+            the losses of the four combinations; ``"none"`` contrasts the originals (the ablation BIPAIR); ``"auto"``
+            samples if the corpus has back-translations.
+        gather: Contrast with the sentences of all processes, with gradient. The paper's negatives are those of the batch of
+            one process; gradient accumulation adds none.
 
-    Inputs: the columns ``source`` and ``target``; for ``"sample"`` and ``"all"`` also ``source_bt``,
-    translations of the target, and ``target_bt``, translations of the source (``scripts/back_translate.py`` fills them),
-    several separated by ``" ||| "``. A sentence without any stands for itself.
+    Inputs: the columns ``source`` and ``target``; for ``"sample"`` and ``"all"`` also ``source_bt``, translations of the
+    target, and ``target_bt``, translations of the source (see ``scripts/back_translate.py``). Alternatives are separated by
+    ``" ||| "``. A sentence without back-translations is used as it is.
 
     Relations: :class:`TranslationRanking` ranks the embeddings as the model pools them; :class:`WordContrast` and
-    :class:`SpanContrast` are the finer two of MGC's granularities.
+    :class:`SpanContrast` are the finer granularities of MGC.
 
     Reference: Li et al. 2021 (MGC), section 2.4, equations 7 and 8. The loss is the mean of both directions.
     """
@@ -112,7 +112,9 @@ class SentenceContrast(Objective):
     ) -> None:
         super().__init__(max_length=max_length)
         if back_translation not in get_args(BackTranslation):
-            raise ValueError(f"Back-translation is 'auto', 'sample', 'all' or 'none', not {back_translation!r}.")
+            raise ValueError(
+                f"back_translation must be 'auto', 'sample', 'all' or 'none', but is {back_translation!r}."
+            )
         self.temperature = temperature
         self.back_translation: BackTranslation = back_translation
         self.gather = gather
@@ -121,12 +123,12 @@ class SentenceContrast(Objective):
         self.noisy = view(f"back-translations-{back_translation}", max_length, share)
 
     def views(self) -> tuple[View, ...]:
-        """Both sides, and the back-translations that take their places."""
+        """Return both sides and their back-translations."""
         originals = source_view(self.max_length), target_view(self.max_length)
         return originals if self.back_translation == "none" else (*originals, self.noisy)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss of the pairs, of back-translated ones too where there are any."""
+        """Compute the loss of the pairs, with back-translations where they are sampled."""
         sides = {
             side: [mean_pooled(encodings[side].tokens_blh, encodings[side].mask_bl)] for side in ("source", "target")
         }
@@ -142,7 +144,7 @@ class SentenceContrast(Objective):
         return torch.stack(losses).sum()
 
     def _contrast(self, source_bh: Tensor, target_bh: Tensor) -> Tensor:
-        """Loss of one choice of sentences, both directions; every process ranks the pairs of all."""
+        """Loss of one combination, both directions; every process ranks the pairs of all processes."""
         if self.gather:
             source_bh, target_bh = gather_with_gradient(source_bh), gather_with_gradient(target_bh)
         return translation_ranking(source_bh, target_bh, temperature=self.temperature, direction="symmetric")

@@ -1,4 +1,4 @@
-"""XTR: predict which pieces the other sentence holds from a sentence embedding, the token-level half of EMS."""
+"""XTR: predict the token distribution of the translation from a sentence embedding, the token-level objective of EMS."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
 
-#: Width of the embedding of the language to predict (the released code's).
+#: Width of the embedding of the language to predict, as in the released code.
 LANGUAGE_WIDTH = 128
 
 
 class DistributionHead(nn.Module):
-    """A distribution over the vocabulary from an embedding: ``softmax(W · LN(swish(D [l ; s])) + b)``.
+    """A distribution over the vocabulary from an embedding: ``softmax(W · LN(swish(D [LN(l) ; s])) + b)``.
+
+    The language vector ``l`` has LayerNorm and dropout, as in the released code.
 
     Args:
         config: The encoder's configuration.
-        languages: Languages that are told apart in ``l``; none leaves it out.
-        special_ids: Ids of pieces that are no part of a text.
+        languages: Languages with a vector ``l``; empty for none.
+        special_ids: Ids of special pieces, which are not predicted.
         vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
@@ -40,23 +42,26 @@ class DistributionHead(nn.Module):
         super().__init__()
         hidden = config.hidden_size
         self.languages = LanguageEmbedding(languages, LANGUAGE_WIDTH) if languages else None
+        self.language_norm = nn.LayerNorm(LANGUAGE_WIDTH, eps=1e-12) if languages else None
+        self.dropout = nn.Dropout(getattr(config, "hidden_dropout_prob", 0.1))
         width = hidden + (LANGUAGE_WIDTH if languages else 0)
         self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.LayerNorm(hidden, eps=1e-12))
         self.vocabulary = VocabularyHead(config, **vocabulary)
         self.register_buffer("special_ids", torch.tensor(special_ids))
 
     def forward(self, sentence_bh: Tensor, language_b: Tensor) -> Tensor:
-        """The states that are projected on the vocabulary.
+        """Compute the states to project on the vocabulary.
 
         Args:
-            sentence_bh: Embeddings, shape ``(batch, hidden)``.
+            sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
             language_b: Code of the language to predict, shape ``(batch,)``.
 
         Returns:
             Shape ``(batch, hidden)``.
         """
-        if self.languages is not None:
-            sentence_bh = torch.cat([self.languages(language_b), sentence_bh], dim=-1)
+        if self.languages is not None and self.language_norm is not None:
+            language_bh = self.dropout(self.language_norm(self.languages(language_b)))
+            sentence_bh = torch.cat([language_bh, sentence_bh], dim=-1)
         return self.mlp(sentence_bh)
 
 
@@ -67,11 +72,11 @@ def piece_frequencies(
 
     Args:
         ids_bl: Pieces, shape ``(batch, length)``.
-        counted_bl: True at pieces that count.
+        counted_bl: True at the pieces to count.
         dtype: Type of the frequencies.
 
     Returns:
-        ``rows_k``, ``labels_k`` and ``shares_k``: sentence, piece and frequency, once for each piece that a sentence holds.
+        ``rows_k``, ``labels_k`` and ``shares_k``: sentence, piece and frequency, once per distinct piece of a sentence.
 
     >>> [part.tolist() for part in piece_frequencies(torch.tensor([[5, 7, 5, 5]]), torch.ones(1, 4, dtype=torch.bool))]
     [[0, 0], [5, 7], [0.75, 0.25]]
@@ -92,21 +97,21 @@ def sentence_to_tokens(
     shares_k: Tensor,
     table_vh: Tensor,
 ) -> Tensor:
-    """Divergence of the predicted distribution over pieces from the true one.
+    """KL divergence of the predicted distribution over pieces from the true one.
 
-    ``Σ_v p log p - Σ_v p log q``, averaged over the sentences. Only the pieces with ``p > 0`` are ever listed.
+    ``Σ_v p log p - Σ_v p log q``, averaged over the sentences. Only pieces with ``p > 0`` are stored.
 
     Args:
-        head: Gives ``q``.
-        sentence_bh: Embeddings, shape ``(batch, hidden)``.
+        head: Predicts ``q``.
+        sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
         language_b: Code of the language to predict, shape ``(batch,)``.
-        rows_k: Embedding that each listed piece is to be predicted from (see :func:`piece_frequencies`).
+        rows_k: Row of the embedding from which each piece is predicted (see :func:`piece_frequencies`).
         labels_k: The pieces.
         shares_k: Their frequencies ``p``.
         table_vh: The encoder's input embeddings, for tied heads.
 
     Returns:
-        Scalar, from 0; a zero with a graph where no piece is listed.
+        Non-negative scalar; a zero with a graph if there are no pieces.
 
     Reference: Mao et al. 2024 (EMS), cross-lingual token-level reconstruction.
     """
@@ -117,23 +122,23 @@ def sentence_to_tokens(
 
 
 class SentenceToTokens(Objective):
-    """Predict the pieces of the other sentence, as a distribution, from a sentence embedding alone.
+    """Predict the pieces of the other sentence, as a distribution, from a sentence embedding only.
 
-    The sum of both directions. It costs one row of the vocabulary projection for a sentence, where objectives that predict
-    place by place need one for each piece.
+    The loss is the sum of both directions. It projects one state per sentence on the vocabulary; objectives that predict
+    position by position project one per piece.
 
     Args:
-        max_length: Pieces kept of a sentence.
+        max_length: Maximum pieces per sentence.
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        language_embeddings: Tell the head the language to predict.
+        language_embeddings: Provide the language to predict to the head.
 
     Inputs: the columns ``source`` and ``target``; with language embeddings also ``source_lang`` and ``target_lang``.
 
-    Relations: :class:`RepresentationTranslation` predicts the other sentence too, but place by place, from the states of
-    all pieces, and never touches the sentence embedding.
+    Relations: :class:`RepresentationTranslation` predicts the other sentence position by position, from the states of all
+    pieces, and does not use the sentence embedding.
 
-    Reference: Mao et al. 2024 (EMS), cross-lingual token-level reconstruction. Pieces are counted as often as they occur;
-    the released code gives ``1 / length`` to each that occurs, so that repeated pieces leave a sum below 1.
+    Reference: Mao et al. 2024 (EMS), cross-lingual token-level reconstruction. Pieces are counted as often as they occur; the
+    released code assigns ``1 / length`` to each distinct piece, so its distribution sums to less than 1 if pieces repeat.
     """
 
     name: ClassVar[str] = "xtr"
@@ -151,23 +156,25 @@ class SentenceToTokens(Objective):
     ) -> None:
         super().__init__(max_length=max_length)
         if vocabulary == "english":
-            raise ValueError("XTR predicts pieces of both sides; its vocabulary is 'tied' or 'untied', not 'english'.")
+            raise ValueError(
+                "XTR predicts pieces of both sides; its vocabulary must be 'tied' or 'untied', not 'english'."
+            )
         self.vocabulary: Vocabulary = vocabulary
         self.language_embeddings = language_embeddings
 
     def views(self) -> tuple[View, ...]:
-        """Both sides."""
+        """Return both sides."""
         return source_view(self.max_length), target_view(self.max_length)
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Languages of the corpus, special pieces, and shape of the vocabulary projection.
+        """Return the languages of the corpus, the special pieces, and the shape of the vocabulary projection.
 
         Raises:
-            ValueError: Language embeddings are wanted and no language is known.
+            ValueError: Language embeddings are requested and the languages are unknown.
         """
         if self.language_embeddings and not sources.languages:
             raise ValueError(
-                "XTR's language embeddings need the languages of the corpus, but none is known. Pass `languages` to "
+                "XTR's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
                 "AlignmentLoss, or set language_embeddings to false."
             )
         return {
@@ -177,15 +184,15 @@ class SentenceToTokens(Objective):
         }
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
-        """The MLP, the language embedding and the vocabulary projection."""
+        """Build the MLP, the language embedding and the vocabulary projection."""
         return DistributionHead(config, **settings)
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Copy the table, where the head has its own; the MLP starts fresh."""
+        """Initialise the table of an untied head; the MLP keeps its random initialisation."""
         self.head.vocabulary.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar divergence, summed over the directions."""
+        """Compute the divergence, summed over both directions."""
         source, target = encodings["source"], encodings["target"]
         of_target, of_source = self._frequencies(target), self._frequencies(source)
         rows_k = torch.cat([of_target[0], of_source[0] + len(source.ids_bl)])

@@ -1,4 +1,4 @@
-"""Span-level contrasting, the middle one of MGC's three granularities."""
+"""Span-level contrast, the middle one of the three granularities of MGC."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
 
 @dataclass(frozen=True)
 class PhrasePairs(View):
-    """The phrase pairs of each sentence pair, in terms of the views ``source`` and ``target``.
+    """The phrase pairs of each sentence pair, as positions in the views ``source`` and ``target``.
 
     A phrase pair is consistent with the alignment (see :func:`metaphrase.corpus.words.phrase_pairs`), has several words on at
-    least one side, and no word that truncation cut. Where a sentence has too many, some are drawn. Gives
-    ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``: first piece of each phrase and the one behind its
-    last, ``(0, 0)`` for padding.
+    least one side, and no word with an empty span (see :func:`metaphrase.modeling.views.tokenize_words`). If a sentence pair
+    has more than ``max_spans``, a sample is drawn. Provides ``source_spans`` and ``target_spans``, ``(batch, phrases, 2)``:
+    first piece and exclusive end of each phrase, ``(0, 0)`` for padding.
 
     Attributes:
-        max_length: Pieces kept of a sentence, special tokens included.
-        max_words: Words of a phrase at most, on either side.
-        min_words: Words that the longer side has at least; 1 takes in pairs of words.
-        max_spans: Phrase pairs of a sentence pair at most.
-        phrase_table: File of a :class:`metaphrase.corpus.phrases.PhraseTable` that a pair must be in; None takes all.
-        cut: Least ``p(target | source) · p(source | target)`` that it must have there.
+        max_length: Maximum pieces per sentence, including special tokens.
+        max_words: Maximum words of a phrase, on each side.
+        min_words: Minimum words of the longer side; 1 includes pairs of words.
+        max_spans: Maximum phrase pairs per sentence pair.
+        phrase_table: File of a :class:`metaphrase.corpus.phrases.PhraseTable` that must contain a pair; None allows all.
+        cut: Minimum of ``p(target | source) · p(source | target)`` in the phrase table.
     """
 
     encoded: ClassVar[bool] = False
@@ -51,7 +51,7 @@ class PhrasePairs(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Piece spans of the phrase pairs of each example."""
+        """Build the piece spans of the phrase pairs of each example."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
         rows = [self._drawn(*row) for row in zip(examples, source, target, rngs, strict=True)]
@@ -63,8 +63,8 @@ class PhrasePairs(View):
     def _drawn(
         self, example: Example, source_w2: np.ndarray, target_w2: np.ndarray, rng: np.random.Generator
     ) -> np.ndarray:
-        """Source and target span of each phrase pair of an example, in pieces, shape ``(phrases, 2, 2)``."""
-        # Phrases must be consistent with every link, also with those of cut words.
+        """Source and target span of each sampled phrase pair of an example, in pieces, shape ``(phrases, 2, 2)``."""
+        # Phrases must be consistent with all links, including those of cut words.
         links, _, _ = kept_links(example, np.ones_like(source_w2), np.ones_like(target_w2))
         pairs = [
             (source, target)
@@ -81,7 +81,7 @@ class PhrasePairs(View):
         return np.array(spans, dtype=np.int64).reshape(-1, 2, 2)
 
     def _in_table(self, example: Example, pairs: list[tuple[Span, Span]]) -> list[tuple[Span, Span]]:
-        """The phrase pairs that the phrase table has, and is sure enough of."""
+        """Keep the phrase pairs that the phrase table contains with a sufficient score."""
         assert self.phrase_table is not None
         table = load_phrase_table(self.phrase_table)
         source_words, target_words = (
@@ -94,7 +94,7 @@ class PhrasePairs(View):
 
 @cache
 def load_phrase_table(path: str) -> PhraseTable:
-    """The phrase table of a file, read once in a process."""
+    """Load a phrase table, once per process."""
     return PhraseTable.load(path)
 
 
@@ -115,20 +115,20 @@ def span_contrast(
     temperature: float = 0.1,
     reduction: Reduction = "token_mean",
 ) -> Tensor:
-    """Each phrase must pick out its translation among the phrases of the other sentence that do not overlap with it.
+    """Each phrase must identify its translation among the phrases of the other sentence that do not overlap with it.
 
     Args:
         source_bnh: Mean states of the source phrases, shape ``(batch, phrases, hidden)``.
         target_bnh: Mean states of the target phrases, row ``n`` translating source row ``n``.
-        source_spans_bn2: First place of each source phrase and the one behind its last, ``(0, 0)`` for padding, shape
+        source_spans_bn2: First piece and exclusive end of each source phrase, ``(0, 0)`` for padding, shape
             ``(batch, phrases, 2)``.
-        target_spans_bn2: The same of the target.
+        target_spans_bn2: The same for the target.
         temperature: Softmax temperature τ.
-        reduction: ``"token_mean"`` is the mean over the anchors of the batch, the phrases of both sides; ``"sum"`` sums
-            over the anchors of a sentence pair (as printed) and takes the mean over pairs.
+        reduction: ``"token_mean"`` is the mean over the anchors of the batch, the phrases of both sides; ``"sum"`` sums over
+            the anchors of a sentence pair (as printed) and takes the mean over pairs.
 
     Returns:
-        Scalar; a zero with a graph where there are no phrases.
+        Scalar; a zero with a graph if there are no phrases.
 
     Reference: Li et al. 2021 (MGC), section 2.3, equation 6.
     """
@@ -143,16 +143,15 @@ def span_contrast(
 
 
 def negatives(spans_bn2: Tensor) -> Tensor:
-    """Which spans of a sentence are wrong answers where a given one is right.
+    """Mask of the negatives of each span: the spans of the same sentence that do not overlap with it.
 
-    Those that share no place with it; of equal spans, which several phrase pairs may have, the first.
+    Of equal spans, which may belong to several phrase pairs, only the first is a negative.
 
     Args:
-        spans_bn2: First place of each span and the one behind its last, ``(0, 0)`` for padding, shape
-            ``(batch, phrases, 2)``.
+        spans_bn2: First piece and exclusive end of each span, ``(0, 0)`` for padding, shape ``(batch, phrases, 2)``.
 
     Returns:
-        Boolean, shape ``(batch, phrases, phrases)``: right answers × candidates.
+        Boolean, shape ``(batch, phrases, phrases)``: positives × candidates.
 
     >>> negatives(torch.tensor([[[1, 3], [2, 4], [4, 6], [4, 6], [0, 0]]]))[0].int().tolist()
     [[0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
@@ -166,26 +165,26 @@ def negatives(spans_bn2: Tensor) -> Tensor:
 
 
 class SpanContrast(Objective):
-    """Contrast the mean state of each phrase with those of the phrases of its own translation.
+    """Contrast the mean state of each phrase with those of the phrases of its translation.
 
     Args:
-        max_length: Pieces kept of a sentence.
+        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ.
-        max_words: Words of a phrase at most, on either side.
-        min_words: Words that the longer side of a phrase pair has at least; with 1, pairs of words take part, which
-            :class:`WordContrast` contrasts already.
-        max_spans: Phrase pairs of a sentence pair at most; of more, so many are drawn.
-        phrase_table: File of a phrase table (see :class:`metaphrase.corpus.phrases.PhraseTable`); only its phrase pairs
-            take part. None takes every phrase pair that is consistent with the alignment.
-        cut: Least ``p(target | source) · p(source | target)`` in the phrase table.
+        max_words: Maximum words of a phrase, on each side.
+        min_words: Minimum words of the longer side of a phrase pair; 1 includes pairs of words, which
+            :class:`WordContrast` contrasts.
+        max_spans: Maximum phrase pairs per sentence pair; a sample is drawn from more.
+        phrase_table: File of a phrase table (see :class:`metaphrase.corpus.phrases.PhraseTable`) to restrict phrase pairs
+            to. None uses all phrase pairs that are consistent with the alignment.
+        cut: Minimum of ``p(target | source) · p(source | target)`` in the phrase table.
         reduction: ``"token_mean"`` or the paper's ``"sum"`` (see :func:`span_contrast`).
 
     Inputs: the columns ``source``, ``target`` and ``alignment``.
 
-    Relations: :class:`WordContrast` and :class:`SentenceContrast` are the other two of MGC's granularities.
+    Relations: :class:`WordContrast` and :class:`SentenceContrast` are the other granularities of MGC.
 
-    Reference: Li et al. 2021 (MGC), section 2.3, equation 6. The paper takes spans from a phrase table; ours are the
-    phrase pairs that such a table is counted from.
+    Reference: Li et al. 2021 (MGC), section 2.3, equation 6. The paper takes spans from a phrase table; here they are the
+    phrase pairs from which such a table is counted.
     """
 
     name: ClassVar[str] = "span-contrast"
@@ -211,11 +210,11 @@ class SpanContrast(Objective):
         self.phrases = PhrasePairs("phrases", max_length, max_words, min_words, max_spans, phrase_table, cut)
 
     def views(self) -> tuple[View, ...]:
-        """Both sides and their phrases."""
+        """Return both sides and their phrases."""
         return source_view(self.max_length), target_view(self.max_length), self.phrases
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss over the phrases of the batch."""
+        """Compute the loss over the phrases of the batch."""
         features = encodings[self.phrases.name].features
         spans = [features["source_spans"], features["target_spans"]]
         states = [

@@ -1,4 +1,4 @@
-"""TLM: translation language modelling, the token-level half of PPA and AMBER and the token-level baseline of DAP."""
+"""TLM: translation language modelling, an objective of PPA, AMBER and MGC and the token-level baseline of DAP."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ class TranslationLanguageModeling(MaskedPrediction):
     """Masked language modelling over a sentence and its translation in one sequence.
 
     Args:
-        max_length: Pieces kept of either side.
-        mask_rate: Share of the pieces that is predicted (DAP's baseline: 0.2; PPA, AMBER: 0.15).
-        positions: ``"reset"`` numbers the second sentence from 0 (XLM; DAP's baseline), ``"continuous"`` counts on (PPA,
-            AMBER).
-        layout: ``"sequences"`` puts one encoded sentence behind the other (DAP's baseline), ``"pair"`` is the encoder's
-            own form of a pair (PPA, AMBER).
-        segments: Give the second sentence token type 1, where the encoder has one (PPA, AMBER).
+        max_length: Maximum pieces per side.
+        mask_rate: Share of the pieces to predict (DAP's baseline: 0.2; PPA, AMBER: 0.15).
+        positions: ``"reset"`` restarts the positions of the second sentence at 0 (XLM; DAP's baseline), ``"continuous"``
+            does not (PPA, AMBER).
+        layout: ``"sequences"`` concatenates the encoded sentences (DAP's baseline), ``"pair"`` is the pair format of the
+            encoder (PPA, AMBER).
+        segments: Assign token type 1 to the second sentence, if the encoder has one (PPA, AMBER).
         order: ``"pair"`` is source, target; ``"shuffled"`` swaps the two in half of the pairs (PPA).
-        monolingual: Predict masked pieces of the column ``monolingual`` too, by the same head and in the same form; the
-            loss is the mean over the pieces of both (AMBER's ℓ_MLM over monolingual and parallel text).
+        monolingual: Also predict masked pieces of the column ``monolingual``, with the same head and format. The loss is
+            the mean over the pieces of both (AMBER's ℓ_MLM over monolingual and parallel text).
         vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or fresh where the checkpoint has none) or ``"none"``.
+        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
 
-    Inputs: the columns ``source`` and ``target``; with ``monolingual`` the column of that name, a list of texts.
+    Inputs: the columns ``source`` and ``target``; with ``monolingual`` also the column ``monolingual``, a list of texts.
 
     Reference: Conneau and Lample 2019 (XLM), section 3.3; Hu et al. 2021 (AMBER), section 2, equation 1; Pan et al. 2021
     (PPA), section 2.3; Li et al. 2023 (DAP), section 4, as the baseline TR + TLM.
@@ -65,7 +65,7 @@ class TranslationLanguageModeling(MaskedPrediction):
         for setting, value in (("positions", positions), ("layout", layout), ("order", order)):
             if value not in allowed[setting]:
                 raise ValueError(
-                    f"The {setting} of 'tlm' is {' or '.join(map(repr, allowed[setting]))}, not {value!r}."
+                    f"The {setting} of 'tlm' must be {' or '.join(map(repr, allowed[setting]))}, but is {value!r}."
                 )
         form: dict[str, Any] = {"positions": positions}
         if layout == "pair":
@@ -77,10 +77,10 @@ class TranslationLanguageModeling(MaskedPrediction):
         self.monolingual_view = concatenated(max_length, mask_rate, **form, monolingual=True) if monolingual else None
 
     def views(self) -> tuple[View, ...]:
-        """The masked concatenation, and that of monolingual texts where they are predicted too."""
+        """Return the masked pairs, and the masked monolingual texts if requested."""
         return (self.view,) if self.monolingual_view is None else (self.view, self.monolingual_view)
 
     def positions(self, sources: HeadSources) -> int:
-        """Of one sentence if they are numbered anew, of both otherwise."""
+        """Return the positions of one sentence if they are reset, else of both."""
         both = pair_length(sources, self.max_length) if self.view.layout == "pair" else 2 * self.max_length
         return self.max_length if self.view.positions == "reset" else both

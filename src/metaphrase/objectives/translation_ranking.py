@@ -1,4 +1,4 @@
-"""TR: translation ranking, the sentence-level half of DAP."""
+"""TR: translation ranking, the sentence-level objective of DAP."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from metaphrase.objectives.base import Granularity, Objective
 
 
 class TranslationRanking(Objective):
-    """Each sentence must pick out its own translation among the batch.
+    """Each sentence must identify its translation in the batch.
 
     Args:
-        max_length: Pieces kept of a sentence.
+        max_length: Maximum pieces per sentence.
         temperature: Softmax temperature τ.
         margin: Additive margin in units of the similarity (LaBSE: 0.3).
         direction: ``"source_to_target"`` (DAP), ``"target_to_source"`` or ``"symmetric"``.
         similarity: ``"cosine"`` (the released code) or ``"dot"`` (the paper's equation).
-        mask_duplicates: Leave out of the denominator pairs that share a side with the one that is ranked: other copies
-            of the same sentence are not wrong answers.
+        mask_duplicates: Exclude pairs that share a side with the ranked one from the denominator: other copies of a
+            sentence are not negatives.
         gather: Rank against the sentences of all processes, with gradient.
-        projection: ``"none"``, or ``"mlp"``: rank ``tanh(W h + b)`` in training and drop it afterwards, as the released
-            code does.
+        projection: ``"none"``, or ``"mlp"``: rank ``tanh(W h + b)`` in training and discard the projection afterwards, as
+            in the released code.
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: sentence-transformers' ``MultipleNegativesRankingLoss`` is the same ranking with ``scale = 1 / τ``; LaBSE
+    Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``; LaBSE
     adds the margin; the released DAP code gathers negatives without gradient.
 
     Reference: Li et al. 2023 (DAP), section 3.2, equation 5.
@@ -74,17 +74,17 @@ class TranslationRanking(Objective):
         self.projection = projection
 
     def views(self) -> tuple[View, ...]:
-        """Both sides."""
+        """Return both sides."""
         return source_view(self.max_length), target_view(self.max_length)
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
-        """The throw-away projection, where one is asked for."""
+        """Build the projection, which is not part of a release, or None."""
         if self.projection == "none":
             return None
         return nn.Sequential(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar ranking loss."""
+        """Compute the ranking loss."""
         source, target = encodings["source"], encodings["target"]
         source_bh, target_bh = source.sentence_bh, target.sentence_bh
         if self.head is not None:
@@ -97,7 +97,7 @@ class TranslationRanking(Objective):
             "source_to_target": (source_bh, pools["target"]),
             "target_to_source": (target_bh, pools["source"]),
         }
-        asked = directions if self.direction == "symmetric" else [self.direction]
+        selected = directions if self.direction == "symmetric" else [self.direction]
         losses = [
             functional.translation_ranking(
                 *directions[direction],
@@ -107,12 +107,12 @@ class TranslationRanking(Objective):
                 duplicate_bb=duplicate_bb,
                 offset=offset,
             )
-            for direction in asked
+            for direction in selected
         ]
         return torch.stack(losses).mean()
 
     def _duplicates(self, source: Encoding, target: Encoding) -> Tensor:
-        """Pairs of the pool that share a side with a pair of this batch, shape ``(batch, pool)``."""
+        """Mask of the pairs of the pool that share a side with a pair of this batch, shape ``(batch, pool)``."""
         gather = gather_with_gradient if self.gather else lambda tensor: tensor
         same = [side[:, None] == gather(side)[None, :] for side in (source.features["text"], target.features["text"])]
         return same[0] | same[1]

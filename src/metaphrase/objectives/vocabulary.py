@@ -1,4 +1,4 @@
-"""The head that all objectives share which predict pieces: transform, vocabulary projection, cross-entropy."""
+"""The head of objectives that predict pieces: transform, vocabulary projection, cross-entropy."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ Transform = Literal["auto", "none"]
 
 
 class VocabularyHead(nn.Module):
-    """Predicts pieces from states: ``softmax(W · LN(gelu(D h)) + b)``, only where a label is.
+    """Predict pieces from states: ``softmax(W · LN(gelu(D h)) + b)``, at labelled positions only.
 
-    The table ``W`` is the encoder's own input embeddings where the head is tied; the head never owns those. The
-    transform in front of it comes from the checkpoint's masked language modelling head, is fresh where the checkpoint
-    has none, or is left out.
+    The table ``W`` of a tied head is the encoder's input embeddings, which the head does not own. The transform in front of
+    it is that of the checkpoint's masked language modelling head, a new one if the checkpoint has none, or disabled.
 
     Args:
         config: The encoder's configuration.
-        vocabulary: ``"tied"``, ``"untied"`` (a trainable copy of the table) or ``"english"`` (a trainable copy of the
-            rows of some pieces; all other labels count as the unknown token). The last is a softmax over fewer classes,
-            that is, another loss.
-        transform: Which transform the head has: ``"pretrained"``, ``"fresh"`` or ``"none"``.
-        rows: Rows of the head's own table, for the last two vocabularies.
+        vocabulary: ``"tied"``, ``"untied"`` (a trainable copy of the table) or ``"english"`` (a trainable copy of the rows
+            of a subset; other labels count as the unknown token). The last is a softmax over fewer classes and thus
+            a different loss.
+        transform: ``"pretrained"``, ``"fresh"`` (new) or ``"none"``.
+        rows: Rows of the head's table, for ``"untied"`` and ``"english"``.
     """
 
     def __init__(
@@ -51,34 +50,34 @@ class VocabularyHead(nn.Module):
 
     @staticmethod
     def settings(sources: HeadSources, vocabulary: Vocabulary, transform: Transform) -> dict[str, Any]:
-        """The head's shape for an encoder.
+        """Return the shape of the head for an encoder.
 
         Raises:
-            ValueError: ``vocabulary`` is ``"english"`` and no subset was given.
+            ValueError: An argument has an unknown value, or ``vocabulary`` is ``"english"`` and no subset is given.
         """
         rows = 0
         if vocabulary == "english":
             if sources.english_ids is None:
                 raise ValueError(
-                    "Vocabulary 'english' predicts among the pieces of the corpus's English side, but no such pieces "
-                    "were given. Pass `english_ids` to AlignmentLoss (see `english_piece_ids`), or use 'tied'."
+                    "Vocabulary 'english' requires the ids of the pieces of the corpus's English side, but none were "
+                    "given. Pass `english_ids` to AlignmentLoss (see `english_piece_ids`), or use 'tied'."
                 )
             rows = len(sources.english_ids)
         elif vocabulary == "untied":
             rows = sources.encoder.config.vocab_size
         elif vocabulary != "tied":
-            raise ValueError(f"A vocabulary is 'tied', 'untied' or 'english', not {vocabulary!r}.")
+            raise ValueError(f"The vocabulary must be 'tied', 'untied' or 'english', but is {vocabulary!r}.")
         if transform == "auto":
             origin = "fresh" if sources.mlm_head is None else "pretrained"
         elif transform == "none":
             origin = "none"
         else:
-            raise ValueError(f"A transform is 'auto' or 'none', not {transform!r}.")
+            raise ValueError(f"The transform must be 'auto' or 'none', but is {transform!r}.")
         return {"vocabulary": vocabulary, "transform": origin, "rows": rows}
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:
-        """Copy what the head starts from: table rows, and transform and bias of the checkpoint's own head."""
+        """Initialise the head: rows of the table, and transform and bias of the checkpoint's head."""
         pretrained = sources.mlm_head if isinstance(self.transform, nn.ModuleDict) else None
         if pretrained:
             for part in ("dense", "norm"):
@@ -104,13 +103,13 @@ class VocabularyHead(nn.Module):
         rows_k: Tensor | None = None,
         weights_k: Tensor | None = None,
     ) -> Tensor:
-        """Cross-entropy over the scored positions: the mean, or the weighted sum where there are weights.
+        """Compute the cross-entropy over the scored positions: the mean, or the weighted sum if weights are given.
 
         Args:
             hidden_nh: States at the scored positions, shape ``(n, hidden)``.
             labels_k: Ids of the pieces to predict, shape ``(k,)``.
-            table_vh: The encoder's input embeddings, used where the head is tied.
-            rows_k: Position that each label is for (see :func:`vocabulary_cross_entropy`).
+            table_vh: The encoder's input embeddings, used by a tied head.
+            rows_k: Position of each label (see :func:`vocabulary_cross_entropy`).
             weights_k: Weight of each label.
         """
         if isinstance(self.transform, nn.ModuleDict):
@@ -123,6 +122,6 @@ class VocabularyHead(nn.Module):
         )
 
     def class_of(self, ids_n: Tensor) -> Tensor:
-        """Row of the subset for each piece id; the unknown token's where the piece is not in the subset."""
+        """Return the row of the subset for each piece id, that of the unknown token for other pieces."""
         row_n = torch.searchsorted(self.ids_v, ids_n).clamp(max=len(self.ids_v) - 1)
         return torch.where(self.ids_v[row_n] == ids_n, row_n, self.unknown)

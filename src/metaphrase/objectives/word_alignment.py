@@ -1,4 +1,4 @@
-"""WA: bidirectional word alignment, the word-level half of AMBER."""
+"""WA: bidirectional word alignment, the word-level objective of AMBER."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from metaphrase.objectives.base import Granularity, HeadSources, Objective, chec
 def word_alignment(
     target_to_source_bell: Tensor, source_to_target_bell: Tensor, source_bl: Tensor, target_bl: Tensor
 ) -> Tensor:
-    """How far the attention of the two directions is from one alignment.
+    """Disagreement of the attention of the two directions.
 
-    ``1 − 1/H Σ_h tr(A_yx A_xy) / min(|x|, |y|)``, averaged over the pairs. It lies in [0, 1]; 0 means that both directions
-    put all of their attention on the same one-to-one links.
+    ``1 − 1/H Σ_h tr(A_yx A_xy) / min(|x|, |y|)``, averaged over the pairs, between 0 and 1. It is 0 if both directions attend
+    only along the same one-to-one links.
 
     Args:
-        target_to_source_bell: Attention probabilities of the heads (``e``) in the pass y→x over the concatenated pair:
-            row ``i`` says what position ``i`` attends to. Shape ``(batch, heads, length, length)``.
-        source_to_target_bell: Those of the pass x→y over the same positions.
+        target_to_source_bell: Attention probabilities of the heads (``e``) in the pass y→x over the concatenated pair, shape
+            ``(batch, heads, length, length)``. Row ``i`` is the attention of position ``i``.
+        source_to_target_bell: The same for the pass x→y.
         source_bl: True at the pieces of ``x``, shape ``(batch, length)``.
         target_bl: True at the pieces of ``y``, shape ``(batch, length)``.
 
     Returns:
-        Scalar mean over the pairs that have pieces on both sides; a zero with a graph where there are none.
+        Scalar mean over the pairs with pieces on both sides; a zero with a graph if there are none.
 
     Reference: Hu et al. 2021 (AMBER), section 2, equation 8.
     """
@@ -48,16 +48,18 @@ def word_alignment(
 
 @dataclass(frozen=True)
 class PrefixedPair(View):
-    """A pair in the encoder's own form, unmasked; one sentence sees itself alone, the other all that it has read so far.
+    """An unmasked pair in the encoder's pair format with a prefix mask.
 
-    Positions count on, the second sentence is segment 1 where the encoder has one. The first special token belongs to the
-    source, a separator to the sentence that it ends (XLM-R's second separator in the middle: to the target). Beside the
-    encoder's inputs it gives ``piece``, 1 at the pieces of a sentence and 0 at specials and padding, ``(batch, length)``.
+    The tokens of one sentence see this sentence only; those of the other, the reader, see both the first sentence and the
+    preceding tokens of their own. Positions are continuous, and the second sentence has token type 1 if the encoder has one.
+    The first special token belongs to the source, a separator to the sentence that it ends (the second of XLM-R's separators
+    in the middle belongs to the target). Also provides ``piece``, 1 at the pieces of sentences and 0 at special tokens and
+    padding, ``(batch, length)``.
 
     Attributes:
-        max_length: Pieces kept of either side, its special tokens included.
-        reader: The side that reads: its tokens see the whole other sentence and those of their own before them.
-        strict: They do not see themselves.
+        max_length: Maximum pieces per side, including its special tokens.
+        reader: The side that reads the other one.
+        strict: Whether the tokens of the reader do not see themselves.
     """
 
     max_length: int
@@ -67,7 +69,7 @@ class PrefixedPair(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Ids, positions, segments, and what each position sees."""
+        """Build ids, positions, token types and the attention mask."""
         sources, targets = (
             tokenizer([example[side] for example in examples], truncation=True, max_length=self.max_length)[
                 "input_ids"
@@ -92,28 +94,28 @@ class PrefixedPair(View):
 
 
 def sides(features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Where source and target of a pair stand, specials included, each of shape ``(batch, length)``."""
+    """Masks of source and target of a pair, including special tokens, each of shape ``(batch, length)``."""
     real_bl, second_bl = features["attention_mask"].bool(), features["token_type_ids"].bool()
     return real_bl & ~second_bl, second_bl
 
 
 class WordAlignment(Objective):
-    """The attention of a sentence to its translation and that of the translation to the sentence must agree.
+    """The attention of a sentence to its translation must agree with that of the translation to the sentence.
 
-    The pair is encoded twice by the same encoder. In the pass y→x the source sees itself alone, and each target token sees
-    the source and the target tokens before it, as a decoder does; in the pass x→y the two change places. What is compared
-    is the attention probability of each head of the top layer, before dropout: equation 7 as printed, a dot product of
-    states without a head, is neither normalised nor what equation 8 averages.
+    The same encoder encodes the pair twice. In the pass y→x, the source sees itself only, and each target token sees the
+    source and the preceding target tokens, as in a decoder; in the pass x→y, the roles are swapped. The matrices are the
+    attention probabilities of each head of the top layer, before dropout. Equation 7 as printed, a dot product of states
+    without a head index, is neither normalised nor what equation 8 averages.
 
     Args:
-        max_length: Pieces kept of either side.
-        strict: A token sees those before it, as printed (``y_<i``); false lets it see itself too.
-        exclude_specials: Trace and lengths count the pieces of the sentences alone. Otherwise special tokens that attend
-            to each other are paid like words. They can be attended to either way.
+        max_length: Maximum pieces per side.
+        strict: Whether a token sees preceding tokens only, as printed (``y_<i``), or also itself.
+        exclude_specials: Whether trace and lengths ignore special tokens. Otherwise, special tokens that attend to each
+            other are rewarded like words. They can be attended to in both cases.
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: awesome-align's consistency loss takes both matrices from dot products of separately encoded states.
+    Relations: The consistency loss of awesome-align computes both matrices from dot products of separately encoded states.
 
     Reference: Hu et al. 2021 (AMBER), section 2, equations 4 to 8, and appendix A.2.
     """
@@ -136,25 +138,25 @@ class WordAlignment(Objective):
         self.source_to_target = PrefixedPair(f"source-to-target-{kind}", max_length, "source", strict)
 
     def views(self) -> tuple[View, ...]:
-        """The passes y→x and x→y."""
+        """Return the passes y→x and x→y."""
         return self.target_to_source, self.source_to_target
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """None; it refuses encoders that cannot run the passes.
+        """Check that the encoder supports the passes.
 
         Raises:
-            ValueError: The encoder's attention cannot be masked and read, or the pairs are longer than its positions.
+            ValueError: The attention of the encoder cannot be masked and read, or it has too few positions for the pairs.
         """
         if not can_observe(sources.encoder):
             raise ValueError(
-                f"'wa' reads what the encoder attends to, but {type(sources.encoder).__name__} does not attend through "
-                "transformers' attention interface. Use an encoder of the BERT or XLM-R family, or leave 'wa' out."
+                f"'wa' reads the attention of the encoder, but {type(sources.encoder).__name__} does not support "
+                "the attention interface of transformers. Use an encoder of the BERT or XLM-R family, or remove 'wa'."
             )
         check_positions(sources, pair_length(sources, self.max_length), self.name)
         return {}
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss."""
+        """Compute the loss."""
         backward, forward = (encodings[view.name] for view in self.views())
         source_bl, target_bl = sides(backward.features)
         if self.exclude_specials:

@@ -1,4 +1,4 @@
-"""Word-level contrasting, the finest of MGC's three granularities."""
+"""Word-level contrast, the finest of the three granularities of MGC."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ MGC_CITATION = """\
 
 @dataclass(frozen=True)
 class WordPieces(View):
-    """The words of both sides in terms of the views ``source`` and ``target``; needs no links.
+    """The words of both sides, as positions in the views ``source`` and ``target``; does not require links.
 
-    Gives ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece of each word and the one behind its
-    last, ``(0, 0)`` for a word that truncation cut and for padding.
+    Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word,
+    ``(0, 0)`` for padding and for words that are not usable (see :func:`metaphrase.modeling.views.tokenize_words`).
 
     Attributes:
-        max_length: Pieces kept of a sentence, special tokens included.
+        max_length: Maximum pieces per sentence, including special tokens.
     """
 
     encoded: ClassVar[bool] = False
@@ -48,18 +48,18 @@ class WordPieces(View):
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
     ) -> dict[str, Tensor]:
-        """Spans of each pair."""
+        """Build the spans of each pair."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
         return {"source_spans": pad_arrays(source, (0, 2)), "target_spans": pad_arrays(target, (0, 2))}
 
 
 class WordStates(NamedTuple):
-    """The states of a side's words, and of its pieces.
+    """The states of the words and of the pieces of one side.
 
     Attributes:
         words_bwh: State of each word, shape ``(batch, words, hidden)``.
-        word_bw: True at words that are whole, false at padding, shape ``(batch, words)``.
+        word_bw: True at usable words, false at cut words and padding, shape ``(batch, words)``.
         tokens_blh: State of each piece, shape ``(batch, length, hidden)``.
         piece_bl: True at the pieces of words, false at special tokens and padding, shape ``(batch, length)``.
     """
@@ -71,16 +71,15 @@ class WordStates(NamedTuple):
 
 
 def word_states(tokens_blh: Tensor, spans_bw2: Tensor, *, units: Units = "mean") -> WordStates:
-    """The states of words.
+    """Compute the states of words from those of their pieces.
 
     Args:
         tokens_blh: State of each piece, shape ``(batch, length, hidden)``.
-        spans_bw2: First piece of each word and the one behind its last, ``(0, 0)`` for padding, shape
-            ``(batch, words, 2)``.
-        units: The state of a word is the ``"mean"`` of its pieces' or its ``"first"`` piece's.
+        spans_bw2: First piece and exclusive end of each word, ``(0, 0)`` for padding, shape ``(batch, words, 2)``.
+        units: State of a word: the ``"mean"`` of its pieces, or its ``"first"`` piece.
 
-    Reference: Li et al. 2021 (MGC), section 2.1, leaves open what the state of a word of several pieces is; equation 6
-    takes the mean over a span.
+    Reference: Li et al. 2021 (MGC), section 2.1, does not define the state of a word of several pieces; equation 6 takes the
+    mean over a span.
     """
     start_bw, end_bw = spans_bw2.unbind(-1)
     first_bw2 = torch.stack([start_bw, torch.minimum(start_bw + 1, end_bw)], dim=-1)
@@ -98,23 +97,22 @@ def hard_word_contrast(
     mask_positives: bool = False,
     reduction: Reduction = "token_mean",
 ) -> Tensor:
-    """Each linked word must pick out the word that it is linked to among all words of the other sentence.
+    """Each linked word must identify its partner among all words of the other sentence.
 
-    Both words of a link are an anchor once. Words without a link are no anchors but do compete; an anchor whose
-    translation has one word costs nothing. The equations assume links that are one-to-one; where a word has several,
-    each counts.
+    Each word of a link is an anchor. Words without a link are negatives only. The loss of an anchor is 0 if the other
+    sentence has one word. The equations assume one-to-one links; if a word has several, each is a term.
 
     Args:
         source: States of the source's words.
         target: States of the target's words.
         links_bn2: Source and target word of each link, -1 for padding, shape ``(batch, links, 2)``.
         temperature: Softmax temperature τ.
-        mask_positives: Let the other words that an anchor is linked to not compete.
+        mask_positives: Exclude the other words that an anchor is linked to from its negatives.
         reduction: ``"token_mean"`` is the mean over the anchors of the batch; ``"sum"`` sums over the anchors of a
             sentence pair (equation 4 as printed) and takes the mean over pairs.
 
     Returns:
-        Scalar; a zero with a graph where nothing is linked.
+        Scalar; a zero with a graph without links.
 
     Reference: Li et al. 2021 (MGC), section 2.2, equations 1 to 4.
     """
@@ -137,19 +135,19 @@ def soft_word_contrast(
     temperature: float = 0.1,
     reduction: Reduction = "token_mean",
 ) -> Tensor:
-    """Each word must pick out what it attends to in the other sentence among what its sentence's words attend to there.
+    """Each word must identify its attention output among those of the other words of its sentence.
 
-    Words are the queries, the other sentence's pieces the keys and values.
+    The words are the queries, the pieces of the other sentence the keys and values of the attention.
 
     Args:
-        attention: What stands in for an aligner, the same for both directions.
+        attention: Attention that replaces an aligner, shared by both directions.
         source: States of the source's words.
         target: States of the target's words.
         temperature: Softmax temperature τ.
         reduction: As for :func:`hard_word_contrast`.
 
     Returns:
-        Scalar; a zero with a graph where no pair has words on both sides.
+        Scalar; a zero with a graph if no pair has words on both sides.
 
     Reference: Li et al. 2021 (MGC), section 2.2, equation 5.
     """
@@ -157,42 +155,44 @@ def soft_word_contrast(
     return reduced(torch.cat(losses), len(source.words_bwh), reduction)
 
 
-def _attended(attention: nn.MultiheadAttention, asking: WordStates, asked: WordStates, temperature: float) -> Tensor:
-    """Loss of each word of one side that has something to attend to in the other, shape ``(anchors,)``."""
-    readable_b1 = asked.piece_bl.any(dim=1, keepdim=True)
-    ignored_bl = ~asked.piece_bl & readable_b1  # a softmax over nothing would be NaN; those rows are no anchors
+def _attended(attention: nn.MultiheadAttention, query: WordStates, key: WordStates, temperature: float) -> Tensor:
+    """Loss of each word of the query side, for pairs with pieces on the key side, shape ``(anchors,)``."""
+    readable_b1 = key.piece_bl.any(dim=1, keepdim=True)
+    ignored_bl = ~key.piece_bl & readable_b1  # avoids a softmax over nothing; rows without pieces have no anchors
     attended_bwh, _ = attention(
-        asking.words_bwh, asked.tokens_blh, asked.tokens_blh, key_padding_mask=ignored_bl, need_weights=False
+        query.words_bwh, key.tokens_blh, key.tokens_blh, key_padding_mask=ignored_bl, need_weights=False
     )
-    anchor_bw = asking.word_bw & readable_b1
+    anchor_bw = query.word_bw & readable_b1
     own_bw = torch.arange(anchor_bw.shape[1], device=anchor_bw.device).expand_as(anchor_bw)
-    similarity_bww = cosines(asking.words_bwh, attended_bwh)
+    similarity_bww = cosines(query.words_bwh, attended_bwh)
     return masked_ranking(similarity_bww, own_bw, anchor_bw[:, None], temperature=temperature)[anchor_bw]
 
 
 def reduced(losses_n: Tensor, batch: int, reduction: Reduction) -> Tensor:
-    """The losses of all anchors of a batch as one number: their mean, or the mean over sentence pairs of their sums."""
+    """Reduce the losses of all anchors: their mean, or the mean over sentence pairs of their sums."""
     return losses_n.sum() / (batch if reduction == "sum" else max(len(losses_n), 1))
 
 
 class WordContrast(Objective):
-    """Contrast each word's state with those of the words of its own translation.
+    """Contrast the state of each word with those of the words of its translation.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        kind: ``"hard"`` takes the translations of words from an aligner (MGC-HARD), ``"soft"`` from an attention over the
-            other sentence that is learned and dropped after training (MGC-SOFT).
+        max_length: Maximum pieces per sentence.
+        kind: ``"hard"`` uses the links of an aligner (MGC-HARD), ``"soft"`` a learned attention over the other sentence that
+            is discarded after training (MGC-SOFT).
         temperature: Softmax temperature τ.
-        mask_positives: For ``"hard"`` with links that are not one-to-one: let the other words that an anchor is linked to
-            not compete.
-        units: The state of a word is the ``"mean"`` of its pieces' or its ``"first"`` piece's.
+        mutual: For ``"hard"``: use only links whose two words are each other's best (see
+            :func:`metaphrase.modeling.views.mutual_links`), as in section 2.2. All one-to-one links are mutual.
+        mask_positives: For ``"hard"`` with links that are not one-to-one: exclude the other words that an anchor is linked
+            to from its negatives.
+        units: State of a word: the ``"mean"`` of its pieces, or its ``"first"`` piece.
         reduction: ``"token_mean"`` or the paper's ``"sum"`` (see :func:`hard_word_contrast`).
 
-    Inputs: the columns ``source`` and ``target``; ``"hard"`` needs ``alignment``, best the mutual links (the
-    intersection of both directions) of fast_align.
+    Inputs: the columns ``source`` and ``target``; for ``"hard"`` also ``alignment``, and ``alignment_scores`` for mutual
+    links.
 
     Relations: ``wtr`` (WACSE) ranks the same candidates by pairwise similarities of pieces; :class:`SpanContrast` and
-    :class:`SentenceContrast` are the coarser two of MGC's granularities.
+    :class:`SentenceContrast` are the coarser granularities of MGC.
 
     Reference: Li et al. 2021 (MGC), section 2.2, equations 2 to 5.
     """
@@ -208,30 +208,31 @@ class WordContrast(Objective):
         max_length: int = 32,
         kind: Kind = "hard",
         temperature: float = 0.1,
+        mutual: bool = False,
         mask_positives: bool = False,
         units: Units = "mean",
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(max_length=max_length)
         if kind not in ("hard", "soft"):
-            raise ValueError(f"Word contrasting is 'hard' or 'soft', not {kind!r}.")
+            raise ValueError(f"The kind of 'word-contrast' must be 'hard' or 'soft', but is {kind!r}.")
         if units not in ("mean", "first"):
-            raise ValueError(f"The state of a word is its pieces' 'mean' or its 'first' piece's, not {units!r}.")
+            raise ValueError(f"The units of 'word-contrast' must be 'mean' or 'first', but are {units!r}.")
         if reduction not in ("token_mean", "sum"):
-            raise ValueError(f"A reduction is 'token_mean' or 'sum', not {reduction!r}.")
+            raise ValueError(f"The reduction of 'word-contrast' must be 'token_mean' or 'sum', but is {reduction!r}.")
         self.kind: Kind = kind
         self.temperature = temperature
         self.mask_positives = mask_positives
         self.units: Units = units
         self.reduction: Reduction = reduction
-        self.words: View = links_view(max_length) if kind == "hard" else WordPieces("words", max_length)
+        self.words: View = links_view(max_length, mutual=mutual) if kind == "hard" else WordPieces("words", max_length)
 
     def views(self) -> tuple[View, ...]:
-        """Both sides and their words."""
+        """Return both sides and their words."""
         return source_view(self.max_length), target_view(self.max_length), self.words
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
-        """The attention of ``"soft"``, with as many heads as the encoder's."""
+        """Build the attention of ``"soft"``, with the encoder's number of heads."""
         if self.kind == "hard":
             return None
         return nn.MultiheadAttention(
@@ -242,7 +243,7 @@ class WordContrast(Objective):
         )
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar loss over the words of the batch."""
+        """Compute the loss over the words of the batch."""
         features = encodings[self.words.name].features
         source, target = (
             word_states(encodings[side].tokens_blh, features[f"{side}_spans"], units=self.units)

@@ -1,4 +1,4 @@
-"""WTR: word translation ranking, the second word-level half of WACSE."""
+"""WTR: word translation ranking, the second word-level objective of WACSE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from metaphrase.modeling.views import View, links_view, source_view, target_view
 from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
 from metaphrase.objectives.base import Granularity, Objective
 
-# Beside the letters of `functional`: `x` words of the source, `y` of the target, `c` candidates, `k` links of a pair.
+# In addition to the letters of `functional`: `x` source words, `y` target words, `c` candidates, `k` links of a pair.
 
 WordSimilarity = Literal["pairwise", "pooled", "max"]
 
@@ -28,18 +28,18 @@ def word_similarity(
     *,
     similarity: WordSimilarity = "pairwise",
 ) -> Tensor:
-    """How similar each word of a sentence is to each word of its translation, in float32 or wider.
+    """Similarity of each word of a sentence to each word of its translation, in float32 or wider.
 
     Args:
         source_bsh: States of the source sentences, shape ``(batch, source, hidden)``.
         target_bth: States of the target sentences, shape ``(batch, target, hidden)``.
-        source_spans_bx2: First piece of each source word and the one behind its last, shape ``(batch, words, 2)``.
-        target_spans_by2: The same of the target words.
-        similarity: ``"pairwise"`` is the mean of the cosines of all pairs of pieces, which is the dot product of the mean
+        source_spans_bx2: First piece and exclusive end of each source word, shape ``(batch, words, 2)``.
+        target_spans_by2: The same for the target words.
+        similarity: ``"pairwise"`` is the mean cosine over all pairs of pieces, which is the dot product of the mean
             normalised states; ``"pooled"`` the cosine of the mean states; ``"max"`` the largest cosine of a pair of pieces.
 
     Returns:
-        Shape ``(batch, source words, target words)``; of no meaning where a span is empty.
+        Shape ``(batch, source words, target words)``; undefined for empty spans.
 
     Reference: Miao et al. 2024 (WACSE), section 3.2, φ of equation 6.
     """
@@ -56,7 +56,7 @@ def word_similarity(
 
 
 def _largest(values_blc: Tensor, spans_bw2: Tensor) -> Tensor:
-    """The largest value of each span of the second axis, shape ``(batch, words, …)``."""
+    """Maximum over each span of the second axis, shape ``(batch, words, …)``."""
     outside_bwl = ~inside_spans(spans_bw2, values_blc.shape[1])
     return values_blc[:, None].masked_fill(outside_bwl[..., None], -torch.inf).amax(dim=2)
 
@@ -70,18 +70,18 @@ def word_translation_ranking(
     temperature: float = 0.05,
     mask_positives: bool = False,
 ) -> Tensor:
-    """Each linked word must pick out its translation among the words of the other sentence.
+    """Each linked word must identify its translation among the words of the other sentence.
 
-    ``-log exp(φ(x, y) / τ) / Σ_y' exp(φ(x, y') / τ)`` for every link, ``y'`` being all words of the same pair's other side,
-    and the same from ``y`` to ``x``.
+    ``-log exp(φ(x, y) / τ) / Σ_y' exp(φ(x, y') / τ)`` for each link, where ``y'`` are all words of the other sentence of the
+    pair, and the same from ``y`` to ``x``.
 
     Args:
         similarity_bxy: φ, shape ``(batch, source words, target words)``.
-        links_bk2: Source and target word of each link, ``-1`` where a pair has fewer, shape ``(batch, links, 2)``.
-        source_word_bx: True at the words that are ranked, shape ``(batch, source words)``; false at padding.
-        target_word_by: The same of the target.
+        links_bk2: Source and target word of each link, ``-1`` for padding, shape ``(batch, links, 2)``.
+        source_word_bx: True at candidates, false at padding, shape ``(batch, source words)``.
+        target_word_by: The same for the target.
         temperature: Softmax temperature τ.
-        mask_positives: Leave the other words that the ranking word is linked to out of the denominator.
+        mask_positives: Exclude the other words that an anchor is linked to from its denominator.
 
     Returns:
         The loss of each link, ``x → y`` in row 0 and ``y → x`` in row 1, shape ``(2, links of the batch)``.
@@ -110,19 +110,19 @@ def word_translation_ranking(
 
 
 class WordTranslationRanking(Objective):
-    """Each linked word must pick out its translation among the words of the other sentence.
+    """Each linked word must identify its translation among the words of the other sentence.
 
-    The states are those of the unmasked sentences, which it shares with :class:`TranslationRanking`. Words that truncation
-    cut are neither ranked nor candidates, and special tokens are no words.
+    The states are those of the unmasked sentences, which are shared with :class:`TranslationRanking`. Special tokens
+    and words that truncation cut are neither anchors nor candidates.
 
     Args:
-        max_length: Pieces kept of a sentence.
-        temperature: Softmax temperature τ. The paper prints none; without one the loss cannot come near 0, as cosines end
-            at 1.
+        max_length: Maximum pieces per sentence.
+        temperature: Softmax temperature τ. The paper prints none; without one the loss cannot approach 0, because cosines
+            are at most 1.
         similarity: ``"pairwise"`` (the paper), ``"pooled"`` or ``"max"``, see :func:`word_similarity`.
-        mask_positives: Leave the other words that a word is linked to out of its denominator (the paper does not).
+        mask_positives: Exclude the other words that an anchor is linked to from its denominator (the paper does not).
         reduction: ``"link_mean"`` is the mean over the links of the batch and both directions; ``"sum"`` is equation 8 as
-            printed, their sum divided by ``2 · batch``, which weighs a sentence by its links.
+            printed, their sum divided by ``2 · batch``, which weights a sentence by its links.
 
     Inputs: the columns ``source``, ``target`` and ``alignment``.
 
@@ -148,20 +148,20 @@ class WordTranslationRanking(Objective):
     ) -> None:
         super().__init__(max_length=max_length)
         if similarity not in get_args(WordSimilarity):
-            raise ValueError(f"WTR's similarity is 'pairwise', 'pooled' or 'max', not {similarity!r}.")
+            raise ValueError(f"WTR's similarity must be 'pairwise', 'pooled' or 'max', but is {similarity!r}.")
         if reduction not in ("link_mean", "sum"):
-            raise ValueError(f"WTR's reduction is 'link_mean' or 'sum', not {reduction!r}.")
+            raise ValueError(f"WTR's reduction must be 'link_mean' or 'sum', but is {reduction!r}.")
         self.temperature = temperature
         self.similarity: WordSimilarity = similarity
         self.mask_positives = mask_positives
         self.reduction = reduction
 
     def views(self) -> tuple[View, ...]:
-        """Both sides, and the links between their words."""
+        """Return both sides and the links between their words."""
         return source_view(self.max_length), target_view(self.max_length), links_view(self.max_length)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Scalar ranking loss; a zero with a graph where no word is linked."""
+        """Compute the ranking loss; a zero with a graph if no word is linked."""
         source, target, links = encodings["source"], encodings["target"], encodings["links"].features
         spans = links["source_spans"], links["target_spans"]
         similarity_bxy = word_similarity(source.tokens_blh, target.tokens_blh, *spans, similarity=self.similarity)

@@ -40,6 +40,7 @@ from transformers import (
 from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.running import (
@@ -183,8 +184,7 @@ def make_translator(
         freeze_encoder: Keep all of the encoder as it is.
     """
     encoder = load_with_head(source, AutoModel, dropout=dropout, freeze_word_embeddings=freeze_word_embeddings)
-    if getattr(encoder, "pooler", None) is not None:
-        encoder.pooler = None
+    remove_pooler(encoder)
     if freeze_encoder:
         encoder.requires_grad_(False)
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id

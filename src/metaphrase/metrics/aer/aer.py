@@ -27,11 +27,11 @@ summed over all pairs.
 
 _INPUTS = """\
 Args:
-    predictions: Links of each pair in Pharaoh's form, "0-0 1-2".
-    references: Gold links of each pair, sure ones with a hyphen and possible ones with a p, "0-0 1p2".
+    predictions: Links of each pair in Pharaoh format, "0-0 1-2".
+    references: Gold links of each pair, sure links with a hyphen and possible links with a p, "0-0 1p2".
 
 Returns:
-    aer, precision, recall and f1, fractions.
+    aer, precision, recall and f1 as fractions.
 """
 
 

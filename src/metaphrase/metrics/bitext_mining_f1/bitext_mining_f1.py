@@ -18,19 +18,19 @@ _CITATION = """\
 """
 
 _DESCRIPTION = """\
-Precision, recall and F1 of mined sentence pairs against gold pairs: of those above a threshold, or at the threshold that
-is best for this gold (an oracle).
+Precision, recall and F1 of mined sentence pairs against gold pairs, above a given threshold or at the best threshold for
+these gold pairs (an oracle).
 """
 
 _INPUTS = """\
 Args:
     predictions: Mined pairs, "source-id<TAB>target-id<TAB>score".
-    references: Gold pairs, "source-id<TAB>target-id"; there may be more or fewer than mined pairs, so give both as one
+    references: Gold pairs, "source-id<TAB>target-id"; their number may differ from that of the mined pairs, so pass both as a
         list in a list: `compute(predictions=[mined], references=[gold])`.
-    threshold: Least score of a pair that counts; None takes the threshold with the best F1.
+    threshold: Minimum score of a pair; None uses the threshold with the best F1.
 
 Returns:
-    precision, recall and f1, fractions, and the threshold.
+    precision, recall and f1 as fractions, and the threshold.
 """
 
 
@@ -64,5 +64,5 @@ class BitextMiningF1(evaluate.Metric):
 def _columns(line: str, n: int) -> tuple[str, ...]:
     columns = tuple(line.split("\t"))
     if len(columns) != n:
-        raise ValueError(f"A line has {n} columns with tabs between them, {line!r:.80} has {len(columns)}.")
+        raise ValueError(f"Expected {n} tab-separated columns, got {len(columns)} in {line!r:.80}.")
     return columns

@@ -29,7 +29,7 @@ Args:
     references: Embeddings of their translations, in the same order.
 
 Returns:
-    source_to_target, target_to_source and their mean, accuracy; fractions.
+    source_to_target, target_to_source and their mean, accuracy, as fractions.
 """
 
 

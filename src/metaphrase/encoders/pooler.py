@@ -1,0 +1,34 @@
+"""BERT's pooler: sentence embeddings never use it, and a checkpoint without one gets a random one from transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+Encoder = TypeVar("Encoder", bound=Any)
+
+#: File of a SentenceTransformer folder that holds the arguments of the encoder.
+CONFIG_FILE = "sentence_bert_config.json"
+
+
+def remove_pooler(encoder: Encoder) -> Encoder:
+    """Remove the pooler of a transformers model in place, if it has one.
+
+    Returns:
+        The same model.
+    """
+    if getattr(encoder, "pooler", None) is not None:
+        encoder.pooler = None
+    return encoder
+
+
+def disable_pooler(folder: str | Path) -> None:
+    """Make ``SentenceTransformer(folder)`` build its encoder without a pooler.
+
+    Args:
+        folder: A saved SentenceTransformer; its encoder's class must accept ``add_pooling_layer``.
+    """
+    path = Path(folder) / CONFIG_FILE
+    config = json.loads(path.read_text(encoding="utf-8")) | {"model_args": {"add_pooling_layer": False}}
+    path.write_text(json.dumps(config, indent=4) + "\n", encoding="utf-8")
