@@ -87,6 +87,7 @@ def test_attention_alone_trains_on_two_processes(two_ranks, tiny_encoder, full_b
             save_strategy="no",
             report_to="none",
             use_cpu=True,
+            dataloader_drop_last=True,
             ddp_backend="gloo",
             disable_tqdm=True,
         )
