@@ -599,7 +599,7 @@ def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        print("No plots: pip install 'metaphrase[report]'.")
+        print("No plots: matplotlib is not installed.")
         return []
     matplotlib.rcParams["svg.hashsalt"] = grid.name
     cells = result["cells"]
