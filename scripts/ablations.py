@@ -4,18 +4,18 @@
     python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english
     python scripts/ablations.py ppa-table5 --set moco.queue_size=256 --set learning_rate=3e-5
 
-A grid is a file in ``configs/ablations``. Options that are not this program's are those of ``metaphrase train`` and hold
-for every cell; so does ``--set OPTION=VALUE``, and ``--set OBJECTIVE.ARGUMENT=VALUE`` wherever a cell has the objective.
-Each cell and seed is trained as ``metaphrase train`` trains, measured by translation retrieval in both directions, and kept
-as a JSON file under a digest of all that decides its result: a killed run goes on with what is missing. Beside them lie
-``results.json``, ``table.md`` and plots. ``--keep`` takes the results into ``scripts/results/ablations`` and
-docs/ablations.md.
+A grid is a file in ``configs/ablations``. Options that are not this program's are those of ``metaphrase train`` and apply
+to every cell; so does ``--set OPTION=VALUE``, and ``--set OBJECTIVE.ARGUMENT=VALUE`` to the cells that have the objective.
+Each cell and seed is a :class:`metaphrase.TrainingRun`, measured by translation retrieval in both directions, and stored as
+a JSON file under a digest of everything that determines its result: an interrupted program resumes with what is missing.
+Beside these files are ``results.json``, ``table.md`` and plots. ``--keep`` copies the results to
+``scripts/results/ablations`` and docs/ablations.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
-import io
 import json
 import logging
 import math
@@ -27,8 +27,7 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,31 +37,23 @@ import yaml
 from datasets import Dataset
 from scipy.stats import t as student
 from sentence_transformers import SentenceTransformer
-from transformers import HfArgumentParser, set_seed
+from transformers import HfArgumentParser
 from update_tables import fill
 
-from metaphrase.cli.train import (
-    ModelOptions,
-    TrainArguments,
-    check,
-    check_text,
-    checkpoint_to_resume,
-    parse_options,
-    prepare_process,
-    read_corpus,
-    read_tests,
-    train,
-    with_choices,
-)
 from metaphrase.corpus.files import find_files
-from metaphrase.corpus.parallel import ParallelSet
-from metaphrase.encoders.loading import STARTER, load_encoder
+from metaphrase.encoders.loading import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.io.configuration import did_you_mean, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.environment import prepare_process
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import write_json
 from metaphrase.modeling.languages import fold_languages
+from metaphrase.training.baseline import Sets, read_test_sets
+from metaphrase.training.configuration import RunConfig, RunOptions
+from metaphrase.training.corpora import check_text, read_bitext
 from metaphrase.training.recipe import Recipe
+from metaphrase.training.run import TrainingRun, check, configured_recipe
 
 ROOT = Path(__file__).parents[1]
 GRIDS = ROOT / "configs" / "ablations"
@@ -71,23 +62,17 @@ PAGE = ROOT / "docs" / "ablations.md"
 
 #: Measures of a cell, and how tables call them.
 SCORES = {"source_to_target": "xx→en", "target_to_source": "en→xx", "mean": "mean"}
-#: Training options that a result does not depend on.
-PLACES = {
-    "output_dir",
-    "resume_from_checkpoint",
-    "run_name",
-    "report_to",
-    "disable_tqdm",
-    "save_strategy",
-    "save_steps",
+#: Options that a result does not depend on, or only by the content that they name.
+NOT_DECISIVE = {
+    *("output_dir", "resume_from_checkpoint", "run_name", "report_to", "disable_tqdm", "save_strategy", "save_steps"),
+    *("model", "corpus", "test", "recipe", "retention", "retention_languages", "on_disk", "license", "data_license"),
+    "seed",
 }
-#: Other options that it does not depend on, or by their content alone.
-NO_SETTINGS = ("model", "corpus", "test", "recipe", "retention", "on_disk", "license", "data_license")
-#: Training options that the program gives itself.
+#: Options of a run that this program sets.
 OWN = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
-#: Training options of every cell, unless others are given.
+#: Options of every cell, unless others are given.
 DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "resume_from_checkpoint": "true"}
-#: Steps of the trial that the estimate is made from.
+#: Steps of the trial on which the estimate is based.
 TRIAL = 3
 
 
@@ -175,13 +160,13 @@ class Run:
     Attributes:
         cell: The cell.
         seed: The seed.
-        argv: Options of ``metaphrase train`` but ``--output_dir``.
-        path: Where its result is kept; the name holds the digest of its settings.
+        config: Its configuration, without the output folder.
+        path: File of its result; the name holds the digest of its settings.
     """
 
     cell: Cell
     seed: int
-    argv: tuple[str, ...]
+    config: RunConfig
     path: Path
 
     def kept(self) -> dict[str, Any] | None:
@@ -242,11 +227,11 @@ def varied(recipe: Recipe, changes: Sequence[Mapping[str, Any]], settings: Mappi
     return Recipe.from_dict({**content, "name": name, "terms": list(terms.values())}, origin=name)
 
 
-def parsed(argv: Sequence[str]) -> tuple[Options, list[str], dict[str, Any]]:
-    """The program's options, what goes to ``metaphrase train``, and settings by ``objective.argument``.
+def parsed(argv: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
+    """The program's options, options of the training runs by name, and settings by ``objective.argument``.
 
     Raises:
-        ValueError: An option is the program's to give, or a setting has no value.
+        ValueError: An option is unknown or set by the program, or a setting has no value.
     """
     parser = HfArgumentParser(Options, allow_abbrev=False)
     options, rest = parser.parse_args_into_dataclasses(list(argv), return_remaining_strings=True)
@@ -261,79 +246,97 @@ def parsed(argv: Sequence[str]) -> tuple[Options, list[str], dict[str, Any]]:
             settings[key] = yaml.safe_load(value)
         else:
             rest += [f"--{key}", value]
-    given = {token[2:].partition("=")[0].replace("-", "_") for token in rest if token.startswith("--")}
-    if taken := sorted(given & OWN):
+    given = run_options(rest)
+    if taken := sorted(given.keys() & OWN):
         raise ValueError(f"--{taken[0]} is given to every cell by this program; see --steps, --seeds and --output.")
-    return options, rest, settings
+    return options, given, settings
 
 
-def has_monolingual(options: Options, rest: Sequence[str]) -> bool:
-    """Whether what goes to ``metaphrase train`` names monolingual text, on the command line or in its ``--config``."""
-    argv = ["--model", options.model, "--corpus", *options.corpus, "--output_dir", "unused", *rest]
-    return bool(parse_options(argv, DEFAULTS)[1].monolingual)
+def run_options(argv: Sequence[str]) -> dict[str, Any]:
+    """Options of a training run that are given on a command line or in its ``--config``, by name.
+
+    >>> run_options(["--learning_rate", "1e-3", "--languages", "sw", "fi"])
+    {'languages': ['sw', 'fi'], 'learning_rate': 0.001}
+
+    Raises:
+        ValueError: An option is unknown.
+    """
+    names = [option.name for option in fields(RunConfig) if option.init]
+    parser = HfArgumentParser(RunConfig, allow_abbrev=False, add_help=False)
+    parser.add_argument("--config")
+    namespace = argparse.Namespace(**dict.fromkeys(names, ...))  # what is given replaces the dots
+    namespace, unknown = parser.parse_known_args(list(argv), namespace)
+    if unknown:
+        raise ValueError(f"There is no option {unknown[0]}{did_you_mean(unknown[0].lstrip('-'), names)}.")
+    given = {name: value for name, value in vars(namespace).items() if value is not ...}
+    config = given.pop("config")
+    return {**(read_yaml(config) or {} if config else {}), **given}
 
 
-def commands(grid: Grid, options: Options, rest: Sequence[str]) -> list[list[str]]:
-    """Options of ``metaphrase train`` for each cell, but seed and folder; the cells' recipes are written to files."""
+def configurations(grid: Grid, options: Options, given: Mapping[str, Any]) -> list[RunConfig]:
+    """The configuration of each cell, without seed and folder; the cells' recipes are written to files."""
     folder = Path(options.output) / grid.name / "recipes"
     folder.mkdir(parents=True, exist_ok=True)
-    common = ["--model", options.model, "--corpus", *options.corpus, "--test", *options.test]
-    argvs = []
+    configs = []
     for cell in grid.cells:
         text = yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False, allow_unicode=True)
         recipe = folder / f"{cell.slug}-{hashlib.sha256(text.encode()).hexdigest()[:6]}.yaml"
         recipe.write_text(text, encoding="utf-8")
-        argvs.append([*common, "--recipe", str(recipe), "--max_steps", str(options.steps), *rest])
-    return argvs
+        settings = {"model": options.model, "corpus": options.corpus, "test": options.test, "recipe": str(recipe)}
+        configs.append(
+            RunConfig(**{**DEFAULTS, **settings, "max_steps": options.steps, **given, "output_dir": "unused"})
+        )
+    return configs
 
 
-def plan(grid: Grid, options: Options, argvs: Sequence[Sequence[str]], settings: Sequence[Any]) -> list[Run]:
+def plan(grid: Grid, options: Options, configs: Sequence[RunConfig], settings: Sequence[Any]) -> list[Run]:
     """The runs of a grid, seed by seed.
 
     Args:
         grid: The grid.
         options: The program's options.
-        argvs: Options of each cell, see :func:`commands`.
-        settings: What decides the result of each cell, but for the seed.
+        configs: The configuration of each cell, see :func:`configurations`.
+        settings: What determines the result of each cell, without the seed.
     """
     folder = Path(options.output) / grid.name / "cells"
     runs = []
     for seed in options.seeds:
-        for cell, argv, decisive in zip(grid.cells, argvs, settings, strict=True):
+        for cell, config, decisive in zip(grid.cells, configs, settings, strict=True):
             text = json.dumps([seed, decisive], sort_keys=True, default=str)
             digest = hashlib.sha256(text.encode()).hexdigest()[:12]
             path = folder / f"{cell.slug}-seed{seed}-{digest}.json"
-            runs.append(Run(cell, seed, (*argv, "--seed", str(seed)), path))
+            runs.append(Run(cell, seed, replace(config, seed=seed), path))
     return runs
 
 
-def settings_of(argv: Sequence[str]) -> dict[str, Any]:
-    """What decides the result of a run beside weights and seed: texts, recipe and options; not where things lie.
+def settings_of(config: RunConfig) -> dict[str, Any]:
+    """What determines the result of a run beside weights and seed: texts, recipe and options, but no paths.
 
     Raises:
-        ValueError: An option is wrong, or the recipe cannot be trained with it.
-        FileNotFoundError: The corpus, a test set or text is not there.
+        ValueError: An option is invalid, or the recipe cannot be trained with it.
+        FileNotFoundError: The corpus, a test set or text does not exist.
     """
-    model, corpus, chosen, arguments = parse_options([*argv, "--output_dir", "unused"], DEFAULTS)
-    check(corpus, arguments)
-    recipe = with_choices(Recipe.load(chosen.recipe), chosen)
-    check_text(recipe, corpus)
-    recipe.objectives(chosen.max_length)
-    files = find_files(corpus.corpus, languages=corpus.languages or None)
-    plain = TrainArguments(output_dir="unused")
-    names = [f.name for f in fields(TrainArguments) if f.name not in PLACES]
-    changed = {name: getattr(arguments, name) for name in names}
-    changed = {name: str(value) for name, value in changed.items() if str(value) != str(getattr(plain, name))}
+    check(config)
+    recipe = configured_recipe(config)
+    check_text(recipe, config)
+    recipe.objectives(config.max_length)
+    files = find_files(config.corpus, languages=config.languages or None)
+    own = {option.name for option in fields(RunOptions)}
+    plain = RunConfig(recipe="tr")
+    values = {option.name: getattr(config, option.name) for option in fields(RunConfig) if option.init}
+    values = {name: value for name, value in values.items() if name not in NOT_DECISIVE}
     terms = recipe.to_dict()
     return {
         "corpus": [[file.name] if not file.paths else files_sha256(file.paths) for file in files],
-        "monolingual": files_sha256(path for path in corpus.monolingual if not path.startswith("hf:")),
-        "tests": {name: {k: s.sha256 for k, s in sets.items()} for name, sets in read_tests(corpus).items()},
+        "monolingual": files_sha256(path for path in config.monolingual if not path.startswith("hf:")),
+        "tests": {name: {k: s.sha256 for k, s in sets.items()} for name, sets in read_test_sets(config).items()},
         "recipe": {key: terms[key] for key in ("terms", "max_length", "language_embedding", "pooling")},
-        "options": [
-            {k: v for k, v in asdict(part).items() if k not in NO_SETTINGS} for part in (model, corpus, chosen)
-        ],
-        "training": changed,
+        "options": {name: value for name, value in values.items() if name in own and name != "monolingual"},
+        "training": {
+            name: str(value)
+            for name, value in values.items()
+            if name not in own and str(value) != str(getattr(plain, name))
+        },
     }
 
 
@@ -350,55 +353,39 @@ def check_columns(grid: Grid, dataset: Any) -> None:
                 raise ValueError(f"Cell {cell.label!r} reads the column {column!r}, which the corpus lacks.{how}")
 
 
-def trained(argv: Sequence[str], work: Path, links: Path) -> tuple[Any, dict[str, Any], dict[str, Any]]:
-    """Train as ``metaphrase train`` does, without a release.
+def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict[str, Any]]:
+    """Train without a release.
 
     Args:
-        argv: Options of ``metaphrase train``.
-        work: Folder of its checkpoints; what a killed run left there is taken up.
+        config: The configuration.
+        work: Folder of its checkpoints; a run that was interrupted there is resumed.
         links: Folder of the word links, which all cells share.
 
     Returns:
         The encoder, or one for each language; the test sets; facts of the run.
     """
     started = time.perf_counter()
-    model_options, corpus, chosen, arguments = parse_options([*argv, "--output_dir", str(work)], DEFAULTS)
     work.mkdir(parents=True, exist_ok=True)
     links.mkdir(parents=True, exist_ok=True)
     for path in links.glob("alignment-*.parquet"):
         (work / path.name).unlink(missing_ok=True)
         (work / path.name).symlink_to(path.resolve())
-    arguments.resume_from_checkpoint = checkpoint_to_resume(arguments)
-    set_seed(arguments.seed)
-    recipe = with_choices(Recipe.load(chosen.recipe), chosen)
-    model = encoder(model_options, recipe, arguments)
-    tests = read_tests(corpus)
-    with redirect_stdout(io.StringIO()):  # the trainer prints its logs
-        facts, embedding = train(
-            model,
-            recipe,
-            model_options,
-            corpus,
-            chosen,
-            arguments,
-            command=["metaphrase", "train", *argv],
-            tests=tests,
-        )
+    run = TrainingRun(replace(config, output_dir=str(work), retention=["none"]))
+    with run.claim_output():
+        run.load_encoder()
+        run.load_test_sets()
+        run.load_corpus()
+        facts = run.train()
     for path in work.glob("alignment-*.parquet"):
         if not path.is_symlink():
             shutil.move(path, links / path.name)
     facts["seconds"] = round(time.perf_counter() - started, 2)
     facts["languages"] = facts.pop("corpus")["languages"]
-    return model if embedding is None else fold_languages(model, embedding), tests, facts
+    embedding = run.language_embedding
+    return run.encoder if embedding is None else fold_languages(run.encoder, embedding), run.tests.trained, facts
 
 
-def encoder(options: ModelOptions, recipe: Recipe, arguments: TrainArguments) -> SentenceTransformer:
-    """The encoder as it is before training."""
-    device = "cpu" if arguments.use_cpu else None
-    return load_encoder(options.model, pooling=options.pooling, default_pooling=recipe.pooling, device=device)
-
-
-def measured(model: Any, tests: Mapping[str, Mapping[str, ParallelSet]], name: str) -> dict[str, Any]:
+def measured(model: Any, tests: Sets, name: str) -> dict[str, Any]:
     """Retrieval on every test set."""
     return {test: evaluate_retrieval(model, sets, name=name).to_dict() for test, sets in tests.items()}
 
@@ -411,11 +398,11 @@ def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) 
     for run in (runs[0], runs[-1]):
         work = folder / "trial"
         shutil.rmtree(work, ignore_errors=True)
-        facts = trained([*run.argv, "--max_steps", str(TRIAL)], work, links)[2]
+        facts = trained(replace(run.config, max_steps=TRIAL), work, links)[2]
         shutil.rmtree(work)
         times.append((facts["seconds"] - facts["training_seconds"], facts["training_seconds"] / TRIAL))
     beside, step = min(other for other, _ in times), statistics.mean(step for _, step in times)
-    return beside + step * int(runs[0].argv[runs[0].argv.index("--max_steps") + 1]) + evaluation
+    return beside + step * runs[0].config.max_steps + evaluation
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
@@ -612,7 +599,7 @@ def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        print("No plots: pip install 'metaphrase[report]'.")
+        print("No plots: matplotlib is not installed.")
         return []
     matplotlib.rcParams["svg.hashsalt"] = grid.name
     cells = result["cells"]
@@ -705,24 +692,25 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         ValueError: A cell cannot be trained with these options or on this corpus.
         FileNotFoundError: A text or model is not there.
     """
-    options, rest, own = parsed(argv)
-    grid = load_grid(name, settings=own, monolingual=has_monolingual(options, rest))
-    argvs = commands(grid, options, rest)
-    settings = [settings_of(argv) for argv in argvs]
+    options, given, own = parsed(argv)
+    grid = load_grid(name, settings=own, monolingual=bool(given.get("monolingual")))
+    configs = configurations(grid, options, given)
+    settings = [settings_of(config) for config in configs]
     prepare_process()
     folder, links = Path(options.output) / grid.name, Path(options.output) / "alignment"
-    model_options, corpus, chosen, arguments = parse_options([*argvs[0], "--output_dir", "unused"], DEFAULTS)
-    model = encoder(model_options, grid.cells[0].recipe, arguments)
-    identity = model_hash(model)
-    runs = plan(grid, options, argvs, [[identity, decisive] for decisive in settings])
-    dataset = read_corpus(corpus, model, arguments).dataset
+    config = configs[0]
+    run = TrainingRun(config)
+    run.load_encoder()
+    identity = model_hash(run.encoder)
+    runs = plan(grid, options, configs, [[identity, decisive] for decisive in settings])
+    dataset = read_bitext(config, run.encoder, run.arguments).dataset
     assert isinstance(dataset, Dataset)
     check_columns(grid, dataset)
     started = time.perf_counter()
-    untrained = measured(model, read_tests(corpus), options.model)
+    untrained = measured(run.encoder, read_test_sets(config), options.model)
     evaluation = time.perf_counter() - started
-    shape = shape_of(model, chosen.max_length or grid.cells[0].recipe.max_length)
-    del model, dataset
+    shape = shape_of(run.encoder, config.max_length or grid.cells[0].recipe.max_length)
+    del run, dataset
     missing = [run for run in runs if run.kept() is None]
     print(
         f"{grid.name}: {len(grid.cells)} cells x {len(options.seeds)} seeds, {len(runs) - len(missing)} done before."
@@ -735,7 +723,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     for at, run in enumerate(missing, 1):
         started = time.perf_counter()
         work = folder / "work" / run.path.stem
-        model, tests, facts = trained(run.argv, work, links)
+        model, tests, facts = trained(run.config, work, links)
         trained_in = time.perf_counter() - started
         results = measured(model, tests, run.cell.label)
         seconds = round(time.perf_counter() - started, 2)

@@ -15,22 +15,23 @@ import argparse
 import hashlib
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCard
 
-from metaphrase.cli import main as metaphrase
-from metaphrase.cli.demo import defaults as demo_defaults
-from metaphrase.cli.train import parse_options
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
+#: The command line, whose commands the cards record.
+METAPHRASE = (sys.executable, "-m", "metaphrase")
 #: Options of the short training for new cards: minutes on two cores.
 SHORT = ("--max_steps", "20", "--per_device_train_batch_size", "16", "--report_to", "none")
 #: Folder of the monolingual text that some recipes read in addition to the demo's bitext.
@@ -78,6 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         shutil.copy(made_card(output), path)
         print(f"{path} was replaced by the new card.")
     return 0 if same else 1
+
+
+def metaphrase(arguments: Sequence[str]) -> int:
+    """Run the command line; return its exit status."""
+    return subprocess.run([*METAPHRASE, *arguments], check=False).returncode
 
 
 def card_of(recipe: str) -> Path:
@@ -151,9 +157,12 @@ def training_files(command: Sequence[str]) -> dict[str, str]:
         raise SystemExit(
             f"To reproduce a release of `metaphrase {name}`, run the command itself: {shlex.join(command)}"
         )
-    chosen = parse_options(arguments, demo_defaults() if name == "demo" else None)[1]
+    printed = subprocess.run([*METAPHRASE, name, *arguments, "--print-config"], capture_output=True, check=False)
+    if printed.returncode != 0:
+        raise SystemExit(printed.stderr.decode())
+    chosen = yaml.safe_load(printed.stdout)
     digests = {}
-    for file in find_files(chosen.corpus, languages=chosen.languages or None):
+    for file in find_files(chosen["corpus"], languages=chosen["languages"] or None):
         names, parts = [path.name for path in file.paths], [digest(path) for path in file.paths]
         digests[",".join(names)] = ",".join(parts)
     return digests

@@ -158,8 +158,8 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
                 "languages": len(one["languages"]),
                 **{
                     side: {
-                        "average": found["average"],
-                        **found["groups"],
+                        "average": _score(found["average"]),
+                        **{group: _score(row) for group, row in found["groups"].items()},
                         "unlearned": sum(row.get("learned") is False for row in found["languages"].values()),
                     }
                     for side, result in {"before": best["baseline"], "after": content}.items()
@@ -182,6 +182,11 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
         "versions": content["versions"],
     }
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _score(row: dict[str, Any]) -> dict[str, Any]:
+    """Size, score and interval of an average or a group, without the details of its suite."""
+    return {key: row[key] for key in ("n", "score", "interval") if key in row}
 
 
 def suites_table(content: dict[str, Any]) -> str:

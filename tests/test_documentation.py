@@ -34,7 +34,7 @@ import metaphrase.exceptions
 from metaphrase.cli import COMMANDS, main
 from metaphrase.io.files import PACKAGED_DATA
 from metaphrase.objectives import OBJECTIVES, Objective
-from metaphrase.publishing.hub import release
+from metaphrase.publishing.release import release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from tests.hub_server import Hub, reach, serve_hub

@@ -70,6 +70,6 @@ def test_whoever_starts_a_process_keeps_it_out_of_denormal_numbers(path):
 
 
 def test_a_process_is_kept_out_of_denormal_numbers():
-    code = "import torch; from metaphrase.cli.train import prepare_process; prepare_process(); print((torch.tensor([1e-39]) * 1).item())"
+    code = "import torch; from metaphrase.io.environment import prepare_process; prepare_process(); print((torch.tensor([1e-39]) * 1).item())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) == 0

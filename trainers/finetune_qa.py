@@ -16,13 +16,13 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from metaphrase.cli import parse
-from metaphrase.cli.train import prepare_process
 from metaphrase.evaluation.transfer import (
     FineTuningArguments,
     QuestionAnsweringOptions,
     finetune_question_answering,
     results_table,
 )
+from metaphrase.io.environment import prepare_process
 
 
 def main(argv: Sequence[str]) -> int:

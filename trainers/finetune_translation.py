@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from metaphrase.cli import parse
-from metaphrase.cli.train import prepare_process
 from metaphrase.evaluation.transfer import FineTuningArguments
 from metaphrase.evaluation.transfer.translation import TranslationOptions, finetune_translation, translation_table
+from metaphrase.io.environment import prepare_process
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Train an encoder with any recipe: the program behind ``metaphrase train``.
+"""Train an encoder with any recipe, from Python: a configuration in, a release out.
 
 Run it on one machine, or on several processes with torchrun::
 
@@ -6,12 +6,34 @@ Run it on one machine, or on several processes with torchrun::
     torchrun --nproc_per_node 8 trainers/train.py --recipe dap --paper_training true --model xlm-roberta-base \
         --corpus corpus/ --output_dir out/dap
 
-``--help`` lists the options. To change anything else, start from ``trainers/dap.py``.
+The options are those of ``metaphrase train``, which adds YAML files and tables. To change what happens beyond them, start
+from ``trainers/dap.py``.
 """
 
+import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import fields
 
-from metaphrase.cli import main
+from transformers import HfArgumentParser
+
+from metaphrase import RunConfig, TrainingRun
+from metaphrase.io.environment import prepare_process
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train, release, and print where the results are."""
+    parser = HfArgumentParser(RunConfig, usage="python trainers/train.py [OPTIONS]", allow_abbrev=False)
+    # Only what is given reaches the configuration: other settings are those of the recipe.
+    namespace = argparse.Namespace(**dict.fromkeys((option.name for option in fields(RunConfig)), ...))
+    given = vars(parser.parse_args(list(argv), namespace))
+    config = RunConfig(**{name: value for name, value in given.items() if value is not ...})
+    prepare_process()
+    result = TrainingRun(config).execute()
+    if result is not None:
+        print(result.report or result.output)
+    return 0
+
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.exit(main(sys.argv[1:]))

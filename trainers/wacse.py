@@ -56,7 +56,7 @@ def main(bitext: str, output_dir: str, model: str = "starter", max_steps: int = 
 
     # 5. The loss encodes both sides unmasked, for the two rankings, and with linked words masked, all in one call. To add
     #    a language vector to the input, set `"language_embedding": True` in the recipe and `languages=["sw", "en"]`
-    #    here, and release with `metaphrase.publishing.hub.release_languages`.
+    #    here, and release with `metaphrase.publishing.release.release_languages`.
     loss = AlignmentLoss(encoder, recipe)
 
     # 6. The trainer is based on sentence-transformers' trainer; it saves, resumes, clips and synchronises heads.

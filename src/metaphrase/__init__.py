@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     from metaphrase.modeling.views import View
     from metaphrase.objectives import OBJECTIVES, Objective
     from metaphrase.publishing.card import AlignmentModelCardData
-    from metaphrase.publishing.hub import push, release
+    from metaphrase.publishing.hub import push
+    from metaphrase.publishing.release import release
     from metaphrase.training.arguments import AlignmentTrainingArguments
+    from metaphrase.training.configuration import RunConfig
     from metaphrase.training.heads import AlignmentHeads
     from metaphrase.training.loss import AlignmentLoss
     from metaphrase.training.recipe import Recipe, Term, list_recipes
+    from metaphrase.training.run import TrainingRun
     from metaphrase.training.trainer import AlignmentTrainer
 
 __version__ = "0.1.0"
@@ -40,14 +43,16 @@ _HOMES = {
     "ParallelCollator": "modeling.collator",
     "Recipe": "training.recipe",
     "RetrievalEvaluator": "evaluation.retrieval",
+    "RunConfig": "training.configuration",
     "Term": "training.recipe",
+    "TrainingRun": "training.run",
     "View": "modeling.views",
     "list_recipes": "training.recipe",
     "load_corpus": "corpus.loading",
     "load_encoder": "encoders.loading",
     "packed": "modeling.packing",
     "push": "publishing.hub",
-    "release": "publishing.hub",
+    "release": "publishing.release",
 }
 
 __all__ = sorted(_HOMES)

@@ -11,7 +11,8 @@ from metaphrase.aligners.embedding import (
     mutual_argmax,
     softmax_intersection,
 )
-from metaphrase.corpus.words import Words, join_words
+from metaphrase.corpus.words import Words
+from tests.aligners.joined import join_words
 
 PAIRS = [
     (Words.of("der Hund schläft"), Words.of("the dog sleeps")),

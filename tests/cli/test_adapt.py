@@ -10,10 +10,17 @@ import pytest
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 
-import metaphrase.cli.adapt as adapt
+import metaphrase.cli.adapt as command_module
+import metaphrase.training.adaptation as adapt
+import metaphrase.training.planning as planning
+import metaphrase.training.run as run_module
 from metaphrase.checkpoints.folders import checkpoint_folders, verify
 from metaphrase.cli import main
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.exceptions import CorpusError
 from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.training.run import RunResult, TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.faults.children import holder
 
@@ -56,10 +63,10 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     command += ["--data_license", "cc-by-4.0"]
     assert main(command) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result["said"][0].startswith("Swahili (sw): ")
+    assert result["verdict"][0].startswith("Swahili (sw): ")
     assert result["languages"]["sw"]["verdict"] in ("better", "tie", "worse")
     assert {row["language"] for row in result["retention"]["languages"]} == {"de", "fr"}
-    assert json.loads((output / "verdict.json").read_text())["said"] == result["said"]
+    assert json.loads((output / "verdict.json").read_text())["verdict"] == result["verdict"]
     assert (output / "report.html").is_file()
     assert {path.name[:2] for path in (output / "data" / "training").iterdir()} == {"sw", "et", "fi", "ml"}
     held = sentences_of(output / "data" / "dev") | sentences_of(output / "data" / "held-out")
@@ -83,7 +90,7 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     ],
 )
 def test_a_wrong_corpus_is_stopped_before_training(tiny_encoder_dir, tmp_path, capsys, monkeypatch, spoiled, said):
-    monkeypatch.setattr(adapt, "train_and_report", lambda *a, **k: pytest.fail("it was trained"))
+    monkeypatch.setattr(TrainingRun, "execute", lambda run: pytest.fail("it was trained"))
     corpus = write(tmp_path / "my.tsv", spoiled())
     output = tmp_path / "out"
     command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw"]
@@ -94,11 +101,33 @@ def test_a_wrong_corpus_is_stopped_before_training(tiny_encoder_dir, tmp_path, c
     assert not output.exists()
 
 
-def test_a_language_that_cannot_be_identified_is_no_stop(tiny_encoder_dir, small_data, tmp_path, capsys, monkeypatch):
-    trained = []
-    monkeypatch.setattr(adapt, "train_and_report", lambda *a, **k: trained.append(k) or ({}, []))
-    monkeypatch.setattr(adapt, "judge", lambda *a, **k: {"said": ["Tie."]})
-    monkeypatch.setattr(adapt, "step_seconds", lambda *a, **k: 1.0)
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """The configuration of each run, which is not trained. A run stops after a checkpoint if one is named."""
+
+    class Calls(list):
+        checkpoint = None
+
+    def execute(run):
+        calls.append(run.config)
+        if checkpoint := calls.checkpoint:
+            (tmp_path / "out" / checkpoint).mkdir(exist_ok=True)
+            raise SystemExit(143)
+        pooled = {"difference": 0.0, "interval": [-1.0, 1.0]}
+        row = pooled | {"verdict": "tie", "before": 50.0, "after": 50.0, "n": 10}
+        languages = dict.fromkeys(run.inputs.dev, row)
+        return RunResult(run.output, run.config.model, {}, comparisons={adapt.HELD_OUT: {"languages": languages}})
+
+    calls = Calls()
+    monkeypatch.setattr(TrainingRun, "execute", execute)
+    monkeypatch.setattr(command_module, "comparison_tables", lambda result: ())
+    return calls
+
+
+def test_a_language_that_cannot_be_identified_is_no_stop(
+    tiny_encoder_dir, small_data, tmp_path, capsys, monkeypatch, trained
+):
+    monkeypatch.setattr(planning, "step_seconds", lambda *a, **k: 1.0)
     lines = gzip.decompress((DATA / "udhr" / "su-en.tsv.gz").read_bytes()).decode().split("\n")[1:]
     rows = ["\t".join(f"{side} {i}" for side in line.split("\t")[:2]) for i in range(3) for line in lines if line]
     corpus = write(tmp_path / "my.tsv", rows)
@@ -111,31 +140,10 @@ def test_a_language_that_cannot_be_identified_is_no_stop(tiny_encoder_dir, small
 @pytest.fixture
 def command(tiny_encoder_dir, small_data, tmp_path, monkeypatch):
     """The command, with steps that take a second each."""
-    monkeypatch.setattr(adapt, "step_seconds", lambda *a, **k: 1.0)
+    monkeypatch.setattr(planning, "step_seconds", lambda *a, **k: 1.0)
     corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
     command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw"]
     return [*command, "--output_dir", str(tmp_path / "out")]
-
-
-@pytest.fixture
-def trained(monkeypatch, tmp_path):
-    """What training was asked for: the options of each time. It is stopped behind a checkpoint where one is named."""
-    calls = []
-
-    def train(options, **kwargs):
-        calls.append(options)
-        if checkpoint := calls.checkpoint:
-            (tmp_path / "out" / checkpoint).mkdir(exist_ok=True)
-            raise SystemExit(143)
-        return {}, []
-
-    class Calls(list):
-        checkpoint = None
-
-    calls = Calls()
-    monkeypatch.setattr(adapt, "train_and_report", train)
-    monkeypatch.setattr(adapt, "judge", lambda *a, **k: {"said": ["Tie."]})
-    return calls
 
 
 def test_what_an_earlier_run_mixed_in_is_gone(command, trained, tmp_path):
@@ -152,12 +160,11 @@ def test_a_stopped_run_keeps_its_plan(command, trained, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="143"):
         main(command)
     said = capsys.readouterr().err
-    assert "the same `metaphrase adapt` goes on from the last checkpoint" in said
-    assert "metaphrase train --model" in said
-    monkeypatch.setattr(adapt, "step_seconds", lambda *a, **k: pytest.fail("it was timed again"))
+    assert "The same `metaphrase adapt` command resumes from checkpoint-5." in said
+    monkeypatch.setattr(planning, "step_seconds", lambda *a, **k: pytest.fail("it was timed again"))
     trained.checkpoint = None
     assert main(command) == 0
-    before, now = (options[3] for options in trained)
+    before, now = trained
     assert (now.max_steps, now.eval_steps, now.learning_rate) == (
         before.max_steps,
         before.eval_steps,
@@ -192,7 +199,7 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
     assert {path: path.read_bytes() for path in training} == training
     (tmp_path / "out" / adapt.PLAN).write_text("{")
     assert main(command) == 2
-    assert "plan.json, which says of which run, is missing or damaged" in capsys.readouterr().err
+    assert "plan.json, which describes its run, is missing or damaged" in capsys.readouterr().err
 
 
 def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault):
@@ -216,7 +223,7 @@ def test_its_own_data_are_no_corpus(command, trained, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_path, monkeypatch, capsys, fault):
-    make_plan, step = adapt.make_plan, AlignmentTrainer.training_step
+    make_plan, step = planning.make_plan, AlignmentTrainer.training_step
 
     def short(**facts):  # so slow a learner that nothing improves
         return replace(make_plan(**facts), max_steps=24, eval_steps=2, learning_rate=1e-7)
@@ -226,7 +233,7 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
             os.kill(os.getpid(), signal.SIGTERM)
         return step(trainer, *args, **kwargs)
 
-    monkeypatch.setattr(adapt, "make_plan", short)
+    monkeypatch.setattr(planning, "make_plan", short)
     assert main(command) == 0
     output, whole = tmp_path / "out", tmp_path / "whole"
     run = json.loads((output / "run.json").read_text())
@@ -246,7 +253,7 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
         main(command)
     verify(output / "checkpoint-5")
     monkeypatch.setattr(AlignmentTrainer, "training_step", step)
-    monkeypatch.setattr(adapt, "make_plan", lambda **facts: pytest.fail("it was planned again"))
+    monkeypatch.setattr(planning, "make_plan", lambda **facts: pytest.fail("it was planned again"))
     assert main(command) == 0
     assert json.loads((output / "run.json").read_text())["steps"] == run["steps"]
     same = (output / "model.safetensors").read_bytes() == released
@@ -256,3 +263,49 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
 def test_bad_options_are_refused(tmp_path, capsys):
     assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--minutes", "0"]) == 2
     assert "--minutes must be positive" in capsys.readouterr().err
+
+
+def test_everything_is_loaded_once(command, tmp_path, monkeypatch):
+    """The encoder and the corpus are loaded once; the release is loaded to be measured."""
+    loaded, read, packaged = [], [], []
+    for module in (adapt, run_module):
+        load = module.load_encoder
+        monkeypatch.setattr(
+            module, "load_encoder", lambda name, load=load, **k: loaded.append(str(name)) or load(name, **k)
+        )
+    corpus = adapt.read_corpus
+    monkeypatch.setattr(adapt, "read_corpus", lambda *a, **k: read.append(a[0]) or corpus(*a, **k))
+    for name in ("read_bitext", "read_dev", "read_test_sets"):
+        monkeypatch.setattr(run_module, name, lambda *a, **k: pytest.fail("read again"))
+    folder = adapt.load_parallel_folder
+    monkeypatch.setattr(
+        adapt, "load_parallel_folder", lambda path, **k: packaged.append(path.name) or folder(path, **k)
+    )
+    assert main([*command, "--minutes", "0.02"]) == 0
+    assert loaded == [command[2], str(tmp_path / "out")]
+    assert len(read) == 1
+    assert packaged == ["demo", "udhr"]
+    assert main([*command, "--minutes", "0.02"]) == 0  # it has ended, and is released and measured again
+
+
+def test_the_corpus_in_memory_is_the_one_on_disk(tiny_encoder_dir, command, tmp_path, trained, monkeypatch):
+    corpora = []
+    execute = TrainingRun.execute
+    monkeypatch.setattr(TrainingRun, "execute", lambda run: corpora.append(run.inputs) or execute(run))
+    assert main(command) == 0
+    (inputs,) = corpora
+    written = load_corpus(tmp_path / "out" / "data" / "training")
+    assert inputs.corpus.dataset.to_list() == written.dataset.to_list()
+    assert inputs.corpus.dataset.features == written.dataset.features
+    assert inputs.corpus.files == written.files
+    assert inputs.corpus.report.to_dict() == written.report.to_dict()
+    held_out = load_parallel_folder(tmp_path / "out" / "data" / "held-out", split="test")
+    assert inputs.tests["held-out"] == held_out
+
+
+def test_python_callers_get_the_same_errors(tmp_path, capsys):
+    corpus = write(tmp_path / "my.tsv", lines_of("fi", 200))
+    with pytest.raises(CorpusError) as error:
+        adapt.Adaptation(adapt.AdaptationConfig([str(corpus)], ["sw"], output_dir=str(tmp_path / "out"))).execute()
+    assert main(["adapt", "--corpus", str(corpus), "--languages", "sw", "--output_dir", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == f"metaphrase adapt: {error.value}"

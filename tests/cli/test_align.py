@@ -9,8 +9,10 @@ from itertools import pairwise
 
 import pytest
 
+from metaphrase.aligners import workflow
+from metaphrase.aligners.lines import LINES as LINES_TOGETHER
 from metaphrase.aligners.statistical import StatisticalAligner
-from metaphrase.cli import align, main
+from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import Words
@@ -142,7 +144,7 @@ def test_saved_aligners_answer_as_lines_come(filtered, tmp_path):
     )
     assert process.stdin
     assert process.stdout
-    process.stdin.write("mbwa analala\tdog sleeps\n" * align._LINES)
+    process.stdin.write("mbwa analala\tdog sleeps\n" * LINES_TOGETHER)
     process.stdin.flush()
     assert process.stdout.readline() == "mbwa analala\tdog sleeps\t0-0 1-1\n"  # while stdin is open
     _, errors = process.communicate()
@@ -170,11 +172,11 @@ def test_a_filter_can_write_to_a_file(filtered, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a\tb\tc\n", "stdin:1: a line is 'source<TAB>target'"),
-        ("one sentence\n", "stdin:1: a line is"),
-        ("a\tb\na\n", "stdin:2: 1 columns, not 2: 'a'"),
-        ("a ||| b\na\n", "stdin:2: 1 columns, not 2"),
-        ("source\ttarget\tsource\n", "names a column twice"),
+        ("a\tb\tc\n", "stdin:1: expected a line 'source<TAB>target'"),
+        ("one sentence\n", "stdin:1: expected a line"),
+        ("a\tb\na\n", "stdin:2: expected 2 columns, found 1: 'a'"),
+        ("a ||| b\na\n", "stdin:2: expected 2 columns, found 1"),
+        ("source\ttarget\tsource\n", "duplicate column"),
         (b"a\tb\n\xff\tb\n", "stdin:2: this is not UTF-8 .byte 0xff"),
     ],
 )
@@ -259,18 +261,18 @@ def test_dropped_lines_are_reported(tmp_path, capsys):
 
 SLOW = """
 import sys, time
-from metaphrase.aligners import linking as corpus
+from metaphrase.aligners import workflow
 from metaphrase.aligners.statistical import StatisticalAligner
-from metaphrase.cli import align, main
+from metaphrase.cli import main
 
-add, own = corpus.add_alignment, StatisticalAligner.align
+add, own = workflow.add_alignment, StatisticalAligner.align
 
 def linger(self, pairs):
     print(len(pairs), flush=True)
     time.sleep(float(sys.argv[1]))
     return own(self, pairs)
 
-align.add_alignment = lambda *arguments, **options: add(*arguments, chunk_size=500, **options)
+workflow.add_alignment = lambda *arguments, **options: add(*arguments, chunk_size=500, **options)
 StatisticalAligner.align = linger
 sys.exit(main(["align", *sys.argv[2:]]))
 """
@@ -322,7 +324,7 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
     def stop(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(align, "add_alignment", stop)
+    monkeypatch.setattr(workflow, "add_alignment", stop)
     assert main(["align", *map(str, arguments)]) == 130
     with gzip.open(corpus / "te-en.train.tsv.gz", "at") as stream:
         stream.write("moja\tone\n")
@@ -332,22 +334,22 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.tsv"], "Files need -o FILE"),
+        (["x.tsv"], "Files require -o FILE"),
         (["x.tsv", "-o", "y.csv"], "the format is unknown"),
-        (["x.tsv", "-", "-o", "y.tsv"], "cannot be mixed"),
-        (["x.tsv", "-o", "y.tsv", "--pharaoh"], "--pharaoh is for"),
+        (["x.tsv", "-", "-o", "y.tsv"], "cannot be combined"),
+        (["x.tsv", "-o", "y.tsv", "--pharaoh"], "--pharaoh requires lines"),
         (["nowhere.tsv", "-o", "y.tsv"], "There is no file"),
-        (["--aligner", "giza"], "no aligner 'giza'; there are fast_align"),
-        (["--aligner", "span"], "needs --model"),
-        (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is no option of the aligner 'embedding'"),
-        (["--layer", "3"], "--layer is no option of the aligner 'fast_align'"),
-        (["--aligner", "embedding", "--save", "m"], "are for statistical aligners"),
-        (["--load", "m", "--save", "n"], "leave out --save"),
+        (["--aligner", "giza"], "Unknown aligner 'giza'; choose from fast_align"),
+        (["--aligner", "span"], "requires --model"),
+        (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is not an option of the aligner 'embedding'"),
+        (["--layer", "3"], "--layer is not an option of the aligner 'fast_align'"),
+        (["--aligner", "embedding", "--save", "m"], "require a statistical aligner"),
+        (["--load", "m", "--save", "n"], "remove --save"),
         (["--load", "m"], "m holds no statistical aligner"),
-        (["--segmenter", "spacy"], "no segmenter 'spacy'"),
-        (["--phrase_table", "p.tsv"], "needs files"),
+        (["--segmenter", "spacy"], "Unknown segmenter 'spacy'"),
+        (["--phrase_table", "p.tsv"], "requires files"),
         (["--heuristic", "grow"], None),
-        (["--heuristic", "big"], "no heuristic 'big'"),
+        (["--heuristic", "big"], "Unknown heuristic 'big'"),
     ],
 )
 def test_options_that_do_not_go_together(stdin, capsys, tmp_path, monkeypatch, arguments, message):
@@ -362,7 +364,7 @@ def test_options_that_do_not_go_together(stdin, capsys, tmp_path, monkeypatch, a
 
 def test_a_terminal_is_not_waited_for(capsys, monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    assert "Name the files to align" in failure([], capsys)
+    assert "Pass the files to align" in failure([], capsys)
 
 
 def test_a_missing_extra_is_one_line(stdin, capsys, monkeypatch):
@@ -377,4 +379,4 @@ def test_json_goes_to_stdout_where_no_lines_do(corpus, stdin, tmp_path, capsys):
     assert json.loads(out)["pairs"] == 20
     assert "Wrote" in err
     stdin("\n".join(LINES))
-    assert "stdout is for the aligned lines" in failure(["--json"], capsys)
+    assert "stdout is used for the aligned lines" in failure(["--json"], capsys)

@@ -6,12 +6,14 @@ import yaml
 
 from metaphrase.cli import main
 from metaphrase.cli.demo import parse
-from metaphrase.cli.train import with_choices
 from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.training.baseline import read_test_sets, split_retention
 from metaphrase.training.loss import AlignmentLoss
-from metaphrase.training.recipe import Recipe, list_recipes
+from metaphrase.training.recipe import list_recipes
+from metaphrase.training.run import configured_recipe
 
 UDHR = {path.name.removesuffix("-en.tsv.gz") for path in (DATA / "udhr").glob("*.tsv.gz")}
+SAMPLE = set(yaml.safe_load((DATA / "demo.yaml").read_text(encoding="utf-8"))["retention_languages"])
 
 
 def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
@@ -24,18 +26,18 @@ def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
     assert report["comparisons"]["udhr"]["languages"].keys() == {"sw", "tl"}
     retained = report["analysis"]["retention"]
     assert retained.keys() == {"udhr"}
-    assert {row["language"] for row in retained["udhr"]["languages"]} == UDHR - {"sw", "tl"}
+    assert {row["language"] for row in retained["udhr"]["languages"]} == SAMPLE
     assert report["run"]["steps"] == 2
     assert sum(file["pairs"] for file in report["run"]["files"]) > 5900
     assert (tmp_path / "demo" / "report.html").exists()
     assert (tmp_path / "demo" / "modules.json").exists()
     printed = capsys.readouterr().out
     assert "model = SentenceTransformer(" in printed
-    assert "udhr, 92 languages not trained on: " in printed
+    assert "udhr, 20 languages not trained on: " in printed
     card = (tmp_path / "demo" / "README.md").read_text(encoding="utf-8")
     results, retention = card.split("### Leakage")[0].split("### Retention")
     (row,) = [line for line in retention.splitlines() if line.startswith("| udhr")]
-    assert row.startswith("| udhr | 92 | ")
+    assert row.startswith("| udhr | 20 | ")
     assert retained["udhr"]["verdict"] in row
     assert len([line for line in results.splitlines() if line.startswith(("| demo", "| udhr"))]) == 6
 
@@ -46,13 +48,21 @@ def test_the_demo_is_what_its_configuration_says():
     assert settings["vocabulary"] == "english"
     assert settings["freeze_word_embeddings"] is True
     assert len(settings["languages"]) == 8
+    assert len(SAMPLE) == 20
+    assert UDHR - set(settings["languages"]) > SAMPLE
+
+
+def test_retention_can_be_measured_on_all_languages():
+    config, _ = parse(["--retention_languages", "all"])
+    sets = split_retention(read_test_sets(config), config, configured_recipe(config))
+    assert sets.retention["udhr"].keys() == UDHR - set(config.languages)
 
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
 def test_the_demo_runs_with_every_recipe(name, tiny_encoder, tmp_path):
     """RTL alone predicts among English pieces: the demo's vocabulary is no setting of the others."""
-    chosen = parse(["--recipe", name, "--output_dir", str(tmp_path)])[2]
-    recipe = with_choices(Recipe.load(name), chosen)
+    chosen, _ = parse(["--recipe", name, "--output_dir", str(tmp_path)])
+    recipe = configured_recipe(chosen)
     loss = AlignmentLoss(
         tiny_encoder, recipe, max_length=24, english_ids=torch.tensor([5, 6, 7]), languages=["en", "sw"]
     )

@@ -76,7 +76,7 @@ def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
         (["--baseline", "starter"], "A baseline is compared with a model"),
         (["--sample", "1"], "--sample must be at least 2"),
         (["--tset", "x"], "did you mean 'test'"),
-        (["--test", "nowhere"], "nowhere is no folder"),
+        (["--test", "nowhere"], "nowhere is not a folder"),
     ],
 )
 def test_bad_options_are_exit_status_2(rows, tmp_path, capsys, options, message):

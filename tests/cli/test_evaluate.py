@@ -409,7 +409,7 @@ def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, m
     assert "Nothing could be measured: sts22: no Hub; stsb:" in capsys.readouterr().err
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--tasks", "udhr") == 2
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
-    assert "row 1 should be two sentences" in results["failed"]["stsb"]
+    assert "row 1 must be two sentences" in results["failed"]["stsb"]
     assert results["failed"]["udhr"] == "out of memory"
     assert list(results["parts"]) == ["tatoeba", "mteb udhr"]
     notes = capsys.readouterr().err

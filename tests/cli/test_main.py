@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import types
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -16,7 +16,9 @@ import yaml
 from metaphrase import __version__, cli
 from metaphrase.cli import COMMANDS, emit, main, notes, parse, show_progress
 from metaphrase.cli.options import FLAGS, add_options
+from metaphrase.cli.runs import LEADING
 from metaphrase.exceptions import MissingExtraError
+from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
 
@@ -42,9 +44,7 @@ def test_flags_yaml_and_defaults_share_names_and_have_their_order(tmp_path):
 
 @pytest.mark.parametrize("flag", ["--max_steps", "--max-steps"])
 def test_underscores_and_hyphens_are_the_same(flag):
-    from metaphrase.cli.train import parse_options
-
-    assert parse_options([flag, "5", "--output_dir", "x"])[3].max_steps == 5
+    assert parse("x", [RunConfig], [flag, "5", "--output_dir", "y"])[0].max_steps == 5
 
 
 def test_an_unquoted_no_is_norwegian(tmp_path):
@@ -72,7 +72,7 @@ def test_a_word_stands_for_a_list_of_one(tmp_path):
         (["--steps"], "expected one argument"),
         (["--config"], "needs the path"),
         (["--kind", "lagre"], "invalid choice: 'lagre' .did you mean 'large'"),
-        (["--flag", "perhaps"], "true or false is wanted, not 'perhaps'"),
+        (["--flag", "perhaps"], "expected true or false, got 'perhaps'"),
     ],
 )
 def test_wrong_flags_say_what_is_wrong(arguments, message):
@@ -139,6 +139,22 @@ def test_it_takes_less_than_a_second_of_the_processor(arguments):
     code = "import sys, time; from metaphrase.cli import main; main(sys.argv[1:]); print(time.process_time(), file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert float(done.stderr.splitlines()[-1]) < 1
+
+
+@pytest.mark.parametrize("command", ["train", "demo"])
+def test_help_leads_with_the_options_that_people_use(command, capsys):
+    shown = {}
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit) as stop:
+            main([command, flag])
+        assert stop.value.code == 0
+        text = capsys.readouterr().out.split("examples:")[0]
+        shown[flag] = re.findall(r"^  --(\w+)", text, re.MULTILINE)
+    assert shown["--help"][:5] == ["recipe", "model", "corpus", "languages", "output_dir"]
+    assert 20 <= len([name for name in shown["--help"] if name in LEADING]) == len(LEADING)
+    assert len(shown["--help"]) < 30
+    assert "adam_beta1" in shown["--help-all"]
+    assert {option.name for option in fields(RunConfig)} <= set(shown["--help-all"])
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))
@@ -339,11 +355,9 @@ def test_hf_runs_it_as_an_extension(tmp_path, monkeypatch, capfd):
 def test_options_are_those_of_hf_argument_parser():
     from transformers import HfArgumentParser
 
-    from metaphrase.cli.train import TrainArguments
-
     parser = argparse.ArgumentParser()
-    add_options(parser, TrainArguments)
-    theirs = {action.option_strings[0]: action for action in HfArgumentParser(TrainArguments)._actions}
+    add_options(parser, RunConfig)
+    theirs = {action.option_strings[0]: action for action in HfArgumentParser(RunConfig)._actions}
     ours = {action.option_strings[0]: action for action in parser._actions}
     assert ours.keys() == theirs.keys()
     assert len(ours) > 100

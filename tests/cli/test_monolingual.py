@@ -7,7 +7,7 @@ import pytest
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
-from metaphrase.cli.train import parse_options
+from metaphrase.cli.runs import parse_run
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,10 +62,10 @@ def test_text_that_is_missing_is_asked_for_at_once(run, text_file, monkeypatch, 
     def load_encoder(*args, **kwargs):
         raise AssertionError("loaded something heavy")
 
-    monkeypatch.setattr("metaphrase.cli.train.load_encoder", load_encoder)
+    monkeypatch.setattr("metaphrase.training.run.load_encoder", load_encoder)
     for more, message in (
         ([], "Recipe 'amber' reads monolingual text: give --monolingual"),
-        (["--monolingual", str(text_file.with_name("nowhere.txt"))], "There is no file of monolingual text"),
+        (["--monolingual", str(text_file.with_name("nowhere.txt"))], "does not exist"),
         (["--monolingual", str(text_file), "--monolingual_ratio", "0"], "--monolingual_ratio should be positive"),
         (["--monolingual", str(text_file), "--recipe", "tr"], "Recipe 'tr' reads no monolingual text"),
     ):
@@ -88,16 +88,16 @@ def test_amber_without_monolingual_text_is_a_recipe_of_ones_own(run, tmp_path):
 
 def test_the_papers_settings():
     own, paper = (
-        parse_options(["--recipe", "amber", "--output_dir", "x", *more]) for more in ([], ["--paper_training", "true"])
+        parse_run(["--recipe", "amber", *more], prog="metaphrase train", description="", examples=())[0]
+        for more in ([], ["--paper_training", "true"])
     )
-    assert own[2].max_length is None
-    assert paper[2].max_length == 128
-    assert paper[1].temperature == 0.7
-    assert paper[1].monolingual_ratio == 1.0
-    arguments = paper[3]
-    assert (arguments.learning_rate, arguments.warmup_steps, arguments.max_steps) == (1e-4, 10_000, 1_000_000)
-    assert (arguments.per_device_train_batch_size, arguments.head_learning_rate) == (128, None)
-    assert arguments.lr_scheduler_type == "linear"
+    assert own.max_length is None
+    assert paper.max_length == 128
+    assert paper.temperature == 0.7
+    assert paper.monolingual_ratio == 1.0
+    assert (paper.learning_rate, paper.warmup_steps, paper.max_steps) == (1e-4, 10_000, 1_000_000)
+    assert (paper.per_device_train_batch_size, paper.head_learning_rate) == (128, None)
+    assert paper.lr_scheduler_type == "linear"
 
 
 def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, text_file, tmp_path):

@@ -71,7 +71,7 @@ def test_a_folder_without_a_release_is_one_line(tmp_path, capsys):
     assert main(["push", str(tmp_path), "--to", "acme/sw"]) == 2
     lines = capsys.readouterr().err.strip().split("\n")
     assert len(lines) == 1
-    assert "is no release" in lines[0]
+    assert "is not a release folder" in lines[0]
 
 
 def test_help_says_where_the_token_comes_from(capsys):

@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,11 @@ from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
+import metaphrase.training.run as run_module
 from metaphrase.cli import main
-from metaphrase.cli import train as command
-from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.cli.runs import parse_run
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
 
 ROOT = Path(__file__).parents[2]
@@ -143,62 +144,10 @@ def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bit
     assert [row["pairs"] for row in report["run"]["leakage"]] == [15 + 12 + 10, 9]
 
 
-def test_the_packaged_languages_stand_in_where_the_test_sets_have_no_others(
-    run, held_out, bitext, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(command, "UDHR", write_sets(tmp_path / "udhr", de=bitext[:9], sw=bitext[:8]))
-    status, output = run("--test", str(held_out), retention=())
-    assert status == 0
-    assert retained(output) == {"udhr": ["sw"]}
-
-
-@pytest.mark.parametrize("columns", [False, True])
-def test_other_languages_are_those_of_no_training_file(columns, tmp_path, bitext, monkeypatch):
-    """Where names do not tell what a corpus is in, nobody knows before it was read."""
-    monkeypatch.setattr(command, "UDHR", write_sets(tmp_path / "udhr", de=bitext[:9], sw=bitext[:8]))
-    write_sets(tmp_path / "train", **({} if columns else {"de": bitext}))
-    lines = "".join(f"{row['source']}\t{row['target']}\tde\ten\n" for row in bitext)
-    (tmp_path / "all.tsv").write_text("source\ttarget\tsource_lang\ttarget_lang\n" + lines, encoding="utf-8")
-    tests = command.read_tests(
-        command.CorpusOptions(test=[str(write_sets(tmp_path / "t", de=bitext[:5], fi=bitext[:5]))])
-    )
-    corpus = tmp_path / ("all.tsv" if columns else "train")
-    options = command.CorpusOptions(corpus=[str(corpus)])
-    own, others = command.with_retention(tests, options, command.Recipe.load("tr"))
-    if columns:
-        assert (own["t"].keys(), others["udhr"].keys()) == ({"de", "fi"}, {"de", "sw"})
-    else:
-        assert (own["t"].keys(), others["t"].keys()) == ({"de"}, {"fi"})
-    untouched = command.with_retention(tests, replace(options, retention=["none"]), command.Recipe.load("tr"))
-    assert untouched == (tests, {})
-    embedding = command.with_retention(tests, options, command.Recipe.load("wacse-language"))
-    assert embedding == (tests, {})
-
-
 def test_retention_goes_with_test_sets(run, capsys):
     status, _ = run("--retention", "somewhere")
     assert status == 2
     assert "give --test" in capsys.readouterr().err
-
-
-def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, held_out, bitext, tmp_path, monkeypatch):
-    measured, real = [], command.evaluate_retrieval
-    monkeypatch.setattr(
-        command, "evaluate_retrieval", lambda *a, **k: measured.append(list(a[1])) or real(*a, **k, resamples=10)
-    )
-    folder = str(write_sets(held_out, sw=bitext[:12]))
-    tests, others = ({"held-out": command.read_folder(folder, [language])} for language in ("de", "sw"))
-    first = command.measure_before(tiny_encoder, tests, others, tmp_path, name="x")
-    assert measured == [["de"], ["sw"]]
-    again = command.measure_before(tiny_encoder, tests, others, tmp_path, name="x")
-    assert measured == [["de"], ["sw"]]
-    assert json.loads(json.dumps(first)) == json.loads(json.dumps(again))
-    command.measure_before(tiny_encoder, others, {}, tmp_path, name="x")
-    assert measured[2:] == [["sw"]]
-    with torch.no_grad():
-        next(tiny_encoder.parameters()).add_(1)
-    command.measure_before(tiny_encoder, others, {}, tmp_path, name="x")
-    assert measured[3:] == [["sw"]]
 
 
 def test_the_card_says_what_is_known_of_licences(run, tiny_encoder_dir, tmp_path):
@@ -213,16 +162,6 @@ def test_the_card_says_what_is_known_of_licences(run, tiny_encoder_dir, tmp_path
     card = ModelCard.load(output / "README.md")
     assert card.data.license == "apache-2.0"
     assert "Files without a licence" in card.text
-
-
-def test_a_caller_says_where_its_files_come_from(tiny_encoder_dir, bitext_file, tmp_path):
-    argv = ["--model", str(tiny_encoder_dir), "--corpus", str(bitext_file), "--output_dir", str(tmp_path / "out")]
-    argv += ["--recipe", "tr", "--max_steps", "1", "--per_device_train_batch_size", "8", "--use_cpu"]
-    options = command.parse_options([*argv, "--report_to", "none", "--data_license", "cc0-1.0"])
-    command.train_and_report(options, command=["x"], origins={bitext_file.name: PACKAGED})
-    (row,) = ModelCard.load(tmp_path / "out" / "README.md").data.metaphrase["data"]
-    assert row["license"] == PACKAGED["license"]
-    assert row["origin"] == PACKAGED["origin"]
 
 
 def test_an_earlier_runs_checkpoints_are_not_mixed_in(run, capsys):
@@ -249,14 +188,25 @@ def test_a_stream_trains_from_the_command_line(run):
     assert (output / "modules.json").exists()
 
 
-def test_paper_settings_are_applied_only_where_asked(tmp_path):
-    from metaphrase.cli.train import parse_options
+def parsed(*argv):
+    return parse_run(argv, prog="metaphrase train", description="", examples=())[0]
 
-    own = parse_options(["--recipe", "dap", "--output_dir", str(tmp_path)])[3]
-    paper = parse_options(["--recipe", "dap", "--output_dir", str(tmp_path), "--paper_training", "true"])[3]
+
+def test_paper_settings_are_applied_only_where_asked(tmp_path):
+    own = parsed("--recipe", "dap", "--output_dir", str(tmp_path))
+    paper = parsed("--recipe", "dap", "--output_dir", str(tmp_path), "--paper_training", "true")
     assert (own.per_device_train_batch_size, own.head_learning_rate, own.max_steps) == (32, 5e-4, -1)
     assert (paper.per_device_train_batch_size, paper.head_learning_rate, paper.max_steps) == (128, None, 100_000)
-    assert parse_options(["--paper_training", "true", "--max_steps", "7"])[3].max_steps == 7
+    assert parsed("--paper_training", "true", "--max_steps", "7").max_steps == 7
+    for found, config in ((own, RunConfig(recipe="dap")), (paper, RunConfig(paper_training=True))):
+        for name in (
+            "per_device_train_batch_size",
+            "head_learning_rate",
+            "max_steps",
+            "warmup_steps",
+            "max_grad_norm",
+        ):
+            assert getattr(found, name) == getattr(config, name)
 
 
 @pytest.mark.parametrize(
@@ -292,7 +242,22 @@ def test_the_training_program_is_the_command():
     done = subprocess.run(
         [sys.executable, str(ROOT / "trainers" / "train.py"), "--help"], capture_output=True, text=True, check=True
     )
-    assert "usage: metaphrase train" in done.stdout
+    assert "usage: python trainers/train.py" in done.stdout
+    assert "--per_device_train_batch_size" in done.stdout
+
+
+def test_the_training_program_trains(run, tiny_encoder_dir, bitext_file, tmp_path):
+    options = (
+        f"--model {tiny_encoder_dir} --corpus {bitext_file} --output_dir {tmp_path}/program --recipe tr --use_cpu"
+    )
+    options += " --max_length 24 --max_steps 4 --per_device_train_batch_size 8 --report_to none"
+    program = [sys.executable, str(ROOT / "trainers" / "train.py"), *options.split()]
+    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/program\n"
+    assert run(recipe="tr")[0] == 0
+    weights = [(tmp_path / folder / "model.safetensors").read_bytes() for folder in ("program", "out")]
+    assert weights[0] == weights[1]
 
 
 @pytest.fixture
@@ -382,7 +347,7 @@ def test_the_printed_config_has_no_token(given, capsys):
     out, err = capsys.readouterr()
     assert "output_dir: x" in out
     assert OTHER_CANARY not in out + err
-    assert command.parse_options(["--output_dir", "x", *given])[3].hub_token == OTHER_CANARY
+    assert parsed("--output_dir", "x", *given).hub_token == OTHER_CANARY
 
 
 @pytest.mark.parametrize("error", [KeyError, ValueError])
@@ -392,7 +357,7 @@ def test_no_traceback_has_a_token(error, capsys, monkeypatch):
 
     monkeypatch.setenv("HF_TOKEN", CANARY)
     monkeypatch.setenv("METAPHRASE_DEBUG", "1")
-    monkeypatch.setattr(command, "train_and_report", fail)
+    monkeypatch.setattr(TrainingRun, "execute", fail)
     assert main(["train", "--output_dir", "x", "--hub_token", OTHER_CANARY]) == (70 if error is KeyError else 2)
     said = "".join(capsys.readouterr())
     assert "Traceback" in said
@@ -419,7 +384,7 @@ def test_trackers_get_the_curves(run, tmp_path):
 
 
 def test_trackers_that_are_not_there_are_refused(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    monkeypatch.setattr(run_module, "get_available_reporting_integrations", lambda: ["tensorboard"])
     for given, message in (
         ("trackio", "pip install trackio"),
         ("wandb", "pip install wandb"),

@@ -111,7 +111,7 @@ def test_saved_and_loaded(tmp_path, table, name):
 def test_what_is_no_table_is_refused(tmp_path, content, message):
     path = tmp_path / "x.tsv"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"x.tsv is no phrase table, or a damaged one: .*{message}"):
+    with pytest.raises(ValueError, match=f"x.tsv is not a phrase table, or is damaged: .*{message}"):
         PhraseTable.load(path)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from metaphrase.corpus.words import Words, format_links, join_words, parse_links, phrase_pairs, piece_spans, word_spans
+from metaphrase.corpus.words import Words, format_links, parse_links, phrase_pairs, piece_spans, word_spans
 from tests.oracles import disjoint_pieces_loop
 
 LINKS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=12)
@@ -27,14 +27,6 @@ def aligned(draw, most=6):
 @given(st.text(max_size=40))
 def test_whitespace_words_are_those_of_split(text):
     assert list(Words.of(text)) == text.split()
-
-
-@given(st.lists(st.text("ab😀é-", min_size=1), max_size=6))
-def test_joined_words_are_found_again(words):
-    joined = join_words(words, "sw")
-    assert list(joined) == words
-    assert joined == Words.of(joined.text, "sw")
-    assert len(joined) == len(words)
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_an_encoder_of_the_hub_keeps_its_name_and_is_there_offline(hub, monkeypa
         ({"status": 401}, HubAccessError, r"does not accept HF_TOKEN for acme/tiny \(401\)"),
         ({"status": 403}, HubAccessError, r"does not let HF_TOKEN read acme/tiny \(403\)"),
         ({"status": 403, "code": "GatedRepo"}, HubAccessError, r"acme/tiny is gated"),
-        ({"status": 404, "code": "RepoNotFound"}, HubMissingError, r"The Hub knows no acme/tiny"),
+        ({"status": 404, "code": "RepoNotFound"}, HubMissingError, r"The Hub has no repository acme/tiny"),
         ({"status": 503}, HubConnectionError, r"The download of acme/tiny failed"),
     ],
 )
@@ -166,5 +166,5 @@ def test_a_command_takes_an_encoder_of_the_hub(hub, tmp_path, capsys):
     assert main([*command[:3], "acme/none", *command[4:]]) == 2
     said = capsys.readouterr().err
     assert "metaphrase filter: There is no folder acme/none, and no model of that name" in said
-    assert "The Hub knows no acme/none" in said
+    assert "The Hub has no repository acme/none" in said
     assert "Traceback" not in said

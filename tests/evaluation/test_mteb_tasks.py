@@ -114,7 +114,7 @@ def test_a_prompt_is_an_experiment_of_its_own(tiny_encoder):
 
 def test_language_codes():
     assert mteb_languages(["zh", "swh-Latn", "deu"]) == ["zho", "cmn", "swh-Latn", "deu"]
-    with pytest.raises(ValueError, match="no language 'xx'"):
+    with pytest.raises(ValueError, match="Unknown language 'xx'"):
         mteb_languages(["xx"])
 
 

@@ -125,7 +125,7 @@ def test_says_what_is_there_instead(tmp_path):
         load_parallel_folder(tmp_path)
     with pytest.raises(FileNotFoundError, match=r"no pairs for fr, de\. It has: sw, te"):
         load_parallel_folder(tmp_path, ["sw", "fr", "de"], split="dev")
-    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+    with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         load_parallel_folder(tmp_path / "nowhere")
 
 

@@ -86,7 +86,7 @@ def test_reads_a_folder(tmp_path):
 
 
 def test_says_what_is_there_instead(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is no folder"):
+    with pytest.raises(FileNotFoundError, match="is not a folder"):
         load_sts_folder(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="Its splits are: none"):
         load_sts_folder(tmp_path)
@@ -96,10 +96,10 @@ def test_says_what_is_there_instead(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no pairs for sw\. It has: de"):
         load_sts_folder(tmp_path, ["sw"], "dev")
     write(tmp_path / "stsb-de-dev.csv.gz", [("a", "b", 1), ("c", "d")])
-    with pytest.raises(ValueError, match="row 2 should be two sentences and a score, but is 'c,d'"):
+    with pytest.raises(ValueError, match="row 2 must be two sentences and a score, but is 'c,d'"):
         load_sts_folder(tmp_path, split="dev")
     write(tmp_path / "stsb-de-dev.csv.gz", [], header=True)
-    with pytest.raises(ValueError, match="holds no pairs"):
+    with pytest.raises(ValueError, match="has no pairs"):
         load_sts_folder(tmp_path, split="dev")
 
 
@@ -236,7 +236,7 @@ def test_other_pairs_are_refused(sets):
             gzip.compress(b"a,b,1\n" * 3000)[:-9],
             r"csv\.gz: the gzip file is damaged or truncated",
         ),
-        ("stsb-de-test.csv", b"a,b,1\n" + b"x" * 200_000 + b",b,1\n", r"csv:2: this is no CSV \(field larger"),
+        ("stsb-de-test.csv", b"a,b,1\n" + b"x" * 200_000 + b",b,1\n", r"csv:2: this is not CSV \(field larger"),
     ],
     ids=["encoding", "packed", "long"],
 )

@@ -138,7 +138,7 @@ def test_a_link_that_points_nowhere_stays_and_is_warned_of(wpt, caplog):
     with caplog.at_level(logging.WARNING):
         (pair,) = load_wpt(*wpt)
     assert pair.sure == {(1, 2)}
-    assert "3 2 3 points behind" in caplog.text
+    assert "3 2 3 points beyond" in caplog.text
 
 
 @pytest.mark.parametrize(

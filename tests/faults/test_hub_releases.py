@@ -16,7 +16,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.exceptions import CheckpointError
-from metaphrase.publishing.hub import release, verify
+from metaphrase.publishing.release import release, verify
 from tests.faults.children import Child, die_before, holder
 
 TEXTS = ["the dog sleeps", "der Hund schläft tief und fest"]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from metaphrase.io.files import PACKAGED_DATA as DATA
-from metaphrase.publishing.hub import release, verify
+from metaphrase.publishing.release import release, verify
 
 ROOT = Path(__file__).parents[2]
 RUNNER = "tests.faults.without_network"

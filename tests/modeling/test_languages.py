@@ -17,7 +17,7 @@ from metaphrase.modeling.languages import (
 )
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import source_view, target_view
-from metaphrase.publishing.hub import release, release_languages, verify
+from metaphrase.publishing.release import release, release_languages, verify
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from tests.conftest import as_sentence_transformer, shape

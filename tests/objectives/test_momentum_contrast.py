@@ -573,6 +573,6 @@ def test_the_recipe_is_the_papers_sum():
 
 
 def test_the_papers_cleaning_can_be_asked_for():
-    from metaphrase.cli.train import CLEANINGS
+    from metaphrase.training.configuration import CLEANINGS
 
     assert CLEANINGS["ppa"] == Cleaning.ppa()

@@ -1,197 +1,1142 @@
-"""Releases are stock folders: what is in them, and what becomes of a folder that holds one already."""
+"""Push and pull over real HTTP, to a Hub on loopback that fails in every way that Hubs fail."""
 
-import hashlib
+import copy
+import gc
 import json
+import re
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from functools import partial
 from pathlib import Path
 
+import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from huggingface_hub import ModelCard, parse_eval_result_entries
+from datasets import Dataset
+from huggingface_hub import HfApi, ModelCard, close_session, constants, get_session, hf_hub_download
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Module
-from transformers import AutoModel, AutoTokenizer
 
+from metaphrase.checkpoints.folders import publish
+from metaphrase.cli import main
+from metaphrase.corpus import load_corpus
+from metaphrase.corpus.writing import write_corpus
+from metaphrase.encoders.loading import load_encoder, origin_of
+from metaphrase.exceptions import HubAccessError, HubConnectionError, MetaphraseError, UsageError
+from metaphrase.io import hub as hub_requests
+from metaphrase.io.hub import download
+from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.hub import release, release_files, verify
+from metaphrase.publishing.hub import push_corpus
+from metaphrase.publishing.release import release, verify
+from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer
+from tests.hub_server import Hub, Repository, environment, reach, serve_hub
+from tests.xet_store import available
+
+# huggingface_hub hands httpx2 a stream as `data` where `content` is wanted by now.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 RECIPE = {"name": "tr", "terms": [{"objective": "tr", "weight": 1.0}]}
 TEXTS = ["the dog sleeps", "der Hund schläft tief und fest"]
-STOCK_FILES = [
-    *("1_Pooling/config.json", "README.md", "config.json", "config_sentence_transformers.json", "model.safetensors"),
-    *("modules.json", "recipe.yaml", "reference.json", "sentence_bert_config.json"),
-    *("tokenizer.json", "tokenizer_config.json"),
-]
+CANARY = "hf_CANARYcanaryCANARYcanary0123456789"
+#: What comes back is compared with its reference embeddings where a test is about that; elsewhere it takes too long.
+push = partial(publishing.push, check=False)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory, _encoder) -> Path:
+    return release(copy.deepcopy(_encoder), tmp_path_factory.mktemp("template") / "out", recipe=RECIPE)
 
 
 @pytest.fixture
-def pooled_encoder(tiny_encoder_dir) -> SentenceTransformer:
-    """As transformers loads it by default: with a pooler made up at random."""
-    model = SentenceTransformer(str(tiny_encoder_dir), device="cpu")
-    assert model[0].auto_model.pooler is not None
-    return model
+def released(template, tmp_path) -> Path:
+    return Path(shutil.copytree(template, tmp_path / "out"))
 
 
 @pytest.fixture
-def released(tiny_encoder, tmp_path) -> Path:
-    return release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
+def other(released, tmp_path) -> Path:
+    """A release with other weights, and with one file fewer."""
+    folder = Path(shutil.copytree(released, tmp_path / "other"))
+    weights = {name: tensor * 2 for name, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "recipe.yaml").unlink()
+    return folder
+
+
+@pytest.fixture
+def hub():
+    with serve_hub() as server:
+        yield server
+
+
+@pytest.fixture
+def waits(monkeypatch) -> list[float]:
+    """What was slept, without sleeping."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    return slept
+
+
+@pytest.fixture
+def online(hub: Hub, monkeypatch, tmp_path, waits) -> Hub:
+    """Lets this process reach the loopback Hub as one without Xet, with the token of `tester`."""
+    reach(hub, monkeypatch.setattr, tmp_path / "client")
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    return hub
+
+
+def repository(hub: Hub, repo_id: str = "acme/tiny") -> Repository:
+    return hub.repositories["model", repo_id]
+
+
+def remote_files(hub: Hub, repo_id: str = "acme/tiny", revision: str = "main") -> list[str]:
+    return sorted(repository(hub, repo_id).resolve(revision).tree)
 
 
 def files_of(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-class TestRelease:
-    def test_holds_the_stock_files_and_nothing_else(self, released):
-        assert files_of(released) == STOCK_FILES == release_files(released)
-        assert list(released.parent.iterdir()) == [released]
+def requests(hub: Hub, path: str, method: str | None = None) -> int:
+    return sum(1 for r in hub.requests if re.search(path, r["path"]) and method in (None, r["method"]))
 
-    def test_loads_with_both_libraries_and_agrees(self, tiny_encoder, released):
-        expected = tiny_encoder.encode(TEXTS)
-        assert np.abs(SentenceTransformer(str(released), device="cpu").encode(TEXTS) - expected).max() <= 1e-5
-        batch = AutoTokenizer.from_pretrained(released)(TEXTS, padding=True, return_tensors="pt")
-        with torch.no_grad():
-            hidden = AutoModel.from_pretrained(released)(**batch).last_hidden_state
-        assert np.abs(hidden[:, 0].numpy() - expected).max() <= 1e-5
 
-    def test_has_no_pooler_and_the_model_keeps_its_own(self, pooled_encoder, tmp_path):
-        pooler = pooled_encoder[0].auto_model.pooler
-        folder = release(pooled_encoder, tmp_path / "out", recipe=None)
-        assert not any("pooler" in name for name in load_file(folder / "model.safetensors"))
-        assert SentenceTransformer(str(folder), device="cpu")[0].auto_model.pooler is None
-        assert pooled_encoder[0].auto_model.pooler is pooler
-
-    def test_leaves_the_training_model_as_it_was(self, tiny_encoder, tmp_path):
-        tiny_encoder.prompts, tiny_encoder.default_prompt_name = {"query": "query: "}, "query"
-        tiny_encoder.train()
-        before = {name: tensor.clone() for name, tensor in tiny_encoder.state_dict().items()}
-        folder = release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
-        assert tiny_encoder.training
-        assert tiny_encoder.prompts == {"query": "query: "}
-        assert tiny_encoder.default_prompt_name == "query"
-        assert all(torch.equal(tensor, before[name]) for name, tensor in tiny_encoder.state_dict().items())
-        assert json.loads((folder / "config_sentence_transformers.json").read_text())["default_prompt_name"] is None
-
-    def test_stores_no_prompts_unless_asked(self, tiny_encoder, tmp_path):
-        tiny_encoder.prompts = {"query": "query: "}
-        plain = SentenceTransformer(str(release(tiny_encoder, tmp_path / "plain", recipe=None)), device="cpu")
-        asked = release(tiny_encoder, tmp_path / "asked", recipe=None, prompts={"query": "query: "})
-        assert not any(plain.prompts.values())
-        assert SentenceTransformer(str(asked), device="cpu").prompts["query"] == "query: "
-
-    def test_keeps_the_sequence_length(self, tiny_encoder, tmp_path):
-        tiny_encoder.max_seq_length = 7
-        folder = release(tiny_encoder, tmp_path / "out", recipe=None)
-        assert SentenceTransformer(str(folder), device="cpu").max_seq_length == 7
-
-    def test_tells_its_recipe_and_its_card(self, tiny_encoder, tmp_path):
-        card = AlignmentModelCardData(language=["de", "en"], license="mit")
-        folder = release(tiny_encoder, tmp_path / "out", recipe=RECIPE, card=card)
-        assert yaml.safe_load((folder / "recipe.yaml").read_text()) == RECIPE
-        assert (folder / "README.md").read_text().startswith("---\n")
-        assert {"tr", "metaphrase"} <= set(ModelCard.load(folder / "README.md").data.tags)
-
-    def test_tells_its_training_arguments_its_benchmarks_and_its_digests(self, tiny_encoder, tmp_path):
-        known = {"dataset_id": "mteb/tatoeba-bitext-mining", "task_id": "swh-eng", "dataset_revision": "69e8f12"}
-        row = {"data": "Tatoeba", "language": "sw", "before": 61.5, "after": 70.256}
-        card = AlignmentModelCardData(results=[row | known, row | {"data": "our own"}])
-        card.all_hyperparameters = {"seed": 3, "output": str(Path.home() / "runs")}
-        folder = release(tiny_encoder, tmp_path / "out", recipe=None, card=card)
-        assert json.loads((folder / "training_args.json").read_text()) == {"seed": 3, "output": "~/runs"}
-        (entry,) = parse_eval_result_entries(yaml.safe_load((folder / ".eval_results/metaphrase.yaml").read_text()))
-        assert (entry.dataset_id, entry.task_id, entry.value) == ("mteb/tatoeba-bitext-mining", "swh-eng", 70.26)
-        assert entry.dataset_revision == "69e8f12"
-        facts = ModelCard.load(folder / "README.md").data.to_dict()["metaphrase"]
-        digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
-        assert facts["weights"] == {"model.safetensors": digest}
-        assert set(release_files(folder)) - set(STOCK_FILES) == {"training_args.json", ".eval_results/metaphrase.yaml"}
-
-    def test_refuses_modules_that_only_this_code_knows(self, tiny_encoder, tmp_path):
-        class Head(Module):
-            def forward(self, features):
-                return features
-
-            def save(self, output_path, *args, **kwargs):
-                pass
-
-        tiny_encoder.append(Head())
-        with pytest.raises(ValueError, match=r"Module \S+Head is not part of sentence-transformers"):
-            release(tiny_encoder, tmp_path / "out", recipe=None)
-        assert not (tmp_path / "out").exists()
-
-    def test_refuses_embeddings_that_are_not_finite(self, tiny_encoder, tmp_path):
-        with torch.no_grad():
-            tiny_encoder[0].auto_model.embeddings.word_embeddings.weight.fill_(torch.nan)
-        with pytest.raises(ValueError, match="not finite"):
-            release(tiny_encoder, tmp_path / "out", recipe=None)
-        assert list(tmp_path.iterdir()) == []
-
-    def test_leaves_checkpoints_alone_and_replaces_an_earlier_release(self, tiny_encoder, released):
+class TestPush:
+    def test_uploads_release_files_only(self, online, released, template):
         for path in (
             "checkpoint-3/optimizer.pt",
             "heads/model.safetensors",
             "runs/log",
+            "pytorch_model.bin",
             "run.json",
-            "training_args.bin",
         ):
             (released / path).parent.mkdir(exist_ok=True)
-            (released / path).write_text("kept")
-        with torch.no_grad():
-            tiny_encoder[0].auto_model.embeddings.word_embeddings.weight.mul_(2)
-        release(tiny_encoder, released, recipe=None)
-        assert (released / "checkpoint-3/optimizer.pt").read_text() == "kept"
-        assert (released / "run.json").read_text() == "kept"
-        assert not (released / "recipe.yaml").exists()
-        assert not (released / "training_args.bin").exists()
-        loaded = SentenceTransformer(str(released), device="cpu")
-        assert np.array_equal(loaded.encode(TEXTS), tiny_encoder.encode(TEXTS))
+            (released / path).write_bytes(b"not for the world")
+        url = push(released, "acme/tiny")
+        assert remote_files(online) == files_of(template)
+        assert url == f"{online.url}/acme/tiny/commit/{repository(online).branches['main']}"
 
-    @pytest.mark.parametrize("moved", range(len(STOCK_FILES)))
-    def test_interrupted_anywhere_never_leaves_a_half_model(self, tiny_encoder, released, monkeypatch, moved):
-        before, calls, replace = tiny_encoder.encode(TEXTS), [], Path.replace
+    def test_the_card_learns_its_address(self, online, released):
+        push(released, "acme/tiny")
+        entry = repository(online).resolve("main").tree["README.md"]
+        assert 'SentenceTransformer("acme/tiny")' in online.blobs[entry.blob].decode()
+        assert "acme/tiny" not in (released / "README.md").read_text()
 
-        def interrupted(self, target):
-            if "_partial" in str(self):
-                if len(calls) == moved:
-                    raise KeyboardInterrupt
-                calls.append(self)
-            return replace(self, target)
+    def test_again_without_changes_makes_no_commit(self, online, released):
+        first = push(released, "acme/tiny")
+        assert push(released, "acme/tiny") == first
+        assert len(repository(online).commits) == 2  # the initial one and the release
 
-        with torch.no_grad():
-            tiny_encoder[0].auto_model.embeddings.word_embeddings.weight.mul_(2)
-        monkeypatch.setattr(Path, "replace", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            release(tiny_encoder, released, recipe=RECIPE)
-        assert len(calls) == moved
-        assert not np.array_equal(before, tiny_encoder.encode(TEXTS))
-        with pytest.raises((OSError, ValueError)):
-            SentenceTransformer(str(released), device="cpu", local_files_only=True)
-        monkeypatch.undo()
-        release(tiny_encoder, released, recipe=RECIPE)
-        assert verify(released, device="cpu") == 0
+    def test_another_release_replaces_the_first_and_nothing_else(self, online, released, other, template):
+        (released / "heads").mkdir()
+        shutil.copy(released / "model.safetensors", released / "heads")
+        push(released, "acme/tiny", with_heads=True)
+        online.put("acme/tiny", {"LICENSE": b"MIT", "training_args.bin": b"a pickle", "notes/a.json": b"{}"})
+        online.requests.clear()
+        push(other, "acme/tiny", commit_message="Twice as large")
+        assert requests(online, "^/__lfs/", "PUT") == 1
+        assert remote_files(online) == sorted(
+            [*(set(files_of(template)) - {"recipe.yaml"}), "LICENSE", "notes/a.json"]
+        )
+        head = repository(online).resolve("main")
+        assert (head.title, head.user) == ("Twice as large", "tester")
 
-    def test_what_a_killed_one_left_goes_with_the_next(self, tiny_encoder, released):
-        """Until then it is no part of the release, nor a model among those of languages."""
-        shutil.copytree(released, released / "_partial" / "release")
-        (released / "_partial" / "release" / "old.txt").touch()
-        assert release_files(released) == STOCK_FILES
-        assert list(released.glob("*/modules.json")) == []
-        release(tiny_encoder, released, recipe=RECIPE)
-        assert files_of(released) == STOCK_FILES
+    def test_to_a_branch_leaves_main_alone(self, online, released, template):
+        push(released, "acme/tiny", revision="next/one")
+        assert remote_files(online) == []
+        assert remote_files(online, revision="next/one") == files_of(template)
 
-    def test_a_checkpoint_that_is_being_written_stays(self, tiny_encoder, released):
-        (released / "_partial" / "checkpoint-3").mkdir(parents=True)
-        release(tiny_encoder, released, recipe=RECIPE)
-        assert list((released / "_partial").iterdir()) == [released / "_partial" / "checkpoint-3"]
+    def test_private_stays_private(self, online, released):
+        push(released, "acme/secret", private=True)
+        assert HfApi().repo_info("acme/secret").private
+        HfApi().create_repo("acme/open")
+        with pytest.raises(ValueError, match="acme/open exists and is public"):
+            push(released, "acme/open", private=True)
+        assert remote_files(online, "acme/open") == []
 
-    def test_verify_finds_altered_weights(self, released):
-        assert verify(released, device="cpu") == 0
+    def test_what_differs_from_its_reference_is_not_pushed(self, online, other):
+        with pytest.raises(
+            RuntimeError, match=r"does not reproduce its reference embeddings: .* download or release it again"
+        ):
+            push(other, "acme/tiny", check=True)
+        assert online.requests == []
+
+    def test_what_comes_back_otherwise_is_found(self, online, released, monkeypatch):
+        def altered(*args, **kwargs):
+            folder = download(*args, **kwargs)
+            weights = {name: tensor * 2 for name, tensor in load_file(folder / "model.safetensors").items()}
+            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+            return folder
+
+        monkeypatch.setattr(publishing, "download", altered)
+        with pytest.raises(RuntimeError, match="does not reproduce its reference embeddings"):
+            push(released, "acme/tiny", check=True)
+
+    def test_refuses_what_is_no_release(self, online, released, tmp_path):
+        with pytest.raises(ValueError, match=r"named organisation/name; got 'tiny'"):
+            push(released, "tiny")
+        with pytest.raises(UsageError, match=r"organisation/name, in letters, .*; got 'acme/my model'"):
+            push(released, "acme/my model")
+        with pytest.raises(FileNotFoundError, match=r"has no heads to push"):
+            push(released, "acme/tiny", with_heads=True)
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(
+            FileNotFoundError, match=r"is not a release folder: missing modules.json and config.json. Push the output"
+        ):
+            push(tmp_path / "empty", "acme/tiny")
+        weights = (released / "model.safetensors").rename(tmp_path / "weights")
+        with pytest.raises(FileNotFoundError, match=r"missing weights in safetensors format. Push the output folder"):
+            push(released, "acme/tiny")
+        weights.rename(released / "model.safetensors")
+        (released / "reference.json").rename(tmp_path / "reference")
+        with pytest.raises(
+            FileNotFoundError, match=r"has no reference.json. Name a release, or release the model again"
+        ):
+            verify(released)
+        (tmp_path / "reference").rename(released / "reference.json")
+        (released / "optimizer.pt").write_bytes(b"")
+        with pytest.raises(ValueError, match=r"contains optimizer.pt: it is a training checkpoint"):
+            push(released, "acme/tiny")
+        assert online.requests == []
+
+    def test_refuses_weights_that_are_not_finite(self, online, released):
         weights = load_file(released / "model.safetensors")
-        name = next(name for name in weights if name.endswith("word_embeddings.weight"))
-        weights[name] += 0.01 * torch.randn_like(weights[name])
+        weights[next(iter(weights))].view(-1)[3] = torch.inf
         save_file(weights, released / "model.safetensors", metadata={"format": "pt"})
-        with pytest.raises(RuntimeError, match="does not give its reference embeddings"):
-            verify(released, device="cpu")
+        with pytest.raises(
+            ValueError, match=r"Tensor \S+ in \S+ has NaN or infinite values; .* Release an earlier checkpoint"
+        ):
+            push(released, "acme/tiny")
+        assert online.requests == []
+
+    def test_refuses_module_folders_outside_the_release(self, online, released):
+        modules = json.loads((released / "modules.json").read_text())
+        modules[1]["path"] = "../elsewhere"
+        (released / "modules.json").write_text(json.dumps(modules))
+        with pytest.raises(ValueError, match=r"must lie directly in"):
+            push(released, "acme/tiny")
+
+
+class TestRefusals:
+    """One sentence each, with the repository, the token's name and the command for later, and no second attempt."""
+
+    @pytest.mark.parametrize(
+        ("token", "repo_id", "message"),
+        [
+            ("hf_wrongwrongwrongwrong", "acme/tiny", r"does not accept HF_TOKEN for acme/tiny \(401\)"),
+            ("hf_write", "nobody/tiny", r"does not let HF_TOKEN write to nobody/tiny \(403\): .* access to 'nobody'"),
+            ("hf_read", "acme/tiny", r"does not let HF_TOKEN write to acme/tiny \(403\)"),
+        ],
+    )
+    def test_name_repository_and_token_but_not_its_value(
+        self, online, released, monkeypatch, fault, token, repo_id, message
+    ):
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(PermissionError, match=message) as caught:
+            push(released, repo_id)
+        assert isinstance(caught.value, MetaphraseError)
+        assert token not in "".join(traceback.format_exception(caught.value))
+        assert f"push it later with `metaphrase push {released} --repo {repo_id}`" in str(caught.value)
+        assert requests(online, "/repos/create") == 1
+        fault("G1", f"the Hub refuses a push: {message[:24]}…", tried=1, survived=1)
+
+    def test_a_read_token_cannot_write_to_an_existing_repository(self, online, released):
+        push(released, "acme/tiny")
+        with pytest.raises(PermissionError, match=r"does not let the given token write to acme/tiny \(403\)"):
+            push(released, "acme/tiny", token="hf_other")
+
+    def test_without_a_token_nothing_is_asked(self, online, released, monkeypatch):
+        monkeypatch.delenv("HF_TOKEN")
+        with pytest.raises(PermissionError, match=r"set HF_TOKEN or run `hf auth login`"):
+            push(released, "acme/tiny")
+        assert online.requests == []
+
+    def test_a_vanished_repository(self, online, released):
+        online.faults.append({"path": "/preupload/", "status": 404, "code": "RepoNotFound"})
+        with pytest.raises(
+            FileNotFoundError, match=r"has no repository acme/tiny, or does not show it to HF_TOKEN \(404\)"
+        ):
+            push(released, "acme/tiny")
+
+    def test_private_gated_and_missing_repositories_are_told_to_readers(self, online, released, tmp_path, fault):
+        push(released, "acme/secret", private=True)
+        push(released, "acme/gated")
+        HfApi().update_repo_settings("acme/gated", gated="manual")
+        read = partial(download, cache_dir=tmp_path / "theirs")
+        with pytest.raises(
+            FileNotFoundError, match=r"has no repository acme/secret, or does not show it to the given token"
+        ):
+            read("acme/secret", token="hf_other")
+        with pytest.raises(PermissionError, match=r"acme/gated is gated, .* the given token \(403\): ask for access"):
+            read("acme/gated", token="hf_other")
+        with pytest.raises(FileNotFoundError, match=r"has no repository acme/nothing"):
+            read("acme/nothing")
+        assert (read("acme/secret") / "config.json").is_file()
+        assert (read("acme/gated") / "config.json").is_file()
+        fault("G1", "private, gated and missing repositories", tried=3, survived=3)
+
+    def test_a_file_that_the_token_may_not_read(self, online, released, tmp_path):
+        """The client itself advises to check the connection."""
+        push(released, "acme/tiny")
+        online.faults.append({"path": "/resolve/.*/config.json", "status": 403, "times": 9})
+        with pytest.raises(PermissionError, match=r"does not let HF_TOKEN read acme/tiny \(403\)"):
+            download("acme/tiny", cache_dir=tmp_path / "cache")
+
+    def test_the_command_for_later_is_the_whole_one(self, online, released, bitext, tmp_path):
+        """One that left out --private would make a public repository of what was to be private."""
+        folder = released.rename(tmp_path / "my run")
+        (folder / "heads").mkdir()
+        shutil.copy(folder / "model.safetensors", folder / "heads")
+        corpus = write_corpus(Dataset.from_list(bitext), tmp_path / "my pairs.parquet")
+        wish = {"private": True, "revision": "next/one"}
+        model = partial(push, folder, "acme/tiny", with_heads=True, **wish)
+        pairs = partial(push_corpus, corpus, "acme/pairs", license="cc-by-4.0", **wish)
+        for pushed, path, rest in (
+            (model, folder, "acme/tiny --private --revision next/one --with_heads"),
+            (pairs, corpus, "acme/pairs --private --revision next/one --license cc-by-4.0"),
+        ):
+            online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+            with pytest.raises(ConnectionError) as caught:
+                pushed()
+            command = f"metaphrase push '{path}' --repo {rest}"
+            assert str(caught.value).endswith(f"Nothing is lost; push it later with `{command}`.")
+            assert main([*shlex.split(command)[1:], "--quiet"]) == 0
+        assert [repository.private for repository in online.repositories.values()] == [True, True]
+        assert [len(one.commits) for one in online.repositories.values()] == [2, 2]
+
+    def test_offline_says_how_to_push_later(self, online, released, monkeypatch, fault):
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        with pytest.raises(
+            ConnectionError, match=r"HF_HUB_OFFLINE is set: unset it.*push it later with `metaphrase push"
+        ):
+            push(released, "acme/tiny")
+        assert online.requests == []
+        fault("G6", "a push without a network", tried=1, survived=1)
+
+    def test_a_hub_that_is_not_there(self, online, released, monkeypatch, waits):
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+        with pytest.raises(ConnectionError, match=r"Hub at http://127.0.0.1:9 could not be reached: .*push it later"):
+            push(released, "acme/tiny")
+        assert waits == [1.0]
+
+    def test_a_hub_without_xet_is_explained(self, online, released, monkeypatch):
+        pytest.importorskip("hf_xet")
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+        with pytest.raises(ConnectionError, match=r"has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again"):
+            push(released, "acme/tiny")
+        assert requests(online, "/xet-write-token/")
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            {"path": "/commit/", "status": 500},
+            {"path": "/commit/", "status": 503, "times": 3},
+            {"path": "/commit/", "status": 429, "headers": {"Retry-After": "7"}},
+            {"path": "/commit/", "status": 409},
+            {"path": "/commit/", "status": 412},
+            {"path": "/preupload/", "status": 503},
+            {"path": "/repos/create", "status": 500},
+            {"path": "^/__lfs/", "status": 500},
+            {"path": "^/__lfs/", "status": 403, "error": "Request has expired"},
+            {"path": "/objects/verify", "status": 404},
+            {"path": "/objects/batch", "status": 502},
+            {"path": "^/api/models/acme/tiny$", "status": 500},
+            {"path": "/commit/", "truncate": 0},
+        ],
+        ids=lambda trouble: f"{trouble['path'].strip('^/')}-{trouble.get('status', 'answer lost')}",
+    )
+    def test_pass_and_leave_one_commit(self, online, released, template, waits, fault, trouble):
+        online.faults.append(dict(trouble))
+        url = push(released, "acme/tiny")
+        assert online.faults[0].get("times", 1) < 1
+        assert remote_files(online) == files_of(template)
+        assert len(repository(online).commits) == 2
+        assert url.endswith(repository(online).branches["main"])
+        if "headers" in trouble:
+            assert 7.0 in waits
+        lost = "truncate" in trouble
+        kind = "reply lost after the commit" if lost else f"{trouble['path'].strip('^$/')} answers {trouble['status']}"
+        fault("G5" if lost else "G3", kind, tried=1, survived=1)
+
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            {"path": "/branch/", "status": 503},
+            {"path": "/branch/", "truncate": 0},
+            {"path": "^/api/models/acme/tiny$", "status": 502},
+        ],
+        ids=["the branch", "the branch, made though", "whether it is private"],
+    )
+    def test_before_the_upload_pass(self, online, released, template, waits, fault, trouble):
+        online.faults.append(dict(trouble))
+        push(released, "acme/tiny", private=True, revision="next")
+        assert online.faults[0]["times"] < 1
+        assert waits == [1.0]
+        assert remote_files(online, revision="next") == files_of(template)
+        assert remote_files(online) == []
+        kind = (
+            f"{trouble['path'].strip('^$')} {'answers ' + str(trouble['status']) if 'status' in trouble else 'is cut'}"
+        )
+        fault("G3", f"a private push to a branch: {kind}", tried=1, survived=1)
+
+    @pytest.fixture
+    def impatient(self, monkeypatch):
+        monkeypatch.setattr(hub_requests, "REQUEST_TIMEOUT", 1.0)
+        close_session()
+        yield
+        close_session()
+
+    @pytest.mark.parametrize(
+        ("number", "path", "wait"),
+        [("G3", "/repos/create", "delay"), ("G3", "/commit/", "delay"), ("G5", "/commit/", "late")],
+    )
+    def test_of_a_hub_that_falls_silent_pass(
+        self, online, released, template, waits, fault, impatient, number, path, wait
+    ):
+        online.faults.append({"path": path, wait: 2.0})
+        url = push(released, "acme/tiny")
+        assert waits == [1.0]
+        assert remote_files(online) == files_of(template)
+        assert len(repository(online).commits) == 2
+        assert url.endswith(repository(online).branches["main"])
+        assert requests(online, "/commit/", "POST") == (2 if path == "/commit/" and wait == "delay" else 1)
+        done = "after the work" if wait == "late" else "before it"
+        fault(number, f"no answer to {path} within the limit, {done}", tried=1, survived=1)
+
+    @pytest.mark.parametrize(
+        ("path", "revision"), [("^/api/models/acme/tiny$", None), ("/revision/", "main"), ("/commits/", None)]
+    )
+    def test_of_a_hub_that_does_not_say_what_it_holds_pass(
+        self, online, released, template, waits, fault, impatient, path, revision
+    ):
+        """The client sets no limit for these requests, whatever its limit for others is."""
+        online.faults += [{"path": "/commit/", "status": 503}, {"path": path, "delay": 2.0}]
+        push(released, "acme/tiny", revision=revision)
+        assert all(left.get("times", 1) < 1 for left in online.faults)
+        assert len(waits) == 2
+        assert remote_files(online) == files_of(template)
+        assert len(repository(online).commits) == 2
+        assert len(get_session().event_hooks["request"]) == 1  # the client is as it was
+        fault("G3", f"a push gets no answer to {path.strip('^$')} within the limit", tried=1, survived=1)
+
+    @pytest.mark.parametrize("path", ["/revision/", "/tree/", "/resolve/", "^/__cdn/"])
+    def test_of_a_hub_that_falls_silent_when_asked_for_files_pass(
+        self, online, released, tmp_path, fault, impatient, monkeypatch, path
+    ):
+        for name in ("HF_HUB_ETAG_TIMEOUT", "HF_HUB_DOWNLOAD_TIMEOUT"):  # the client's own limits, for files
+            monkeypatch.setattr(constants, name, 1)
+        push(released, "acme/tiny")
+        online.requests.clear()
+        download("acme/tiny", cache_dir=tmp_path / "before")
+        undisturbed = len(online.requests)
+        online.faults.append({"path": path, "delay": 2.0})
+        folder = download("acme/tiny", cache_dir=tmp_path / "cache")
+        assert len(online.requests) > 2 * undisturbed
+        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+        fault("G3", f"a download gets no answer to {path.strip('^')} within the limit", tried=1, survived=1)
+
+    def test_a_slow_hub_is_waited_for(self, online, released, waits, fault):
+        online.faults += [{"path": path, "delay": 0.2, "times": 9} for path in ("/commit/", "/preupload/", "^/__lfs/")]
+        push(released, "acme/tiny")
+        assert waits == []
+        assert requests(online, "/commit/", "POST") == 1
+        fault("G3", "slow answers", tried=1, survived=1)
+
+    def test_patience_ends(self, online, released, waits):
+        online.faults.append({"path": "/commit/", "status": 507, "error": "disk full", "times": 99})
+        with pytest.raises(ConnectionError, match=r"upload to acme/tiny failed: .*disk full.*push it later"):
+            push(released, "acme/tiny")
+        assert waits == list(hub_requests.RETRY_PAUSES)
+        assert remote_files(online) == []
+        online.faults.clear()
+        online.requests.clear()
+        push(released, "acme/tiny")
+        assert requests(online, "^/__lfs/") == 0  # it was there already
+
+    def test_an_upload_that_never_works_names_the_file_and_the_cause(self, online, released):
+        online.faults.append({"path": "^/__lfs/", "status": 403, "error": "Request has expired", "times": 99})
+        with pytest.raises(ConnectionError, match=r"Error while uploading '\S+' .*Request has expired"):
+            push(released, "acme/tiny")
+
+    def test_somebody_commits_meanwhile(self, online, released, template, fault):
+        """Between our upload and our commit: theirs stays, ours comes on top of it, nothing is forced."""
+        push(released, "acme/tiny", revision="draft")
+        theirs = []
+        online.faults.append(
+            {"path": "/commit/", "then": lambda: theirs.append(online.put("acme/tiny", {"LICENSE": b"MIT"}))}
+        )
+        push(released, "acme/tiny")
+        head = repository(online).resolve("main")
+        assert head.parent == theirs[0]
+        assert sorted(head.tree) == sorted([*files_of(template), "LICENSE"])
+        fault("G2", "another commit between upload and commit", tried=1, survived=1)
+
+    def test_a_retry_after_a_lost_answer_keeps_a_later_push(self, online, released, other, monkeypatch, fault):
+        """The client alone would commit the first release again, on top of the second."""
+        later = []
+        monkeypatch.setattr(time, "sleep", lambda seconds: later.append(push(other, "acme/tiny")))
+        online.faults.append({"path": "/commit/", "truncate": 0})
+        push(released, "acme/tiny")
+        assert len(later) == 1
+        assert later[0].endswith(repository(online).branches["main"])
+        assert len(repository(online).commits) == 3
+        fault("G5", "reply lost after the commit, and another push before the retry", tried=1, survived=1)
+
+    def test_two_pushers_at_once(self, online, released, other, fault):
+        """Both end, one after the other, and the head is one of the two releases and no mixture."""
+        barrier = threading.Barrier(2, timeout=60)
+        online.put("acme/tiny", {"LICENSE": b"MIT"})
+        failures = []
+
+        def pushes(folder):
+            try:
+                barrier.wait()
+                push(folder, "acme/tiny", commit_message=folder.name)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=pushes, args=(folder,)) for folder in (released, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        head = repository(online).resolve("main")
+        last = {"out": released, "other": other}[head.title]
+        assert sorted(head.tree) == sorted([*files_of(last), "LICENSE"])
+        assert online.blobs[head.tree["model.safetensors"].blob] == (last / "model.safetensors").read_bytes()
+        assert len(repository(online).commits) == 4
+        fault("G2", "two pushers at once", tried=2, survived=2)
+
+    @pytest.mark.parametrize(
+        ("trouble", "retried"),
+        [
+            ({"path": "^/__cdn/", "status": 503}, True),
+            ({"path": "^/__cdn/", "truncate": 4000, "times": 2}, False),
+            ({"path": "/resolve/", "status": 503}, False),
+            ({"path": "/tree/", "status": 500}, False),
+            ({"path": "/revision/", "status": 502}, True),
+        ],
+        ids=lambda value: value["path"].strip("^/") if isinstance(value, dict) else "",
+    )
+    def test_of_a_download_pass(self, online, released, tmp_path, waits, fault, trouble, retried):
+        push(released, "acme/tiny")
+        online.faults.append(dict(trouble))
+        folder = download("acme/tiny", cache_dir=tmp_path / "cache")
+        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+        assert (hub_requests.RETRY_PAUSES[0] in waits) >= retried
+        assert all(left["times"] < 1 for left in online.faults)
+        fault("G3", f"download: {trouble['path'].strip('^')} {trouble.get('status', 'is cut')}", tried=1, survived=1)
+
+    def test_a_download_that_is_cut_again_and_again_goes_on_later(self, online, released, tmp_path):
+        push(released, "acme/tiny")
+        online.faults.append({"path": "^/__cdn/", "truncate": 1000, "times": 10_000})
+        with pytest.raises(ConnectionError, match=r"download of|could not be reached.*run it again"):
+            download("acme/tiny", cache_dir=tmp_path / "cache")
+        online.faults.clear()
+        folder = download("acme/tiny", cache_dir=tmp_path / "cache")
+        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+
+
+class TestStrangers:
+    """What a repository of somebody else can do to whoever loads it."""
+
+    @pytest.fixture
+    def marker(self, tmp_path) -> Path:
+        return tmp_path / "executed"
+
+    def hostile_pickle(self, marker: Path) -> bytes:
+        import pickle
+
+        class Payload:
+            def __reduce__(self):
+                return Path.touch, (marker,)
+
+        return pickle.dumps(Payload())
+
+    def without_weights(self, template: Path) -> dict[str, bytes]:
+        return {path: (template / path).read_bytes() for path in files_of(template) if path != "model.safetensors"}
+
+    def test_pickles_are_not_read(self, online, template, marker, tmp_path, fault):
+        pickled = {"pytorch_model.bin": self.hostile_pickle(marker), "training_args.bin": self.hostile_pickle(marker)}
+        online.put("evil/pickle", self.without_weights(template) | pickled)
+        online.put("evil/raw", {"config.json": (template / "config.json").read_bytes()} | pickled)
+        for name in ("evil/pickle", "evil/raw"):
+            with pytest.raises(OSError, match=rf"{name} has no weights in safetensors format") as caught:
+                load_encoder(name)
+            assert isinstance(caught.value, MetaphraseError)
+            with pytest.raises((OSError, ValueError)):
+                verify(name)
+        folder = download("evil/pickle")
+        assert not list(folder.rglob("*.bin"))
+        local = Path(shutil.copytree(template, tmp_path / "local"))
+        (local / "model.safetensors").rename(local / "pytorch_model.bin").write_bytes(pickled["pytorch_model.bin"])
+        with pytest.raises(OSError, match=r"local has no weights in safetensors format"):
+            load_encoder(local)
+        assert not marker.exists()
+        fault("H1", "repositories and folders with pickles only", tried=5, survived=5)
+
+    @pytest.mark.parametrize("wish", ["modules", "config", "arguments"])
+    def test_their_code_is_not_run(self, online, template, marker, wish, fault):
+        files = {path: (template / path).read_bytes() for path in files_of(template)}
+        files["evil.py"] = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Evil: pass\n".encode()
+        if wish == "modules":
+            modules = json.loads(files["modules.json"])
+            modules[1]["type"] = "evil.Evil"
+            files["modules.json"] = json.dumps(modules).encode()
+        else:
+            config = json.loads(files["config.json"]) | {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Evil"}}
+            files["config.json"] = json.dumps(
+                config | {"auto_map": {"AutoConfig": "evil.Evil", "AutoModel": "evil.Evil"}}
+            )
+            files["config.json"] = files["config.json"].encode()
+        if wish == "arguments":
+            trusting = {"model_args": {"trust_remote_code": True, "use_safetensors": False}}
+            files["sentence_bert_config.json"] = json.dumps(
+                trusting | {"config_args": {"trust_remote_code": True}}
+            ).encode()
+        online.put("evil/code", files)
+        with pytest.raises(ValueError, match="requires its own code, which is not run"):
+            load_encoder("evil/code")
+        with pytest.raises((OSError, ValueError)):
+            verify("evil/code")
+        assert not marker.exists()
+        fault("H2", f"code in a repository, requested by its {wish}", tried=2, survived=2)
+
+    @pytest.mark.parametrize("where", ["option", "config", "recipe", "training", "term"])
+    def test_no_setting_of_ours_trusts_code(self, template, tmp_path, bitext_path, capsys, where, fault):
+        trusting = {"trust_remote_code": True}
+        recipe = {"name": "x", "terms": [{"objective": "tr"} | ({"args": trusting} if where == "term" else {})]}
+        recipe |= {"recipe": trusting, "training": {"training": trusting}}.get(where, {})
+        (tmp_path / "x.yaml").write_text(yaml.safe_dump(recipe))
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(trusting))
+        command = [
+            "train",
+            "--model",
+            str(template),
+            "--recipe",
+            str(tmp_path / "x.yaml"),
+            "--corpus",
+            str(bitext_path),
+        ]
+        command += {"option": ["--trust_remote_code"], "config": ["--config", str(tmp_path / "config.yaml")]}.get(
+            where, []
+        )
+        assert main([*command, "--output_dir", str(tmp_path / "out")]) == 2
+        assert "trust_remote_code" in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
+        fault("H2", f"`trust_remote_code` as a setting: {where}", tried=1, survived=1)
+
+    @pytest.mark.parametrize("path", ["../../escaped.txt", "a/../../../escaped.txt", "/tmp/escaped-metaphrase.txt"])
+    def test_files_do_not_leave_their_folder(self, online, template, tmp_path, path, fault):
+        online.put("evil/path", {name: (template / name).read_bytes() for name in files_of(template)} | {path: b"out"})
+        with pytest.raises((OSError, ValueError)):
+            download("evil/path", cache_dir=tmp_path / "cache" / "deep" / "inside")
+        assert not list(tmp_path.rglob("*escaped*"))
+        assert not Path("/tmp/escaped-metaphrase.txt").exists()
+        fault("H3", f"a file named {path}", tried=1, survived=1)
+
+    def test_a_revision_stays_what_it_was(self, online, released, other, tmp_path, fault, monkeypatch):
+        sha = push(released, "acme/tiny").rpartition("/")[2]
+        push(other, "acme/tiny")
+        monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path / "tf"), raising=False)
+        pinned, moved = load_encoder(f"acme/tiny@{sha}"), load_encoder("acme/tiny")
+        original = SentenceTransformer(str(released), device="cpu").encode(TEXTS)
+        assert np.array_equal(pinned.encode(TEXTS), original)
+        assert not np.array_equal(moved.encode(TEXTS), original)
+        assert origin_of(pinned) == f"acme/tiny@{sha}"
+        card = AlignmentModelCardData.adopt(pinned, recipe=RECIPE)
+        facts = ModelCard.load(release(pinned, tmp_path / "next", recipe=RECIPE, card=card) / "README.md")
+        assert facts.data.to_dict()["base_model"] == "acme/tiny"
+        assert facts.data.to_dict()["metaphrase"]["base_model_revision"] == sha
+        assert f"[acme/tiny](https://huggingface.co/acme/tiny), revision {sha}" in facts.text
+        fault("H4", "the main branch changes", tried=1, survived=1)
+
+
+class TestHeadsAndCorpora:
+    def heads(self, encoder, tokenizer) -> AlignmentHeads:
+        loss = AlignmentLoss(encoder, Recipe.load("dap"), max_length=24, english_ids=torch.arange(len(tokenizer)))
+        return loss.heads
+
+    def assert_equal(self, loaded: AlignmentHeads, heads: AlignmentHeads) -> None:
+        state = heads.state_dict()
+        assert state.keys() == loaded.state_dict().keys()
+        assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.state_dict().items())
+
+    def test_heads_go_with_a_release_into_a_folder(self, online, released, tiny_encoder, tokenizer, template):
+        heads = self.heads(tiny_encoder, tokenizer)
+        heads.save_pretrained(released / "heads")
+        push(released, "acme/tiny", with_heads=True)
+        added = {"heads/config.json", "heads/model.safetensors"}
+        assert set(remote_files(online)) == {*files_of(template), *added}
+        self.assert_equal(AlignmentHeads.from_pretrained("acme/tiny", subfolder="heads"), heads)
+        assert isinstance(load_encoder("acme/tiny"), SentenceTransformer)
+        assert tiny_encoder[0].auto_model.config._name_or_path not in (released / "heads" / "config.json").read_text()
+
+    def test_heads_go_alone(self, online, tiny_encoder, tokenizer):
+        heads = self.heads(tiny_encoder, tokenizer)
+        heads.push_to_hub("acme/heads")
+        assert "model.safetensors" in remote_files(online, "acme/heads")
+        self.assert_equal(AlignmentHeads.from_pretrained("acme/heads"), heads)
+
+    @pytest.fixture
+    def datasets_online(self, online, tmp_path, monkeypatch):
+        monkeypatch.setattr(datasets.config, "HF_ENDPOINT", online.url)
+        monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+
+    def test_a_corpus_comes_back_with_its_links(self, online, bitext, tmp_path, datasets_online):
+        path = write_corpus(Dataset.from_list(bitext), tmp_path / "aligned.parquet")
+        url = push_corpus(path, "acme/corpus", license="cc-by-4.0")
+        assert url.startswith(f"{online.url}/datasets/acme/corpus/commit/")
+        assert push_corpus(path, "acme/corpus", license="cc-by-4.0") == url
+        here, there = load_corpus(str(path)), load_corpus("hf:acme/corpus")
+        assert here.dataset.to_list() == there.dataset.to_list()
+        assert there.files[0]["revision"] == url.rsplit("/", 1)[1]
+        assert "alignment" in there.dataset.column_names
+        head = online.repositories["dataset", "acme/corpus"].resolve("main")
+        card = ModelCard(online.blobs[head.tree["README.md"].blob].decode())
+        assert card.data.license == "cc-by-4.0"
+        assert sorted(card.data.language) == sorted(
+            {row[side] for row in bitext for side in ("source_lang", "target_lang")}
+        )
+
+    def test_a_corpus_is_read_at_a_commit_after_it_moved_on(self, online, bitext, tmp_path, datasets_online):
+        first = push_corpus(write_corpus(Dataset.from_list(bitext), tmp_path / "a.parquet"), "acme/corpus")
+        push_corpus(write_corpus(Dataset.from_list(bitext[:20]), tmp_path / "b.parquet"), "acme/corpus")
+        commit = first.rsplit("/", 1)[1]
+        assert len(load_corpus("hf:acme/corpus").dataset) == 20
+        then = load_corpus(f"hf:acme/corpus#{commit}")
+        assert len(then.dataset) == len(bitext)
+        assert then.files[0]["revision"] == commit
+        stream = load_corpus(f"hf:acme/corpus#{commit}", streaming=True)
+        assert len(list(stream.dataset)) == len(bitext)
+
+    def test_what_is_no_bitext_is_refused(self, online, tmp_path):
+        (tmp_path / "x.tsv").write_text("a\tb\n")
+        with pytest.raises(ValueError, match=r"x.tsv is not a Parquet file"):
+            push_corpus(tmp_path / "x.tsv", "acme/corpus")
+        pq.write_table(Dataset.from_dict({"text": ["a"]}).data.table, tmp_path / "y.parquet")
+        with pytest.raises(ValueError, match=r"is not a bitext: it has the columns text"):
+            push_corpus(tmp_path / "y.parquet", "acme/corpus")
+        with pytest.raises(
+            FileNotFoundError, match=r"There is no file \S+z.parquet to push. Name a .parquet file that"
+        ):
+            push_corpus(tmp_path / "z.parquet", "acme/corpus")
+        assert online.requests == []
+
+
+class TestOverXet:
+    """The default way of the real client: chunks go into a content store and come back from it."""
+
+    @pytest.fixture
+    def xet(self, tmp_path, monkeypatch, waits):
+        if not available(tmp_path / "probe"):
+            pytest.skip("the installed hf_xet keeps no store in a folder")
+        with serve_hub(xet=tmp_path / "store") as hub:
+            reach(hub, monkeypatch.setattr, tmp_path / "client")
+            monkeypatch.setenv("HF_TOKEN", "hf_write")
+            yield hub
+            assert requests(hub, "/xet-write-token/")
+            gc.collect()
+
+    def assert_comes_back(self, released: Path, cache: Path, **where: str) -> None:
+        folder = download(cache_dir=cache, **where)
+        assert (folder / "model.safetensors").read_bytes() == (released / "model.safetensors").read_bytes()
+
+    def test_round_trip(self, xet, released, tmp_path, monkeypatch):
+        sha = push(released, "acme/tiny", check=True).rpartition("/")[2]
+        assert requests(xet, "/xet-read-token/")
+        assert requests(xet, "^/__(lfs|cdn)/") == 0
+        self.assert_comes_back(released, tmp_path / "cache", repo_id="acme/tiny", revision=sha)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)  # readers without Xet get the same
+        self.assert_comes_back(released, tmp_path / "plain", repo_id="acme/tiny", revision=sha)
+        assert requests(xet, "^/__cdn/")
+
+    def test_the_clients_upload_of_a_folder_can_be_several_commits(self, xet, tmp_path):
+        """Why a push is `create_commit` and not `upload_folder`: the first of two commits is half a release."""
+        for name in (*(f"{at}.json" for at in range(20)), "model.safetensors"):
+            (tmp_path / "folder").mkdir(exist_ok=True)
+            (tmp_path / "folder" / name).write_bytes(name.encode())
+        HfApi().create_repo("acme/folder")
+        xet.faults.append({"path": "/commit/", "status": 400, "times": 7})
+        HfApi().upload_folder(repo_id="acme/folder", folder_path=tmp_path / "folder", commit_message="Release")
+        titles = [commit.title for commit in repository(xet, "acme/folder").commits.values()]
+        assert titles == ["initial commit", "Release", "Release (part 2)"]
+
+    def test_a_private_branch(self, xet, released, other, template, tmp_path):
+        push(released, "acme/secret", private=True, revision="next/one")
+        push(other, "acme/secret", private=True)
+        assert remote_files(xet, "acme/secret", "next/one") == files_of(template)
+        self.assert_comes_back(released, tmp_path / "a", repo_id="acme/secret", revision="next/one")
+        self.assert_comes_back(other, tmp_path / "b", repo_id="acme/secret")
+        with pytest.raises(FileNotFoundError, match="or does not show it to the given token"):
+            download("acme/secret", token="hf_other", cache_dir=tmp_path / "theirs")
+
+    @pytest.mark.parametrize(
+        "trouble",
+        [
+            {"path": "/commit/", "status": 500},
+            {"path": "/commit/", "truncate": 0},
+            {"path": "/xet-write-token/", "status": 503},
+        ],
+        ids=["commit-500", "commit-answer lost", "token-503"],
+    )
+    def test_faults_of_a_push_pass(self, xet, released, template, fault, trouble):
+        xet.faults.append(dict(trouble))
+        push(released, "acme/tiny")
+        assert xet.faults[0]["times"] < 1
+        assert remote_files(xet) == files_of(template)
+        assert len(repository(xet).commits) == 2
+        kind = f"{trouble['path'].strip('/')} {trouble.get('status', 'is cut after the work')}"
+        fault("G5" if "truncate" in trouble else "G3", f"over Xet: {kind}", tried=1, survived=1)
+
+    def test_a_download_that_is_cut_goes_on_later(self, xet, released, tmp_path, fault):
+        push(released, "acme/tiny")
+        (chunks,) = (path for path in xet.xet.folder.rglob("xorbs/default.*") if path.suffix != ".tagset")
+        whole = chunks.read_bytes()
+        chunks.chmod(0o644)
+        chunks.write_bytes(whole[: len(whole) // 2])
+        xet.faults.append({"path": "/xet-read-token/", "status": 503})
+        with pytest.raises(MetaphraseError, match=r"run it again to download the rest of acme/tiny"):
+            download("acme/tiny", cache_dir=tmp_path / "cache")
+        assert xet.faults[0]["times"] < 1
+        chunks.write_bytes(whole)
+        self.assert_comes_back(released, tmp_path / "cache", repo_id="acme/tiny")
+        fault("G3", "over Xet: a download gets no token at first, and is truncated", tried=2, survived=2)
+
+
+COMMAND = "from metaphrase.cli import main; raise SystemExit(main())"
+
+
+def pusher(hub: Hub, folder: Path, home: Path, *options: str) -> subprocess.Popen:
+    hub.tokens[CANARY] = {"name": "tester", "role": "write", "orgs": ["acme"]}
+    command = [sys.executable, "-c", COMMAND, "push", str(folder), "--repo", "acme/tiny", *options]
+    return subprocess.Popen(
+        command, env=environment(hub, home, CANARY), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def test_push_and_pull_with_faults_along_the_way(hub, released, tmp_path, monkeypatch, fault):
+    """Killed between upload and commit; again, with a commit that answers 500 and a cut download; then pulled."""
+    expected = SentenceTransformer(str(released), device="cpu").encode(TEXTS)
+    hub.faults.append({"path": "/commit/", "then": lambda: killed.kill(), "status": 503})
+    killed = pusher(hub, released, tmp_path / "home", "--no_check")
+    output = killed.communicate(timeout=300)[0]
+    assert killed.returncode == -signal.SIGKILL, output
+    assert len(repository(hub).commits) == 1
+    assert remote_files(hub) == []
+    uploaded = requests(hub, "^/__lfs/", "PUT")
+    assert uploaded > 0
+
+    hub.requests.clear()
+    hub.faults[:] = [{"path": "/commit/", "status": 500}, {"path": "^/__cdn/", "truncate": 4000, "times": 2}]
+    again = pusher(hub, released, tmp_path / "home")
+    output += again.communicate(timeout=300)[0]
+    assert again.returncode == 0, output
+    assert requests(hub, "^/__lfs/", "PUT") == 0
+    assert requests(hub, "/commit/", "POST") == 2
+    assert all(trouble["times"] < 1 for trouble in hub.faults)
+    (sha,) = re.findall(rf"{hub.url}/acme/tiny/commit/([0-9a-f]{{40}})", output)
+    assert sha == repository(hub).branches["main"]
+    assert len(repository(hub).commits) == 2
+
+    reach(hub, monkeypatch.setattr, tmp_path / "client")
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    hub.faults[:] = [{"path": "^/__cdn/", "truncate": 4000}]
+    model = SentenceTransformer("acme/tiny", revision=sha, device="cpu", cache_folder=str(tmp_path / "client"))
+    assert np.array_equal(model.encode(TEXTS), expected)
+
+    assert CANARY not in output
+    leaks = [path for path in tmp_path.rglob("*") if path.is_file() and CANARY.encode() in path.read_bytes()]
+    assert leaks == []
+    assert CANARY not in json.dumps(hub.requests)
+    assert all(CANARY.encode() not in blob for blob in hub.blobs.values())
+    elsewhere = [r for r in hub.requests if r["path"].startswith(("/__cdn/", "/__lfs/"))]
+    assert not any(r["token"] for r in elsewhere)
+    assert {r["host"].split(":")[0] for r in elsewhere if "/__cdn/" in r["path"]} == {"localhost"}
+    fault("G4", "killed between upload and commit, then pushed again", tried=1, survived=1)
+    fault("H6", "the token in files, output and addresses of a push with faults", tried=1, survived=1)
+
+
+@pytest.mark.slow
+def test_killed_at_every_request(hub, released, tmp_path, template, fault, monkeypatch):
+    """The head is the old one or the whole release, and the next push uploads only what is missing."""
+    wanted = {
+        hub_path: (template / hub_path).stat().st_size for hub_path in files_of(template) if hub_path != "README.md"
+    }
+    reach(hub, monkeypatch.setattr, tmp_path / "client")
+    monkeypatch.setenv("HF_TOKEN", CANARY)
+    at = survived = 0
+    while True:
+        hub.repositories.clear()
+        hub.blobs.clear()
+        process: list[subprocess.Popen] = []
+        hub.faults[:] = [{"path": "", "skip": at, "then": lambda ps=process: ps[0].kill(), "status": 503}]
+        hub.requests.clear()
+        process.append(pusher(hub, released, tmp_path / "home", "--no_check"))
+        output = process[0].communicate(timeout=300)[0]
+        if process[0].returncode == 0:
+            break
+        assert process[0].returncode == -signal.SIGKILL, output
+        uploaded = len(hub.blobs)
+        if ("model", "acme/tiny") in hub.repositories:
+            assert len(repository(hub).commits) == (2 if remote_files(hub) else 1)
+            assert remote_files(hub) in ([], files_of(template))
+        hub.faults.clear()
+        hub.requests.clear()
+        push(released, "acme/tiny")
+        tree = repository(hub).resolve("main").tree
+        assert {path: tree[path].size for path in wanted} == wanted
+        assert len(repository(hub).commits) == 2
+        assert requests(hub, "^/__lfs/", "PUT") <= max(2 - uploaded, 0)
+        at, survived = at + 1, survived + 1
+    fault("G4", "killed at each request of a push", tried=at, survived=survived)
+
+
+def test_a_trainer_pushes_releases_and_goes_on_after_a_fault(hub, tiny_encoder, bitext, tmp_path, monkeypatch, waits):
+    reach(hub, monkeypatch.setattr, tmp_path / "cache")
+    monkeypatch.setenv("HF_TOKEN", "hf_write")
+    args = AlignmentTrainingArguments(
+        output_dir=str(tmp_path / "run"),
+        max_steps=2,
+        save_steps=1,
+        per_device_train_batch_size=4,
+        push_to_hub=True,
+        hub_model_id="acme/run",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
+    trainer = AlignmentTrainer(model=tiny_encoder, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
+    hub.faults.append({"path": "/commit/", "status": 403, "times": 1})
+    trainer.train()
+    repository = hub.repositories["model", "acme/run"]
+    assert sum("step 1" in commit.title for commit in repository.commits.values()) == 0
+    assert sum("step 2" in commit.title for commit in repository.commits.values()) == 1
+    assert trainer.push_to_hub() is not None
+    files = set(repository.resolve("main").tree)
+    assert {"model.safetensors", "training_args.json", "recipe.yaml"} <= files
+    assert not [name for name in files if name.endswith((".bin", ".pt", ".pth", ".pkl")) or name.startswith("heads")]
+    pulled = SentenceTransformer("acme/run", device="cpu")
+    np.testing.assert_allclose(pulled.encode(TEXTS), tiny_encoder.encode(TEXTS), atol=1e-6)
+
+
+class TestBeforeTraining:
+    """A Hub that fails is waited for while training; what the user has to mend is said before it."""
+
+    @pytest.fixture
+    def make(self, online, tiny_encoder, bitext, tmp_path):
+        def made(**options) -> AlignmentTrainer:
+            settings = {"max_steps": 2, "save_steps": 1, "per_device_train_batch_size": 4, "push_to_hub": True}
+            settings |= {"hub_model_id": "acme/run", "report_to": "none", "use_cpu": True, "disable_tqdm": True}
+            args = AlignmentTrainingArguments(output_dir=str(tmp_path / "my run"), **settings | options)
+            loss = AlignmentLoss(tiny_encoder, Recipe.load("tr"), max_length=24)
+            return AlignmentTrainer(model=tiny_encoder, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
+
+        return made
+
+    def titles(self, hub: Hub) -> list[str]:
+        return [commit.title for commit in repository(hub, "acme/run").commits.values()]
+
+    def test_one_fault_passes(self, online, make, waits, caplog, fault):
+        online.faults.append({"path": "/repos/create", "status": 503})
+        trainer = make(hub_private_repo=True)
+        assert waits == [1.0]
+        assert trainer.hub_model_id == "acme/run"
+        assert repository(online, "acme/run").private
+        assert "Training continues" not in caplog.text
+        fault("G3", "repository creation before training: answers 503", tried=1, survived=1)
+
+    def test_a_name_alone_is_the_users(self, online, make):
+        assert make(hub_model_id="run").hub_model_id == "tester/run"
+        assert ("model", "tester/run") in online.repositories
+
+    def test_a_hub_that_fails_is_told_and_training_goes_on(self, online, make, caplog, fault):
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 4})  # at the start, and for step 1
+        trainer = make(hub_private_repo=True)
+        assert "The upload to acme/run failed: Server error '503 Service" in caplog.text
+        command = f"metaphrase push '{trainer.args.output_dir}' --repo acme/run --private"
+        assert f"also be pushed after training: `{command}`. Training continues, and each push" in caplog.text
+        trainer.train()
+        assert self.titles(online) == ["initial commit", "Training in progress, step 2"]
+        assert repository(online, "acme/run").private
+        fault("G3", "repository cannot be created before training", tried=1, survived=1)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "message"),
+        [
+            ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE is set: unset it."),
+            ("ENDPOINT", "http://127.0.0.1:9", "Hub at http://127.0.0.1:9 could not be reached"),
+        ],
+    )
+    def test_without_a_network_training_goes_on(self, online, make, monkeypatch, caplog, fault, name, value, message):
+        monkeypatch.setattr(constants, name, value)
+        trainer = make(max_steps=1)
+        assert message in caplog.text
+        assert "Training continues, and each push tries again." in caplog.text
+        trainer.train()
+        assert trainer.state.global_step == 1
+        assert online.requests == []
+        with pytest.raises(HubConnectionError, match="push it later with"):
+            trainer.push_to_hub()
+        fault("G6", f"training run with push, without a network ({name})", tried=1, survived=1)
+
+    def test_without_a_token_nothing_begins(self, online, make, monkeypatch):
+        monkeypatch.delenv("HF_TOKEN")
+        with pytest.raises(
+            HubAccessError, match=r"set HF_TOKEN or run `hf auth login`. A release can be pushed after"
+        ):
+            make()
+        assert online.requests == []
+
+    @pytest.mark.parametrize(
+        ("token", "name", "message"),
+        [
+            ("hf_wrong", "acme/run", r"does not accept the given token for acme/run \(401\)"),
+            ("hf_write", "nobody/run", r"does not let the given token write to nobody/run \(403\)"),
+            ("hf_read", "acme/new", r"does not let the given token write to acme/new \(403\)"),
+        ],
+    )
+    def test_what_the_hub_refuses_is_said(self, online, make, waits, fault, token, name, message):
+        with pytest.raises(HubAccessError, match=message) as caught:
+            make(hub_token=token, hub_model_id=name)
+        assert token not in str(caught.value)
+        assert waits == []
+        fault("G1", f"before training: {message[:24]}…", tried=1, survived=1)
+
+    def test_a_repository_that_is_there_must_be_writable(self, online, make, fault):
+        """A token that may not make it may still read it, which the client takes for success."""
+        HfApi().create_repo("acme/run")
+        with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
+            make(hub_token="hf_read")
+        with pytest.raises(HubAccessError, match=r"does not let the given token write to acme/run \(403\)"):
+            make(hub_token="hf_other")
+        assert make().hub_model_id == "acme/run"
+        fault("G1", "before training: a read-only token, or another user's", tried=2, survived=2)
+
+    def test_a_hub_that_does_not_tell_who_may_write_is_taken_at_its_word(self, online, make):
+        online.faults.append({"path": "/auth-check/write$", "status": 404})
+        assert make().hub_model_id == "acme/run"
+        assert online.faults[0]["times"] == 0
+
+    def test_another_refusal_is_none_to_wait_for(self, online, make, waits):
+        online.faults.append({"path": "/repos/create", "status": 400, "error": "no room"})
+        with pytest.raises(HubConnectionError, match="no room"):
+            make()
+        assert waits == []
+
+    def test_a_public_repository_is_not_taken_for_a_private_one(self, online, make):
+        HfApi().create_repo("acme/run")
+        with pytest.raises(UsageError, match="acme/run exists and is public"):
+            make(hub_private_repo=True)
+        assert remote_files(online, "acme/run") == []
+
+    def test_a_repository_that_turns_out_public_gets_nothing(self, online, make, caplog, fault):
+        HfApi().create_repo("acme/run")
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+        trainer = make(hub_private_repo=True)
+        trainer.train()
+        assert trainer.state.global_step == 2
+        assert caplog.text.count("acme/run exists and is public. Make it private in its settings") == 2
+        assert remote_files(online, "acme/run") == []
+        with pytest.raises(UsageError, match="acme/run exists and is public"):
+            trainer.push_to_hub()
+        fault("G2", "public repository where a private one is required", tried=3, survived=3)
+
+    @pytest.mark.parametrize("name", ["acme/my run", "acme/a/b"])
+    def test_a_name_that_is_none_is_refused(self, online, make, name):
+        with pytest.raises(UsageError, match="A repository is named organisation/name"):
+            make(hub_model_id=name)
+        assert online.requests == []
+
+    def test_a_name_alone_needs_the_hub(self, online, make):
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+        with pytest.raises(UsageError, match=r"owner of 'run' is unknown. Pass hub_model_id as organisation/name"):
+            make(hub_model_id="run")
+
+    def test_only_the_first_process_asks(self, online, make, monkeypatch):
+        monkeypatch.setattr(AlignmentTrainer, "is_world_process_zero", lambda self: False)
+        make()
+        assert online.requests == []
+
+
+class TestHeadsOfCheckpoints:
+    @pytest.fixture
+    def checkpoint(self, released, other, tmp_path):
+        """Makes one, with the released encoder or another one and heads that hold its step."""
+
+        def make(step: int, *, same: bool) -> None:
+            folder = tmp_path / "partial"
+            (folder / "heads").mkdir(parents=True)
+            weights = load_file((released if same else other) / "model.safetensors")
+            save_file(weights | {"pooler.dense.bias": torch.zeros(2)}, folder / "model.safetensors")
+            save_file({"step": torch.tensor([step])}, folder / "heads" / "model.safetensors")
+            publish(folder, released / f"checkpoint-{step}", {"step": step})
+
+        return make
+
+    def pushed(self, released: Path) -> int:
+        push(released, "acme/tiny", with_heads=True)
+        return int(load_file(hf_hub_download("acme/tiny", "heads/model.safetensors"))["step"])
+
+    def test_those_that_belong_to_the_released_encoder_are_taken(self, online, released, checkpoint):
+        """Of the best checkpoint, where a run released the best; of the last one of several."""
+        checkpoint(2, same=True)
+        checkpoint(10, same=True)
+        checkpoint(12, same=False)
+        assert self.pushed(released) == 10
+        assert [name for name in remote_files(online) if name.startswith("heads/")] == ["heads/model.safetensors"]
+
+    def test_those_beside_a_release_come_first(self, online, released, checkpoint):
+        checkpoint(2, same=True)
+        (released / "heads").mkdir()
+        save_file({"step": torch.tensor([7])}, released / "heads" / "model.safetensors")
+        assert self.pushed(released) == 7
+
+    def test_those_of_another_encoder_are_refused(self, online, released, checkpoint):
+        checkpoint(2, same=False)
+        checkpoint(4, same=False)
+        with pytest.raises(
+            FileNotFoundError, match=r"those of checkpoint-4, checkpoint-2 were trained with other weights"
+        ):
+            push(released, "acme/tiny", with_heads=True)
+        assert online.requests == []
+
+    def test_a_run_that_releases_its_best_checkpoint(self, online, tiny_encoder, bitext, tmp_path):
+        args = AlignmentTrainingArguments(
+            output_dir=str(tmp_path / "run"),
+            max_steps=3,
+            save_steps=1,
+            per_device_train_batch_size=4,
+            learning_rate=1e-3,
+            head_learning_rate=1e-3,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        loss = AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
+        trainer = AlignmentTrainer(model=tiny_encoder, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
+        trainer.train()
+        best = load_encoder(tmp_path / "run" / "checkpoint-2", device="cpu")
+        push(release(best, tmp_path / "run", recipe=RECIPE), "acme/best", with_heads=True)
+        pulled = load_file(hf_hub_download("acme/best", "heads/model.safetensors"))
+        heads = {n: load_file(tmp_path / "run" / f"checkpoint-{n}" / "heads" / "model.safetensors") for n in (1, 2, 3)}
+        same = {n: all(torch.equal(tensor, pulled[name]) for name, tensor in heads[n].items()) for n in heads}
+        assert same == {1: False, 2: True, 3: False}

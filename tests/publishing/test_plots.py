@@ -1,275 +1,13 @@
+"""Charts show the data of a report, as PNG files and as markup that needs nothing else."""
+
+import re
+
 import numpy as np
 import pytest
-import torch
+from matplotlib.figure import Figure
 
-from metaphrase.aligners.embedding import EmbeddingAligner
-from metaphrase.corpus.parallel import ParallelSet
-from metaphrase.corpus.words import Words
 from metaphrase.publishing import plots
-
-
-def comparison(differences, interval, before=80.0):
-    verdicts = {True: "worse", False: "tie"}
-    return {
-        "languages": {
-            language: {
-                "n": 50,
-                "before": before,
-                "after": before + difference,
-                "difference": difference,
-                "interval": [difference - 3, difference + 3],
-                "p_value": 0.5,
-                "p_adjusted": 1.0,
-                "verdict": verdicts[difference < -5],
-            }
-            for language, difference in differences.items()
-        },
-        "pooled": {
-            "languages": len(differences),
-            "n": 50 * len(differences),
-            "before": before,
-            "after": before + sum(interval) / 2,
-            "difference": sum(interval) / 2,
-            "interval": interval,
-            "p_value": 0.01,
-            "verdict": "tie",
-        },
-        "settings": {"resamples": 100, "seed": 0, "correction": "Holm", "alpha": 0.05},
-    }
-
-
-@pytest.mark.parametrize(
-    ("interval", "verdict"),
-    [([-0.9, 0.2], "kept"), ([-1.0, 3.0], "kept"), ([-1.1, 0.5], "uncertain"), ([-4.0, -1.1], "lost")],
-)
-def test_retention_is_a_test_against_the_red_line(interval, verdict):
-    assert plots.retention(comparison({"de": -1.0}, interval), 1.0)["verdict"] == verdict
-
-
-def test_retention_names_the_worst():
-    differences = {"a": 1, "b": -9, "c": -2, "d": -1, "e": -0.5, "f": -8, "g": -7, "h": -6, "i": -5.5, "j": -5.1}
-    found = plots.retention(comparison(differences, [-3.0, -2.0]), 1.5)
-    assert [row["language"] for row in found["languages"]] == ["b", "f", "g", "h", "i", "j", "c", "d", "e", "a"]
-    assert found["worst"] == ["b", "f", "g", "h", "i", "j"]  # all that are significantly worse, at least five
-    assert [row["language"] for row in found["languages"] if row["below"]] == ["b", "f", "g", "h", "i", "j", "c"]
-    assert plots.retention(comparison({"a": 1.0, "b": 0.0}, [0, 1]), 1)["worst"] == []
-
-
-def test_principal_components_are_eigenvectors_of_the_covariance():
-    rows = np.random.default_rng(0).normal(size=(40, 6)) * [9, 5, 1, 1, 1, 1]
-    points, shares = plots.principal_components(rows)
-    centred = rows - rows.mean(axis=0)
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    for axis in (0, 1):
-        vector = vectors[:, -1 - axis]
-        vector = vector * np.sign(vector[np.abs(vector).argmax()])
-        np.testing.assert_allclose(points[:, axis], centred @ vector, rtol=1e-9)
-        assert shares[axis] == pytest.approx(values[-1 - axis] / values.sum())
-    moved, _ = plots.principal_components(rows + 100)
-    np.testing.assert_allclose(moved, points, atol=1e-9)
-
-
-def test_tsne_keeps_clusters_apart_and_is_repeatable():
-    rng = np.random.default_rng(0)
-    rows = np.concatenate([rng.normal(size=(20, 8)) * 0.05 + centre for centre in np.eye(8)[:2]]).astype(np.float32)
-    points = plots.neighbour_embedding(rows)
-    np.testing.assert_array_equal(points, plots.neighbour_embedding(rows))
-    distance = np.linalg.norm(points[:, None] - points[None], axis=-1) + np.diag([np.inf] * 40)
-    assert (distance.argmin(axis=1) // 20 == np.arange(40) // 20).all()
-
-
-def test_own_language_share_equals_a_loop():
-    rng = np.random.default_rng(1)
-    rows = rng.normal(size=(30, 5)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    languages = rng.choice(["sw", "en", "te"], 30).tolist()
-    own = []
-    for i in range(30):
-        nearest = sorted((j for j in range(30) if j != i), key=lambda j, i=i: -float(rows[i] @ rows[j]))[:10]
-        own += [languages[j] == languages[i] for j in nearest]
-    assert 0 < sum(own) < len(own)
-    assert plots.own_language_share(rows, languages) == pytest.approx(100 * np.mean(own))
-
-
-def test_expected_share_is_the_mean_over_pairs_of_words():
-    languages = ["sw"] * 3 + ["en"] * 5
-    same = [languages[i] == languages[j] for i in range(8) for j in range(8) if i != j]
-    assert plots.expected_share(languages) == pytest.approx(100 * np.mean(same))
-
-
-@pytest.mark.parametrize("layer", [None, 0, 1, 2])
-def test_word_states_are_means_over_pieces(tiny_encoder, layer):
-    texts = ["der Hund schläft", "die Katze trinkt Milch"]
-    found = plots.word_states(tiny_encoder, [Words.of(text) for text in texts], layer)
-    for text, (at, states) in zip(texts, found, strict=True):
-        assert at.tolist() == list(range(len(text.split())))
-        encoded = tiny_encoder.tokenizer(text, return_tensors="pt")
-        with torch.no_grad():
-            hidden = tiny_encoder[0].auto_model(**encoded, output_hidden_states=True).hidden_states
-        hidden = hidden[-1 if layer is None else layer][0].numpy()
-        word_of = encoded.encodings[0].word_ids
-        for word, state in zip(at, states, strict=True):
-            pieces = [piece for piece, owner in enumerate(word_of) if owner == word]
-            np.testing.assert_allclose(state, hidden[pieces].mean(axis=0), atol=1e-5)
-    assert len(tiny_encoder[0].auto_model.encoder.layer) == 2  # as it was
-
-
-def test_words_behind_the_length_limit_have_no_state(tiny_encoder):
-    tiny_encoder.max_seq_length = 4
-    ((at, states),) = plots.word_states(tiny_encoder, [Words.of("der Hund schläft gut heute")])
-    assert len(at) == len(states) < 5
-
-
-def test_sampled_words_have_letters_and_differ():
-    sets = {
-        "sw": ParallelSet("sw", ("mbwa 12 mbwa", "paka - Mbwa", "simba"), ("dog 12 dog", "cat - dog", "lion")),
-        "fi": ParallelSet("fi", ("koira", "kissa"), ("dog", "cat")),
-    }
-    sample = plots.sample_words(sets, limit=2)
-    spelled = [(language, list(words)[at]) for language, words, chosen in sample for at in chosen]
-    assert spelled == [("sw", "mbwa"), ("sw", "paka"), ("fi", "koira"), ("fi", "kissa"), ("en", "dog"), ("en", "cat")]
-
-
-def test_pairs_to_align():
-    sets = {
-        "sw": ParallelSet("sw", ("moja", "hii ni nyumba yangu"), ("one", "this is my house")),
-        "te": ParallelSet("te", ("moja",), ("one",)),
-    }
-    assert [(language, number) for language, number, _ in plots.choose_pairs(sets)] == [("sw", 2)]
-    ((_, _, (source, target)),) = plots.choose_pairs(sets, ["te:1"])
-    assert (list(source), list(target)) == (["moja"], ["one"])
-    for wrong in ("te:2", "te:0", "te", "xx:1", "te:-1"):
-        with pytest.raises(ValueError, match="language:number, such as sw:1"):
-            plots.choose_pairs(sets, [wrong])
-
-
-def test_alignment_matrix_is_the_aligners(tiny_encoder):
-    pair = Words.of("der Hund trinkt Wasser"), Words.of("the dog drinks water")
-    matrix = plots.alignment_matrix(tiny_encoder, tiny_encoder, pair)
-    assert (matrix["source"], matrix["target"]) == (list(pair[0]), list(pair[1]))
-    (alignment,) = EmbeddingAligner(tiny_encoder, level="word").align([pair])
-    assert matrix["links"] == [list(link) for link in alignment.links]
-    scores = {link: 2 * score - 1 for link, score in zip(alignment.links, alignment.scores, strict=True)}
-    assert scores
-    for (s, t), cosine in scores.items():
-        assert matrix["cosine"][s][t] == pytest.approx(cosine, abs=1e-3)
-
-
-def vectors(n=12, seed=0):
-    rng = np.random.default_rng(seed)
-    source, noise = rng.normal(size=(n, 6)) + 1, rng.normal(size=(n, 6))
-    return source, source + 0.7 * noise
-
-
-def parallel(n=12, language="sw"):
-    return ParallelSet(
-        language, tuple(f"{language} {i}" for i in range(n)), tuple(f"{language}'s {i}" for i in range(n))
-    )
-
-
-def test_margins_equal_a_loop():
-    source, target = vectors()
-    found = plots.margins(source, target, parallel())
-    cosine = [
-        [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for b in target.astype(np.float64)] for a in source
-    ]
-    n = len(source)
-    forward = [np.mean(sorted(row)[-4:]) for row in cosine]
-    backward = [np.mean(sorted(cosine[i][j] for i in range(n))[-4:]) for j in range(n)]
-
-    def margin(i, j):
-        return cosine[i][j] / ((forward[i] + backward[j]) / 2)
-
-    np.testing.assert_allclose(found[0], [margin(i, i) for i in range(n)], rtol=1e-5)
-    near = [sorted(range(n), key=lambda j, i=i: -cosine[i][j])[:4] for i in range(n)]
-    best = [max(margin(i, j) for j in near[i] if j != i) for i in range(n)]
-    np.testing.assert_allclose(found[1], best, rtol=1e-5)
-
-
-def test_a_copy_of_the_translation_is_no_rival():
-    source, target = vectors(3)
-    source[1], target[1] = source[0], target[0]
-    data = ParallelSet("sw", ("a", "a", "c"), ("A", "A", "C"))
-    pair_n, other_n = plots.margins(source, target, data)
-    assert len(pair_n) == 3
-    assert (other_n[:2] < pair_n[:2]).all()  # the third sentence, not the copy, which has the same margin
-    assert len(plots.margins(source[:2], target[:2], ParallelSet("sw", ("a", "a"), ("A", "A")))[0]) == 0
-
-
-SCALES = {"before": 0.02, "after": 0.3}
-
-
-def test_histogram_counts_every_pair_once():
-    before = np.linspace(0.8, 1.2, 50), np.linspace(0.7, 1.19, 50)
-    after = np.linspace(1.0, 1.5, 50), np.linspace(0.7, 1.1, 50)[::-1]
-    histogram = plots.margin_histogram({"before": before, "after": after})
-    assert histogram["n"] == 50
-    for side, (pair_n, other_n) in (("before", before), ("after", after)):
-        assert sum(histogram[side]["translations"]) == sum(histogram[side]["others"]) == 50
-        assert histogram[side]["overlap"] == pytest.approx(100 * np.mean(other_n >= pair_n))
-        assert histogram[side]["translation_median"] == pytest.approx(np.median(pair_n))
-    assert 0 < histogram["after"]["overlap"] < 100
-    for side, (pair_n, _) in (("before", before), ("after", after)):
-        edges = np.array(histogram[side]["edges"])
-        inner = (pair_n > edges[35]) & (pair_n < edges[36])
-        assert histogram[side]["translations"][35] == inner.sum() > 0
-
-
-def test_a_narrow_side_has_bars_of_its_own():
-    """Training can spread margins tenfold: neither side is then a few bars in the bins of the other."""
-    rng = np.random.default_rng(0)
-    histogram = plots.margin_histogram(
-        {side: (rng.normal(1 + scale, scale, 500), rng.normal(1, scale, 500)) for side, scale in SCALES.items()}
-    )
-    for side in SCALES:
-        assert np.count_nonzero(histogram[side]["translations"]) > 20
-
-
-def found(rows, right=0.5, cosine=0.9):
-    rows = np.array(rows)
-    return {"row": rows, "cosine": np.full(len(rows), cosine), "right": np.full(len(rows), right)}
-
-
-def test_errors_to_read():
-    sets = {"sw": ParallelSet("sw", ("a", "b", "c", "d"), ("A", "B", "C", "A"))}
-    sides = {"before": found([1, 1, 0, 0]), "after": found([0, 2, 0, 0], right=0.6)}
-    sides["after"]["cosine"] = np.array([0.6, 0.7, 0.8, 0.9])
-    errors = plots.nearest_errors(sets, {"sw": sides})
-    assert errors["counts"] == {"wrong": 2, "fixed": 1, "broken": 1}  # of the fourth another copy is found: no error
-    assert errors["pairs"] == 4
-    assert [row["source"] for row in errors["wrong"]] == ["c", "b"]  # the wider gap first
-    assert errors["fixed"] == [
-        {
-            "language": "sw",
-            "number": 1,
-            "source": "a",
-            "right": "A",
-            "before": {"found": "B", "found_cosine": 0.9, "right_cosine": 0.5},
-            "after": {"found": "A", "found_cosine": 0.6, "right_cosine": 0.6},
-        }
-    ]
-    assert [row["source"] for row in errors["broken"]] == ["b"]
-
-
-def test_every_language_has_its_share_of_the_errors():
-    sets = {language: parallel(9, language) for language in ("sw", "te", "vi")}
-    errors = plots.nearest_errors(sets, {x: {"after": found(np.roll(np.arange(9), 1))} for x in sets}, limit=6)
-    assert [row["language"] for row in errors["wrong"]] == ["sw", "sw", "te", "te", "vi", "vi"]
-    assert errors["counts"] == {"wrong": 27}
-    assert "fixed" not in errors
-
-
-def test_a_share_that_a_language_leaves_goes_to_the_others():
-    sets = {language: parallel(9, language) for language in ("sw", "te", "vi")}
-    wrong = {x: {"after": found(np.roll(np.arange(9), 1))} for x in sets}
-    wrong["sw"]["after"]["row"][1:] = np.arange(1, 9)
-    for limit, shares in (
-        (6, "sw te te te vi vi"),
-        (17, "sw" + " te" * 8 + " vi" * 8),
-        (99, "sw" + " te" * 9 + " vi" * 9),
-    ):
-        errors = plots.nearest_errors(sets, wrong, limit=limit)
-        assert [row["language"] for row in errors["wrong"]] == shares.split()
+from tests.publishing.reports import analyses, comparison
 
 
 def test_learning_curves_are_finite_scalars_with_two_points():
@@ -288,15 +26,14 @@ def test_learning_curves_are_finite_scalars_with_two_points():
 
 @pytest.mark.parametrize("across", [True, False])
 def test_differences_are_drawn_with_their_intervals_and_verdicts(across):
-    from matplotlib.figure import Figure
-
     rows = [
-        {"difference": -8.0, "interval": [-11.0, -6.0], "verdict": "worse"},
-        {"difference": 1.0, "interval": [-1.0, 4.0], "verdict": "tie"},
-        {"difference": 5.0, "interval": [3.0, 6.0], "verdict": "better"},
+        {"language": "sw", "difference": -8.0, "interval": [-11.0, -6.0], "verdict": "worse"},
+        {"language": "te", "difference": 1.0, "interval": [-1.0, 4.0], "verdict": "tie"},
+        {"language": "vi", "difference": 5.0, "interval": [3.0, 6.0], "verdict": "better"},
     ]
+    rows = [{"before": 50.0, "after": 50.0 + row["difference"], **row} for row in rows]
     axes = Figure().subplots()
-    plots._differences(axes, rows, across=across)
+    plots.draw_differences(axes, rows, across=across)
     assert [drawn.get_label() for drawn in axes.containers] == ["worse", "tie", "better"]
     for place, (row, drawn) in enumerate(zip(rows, axes.containers, strict=True)):
         line, _, (bar,) = drawn
@@ -306,67 +43,124 @@ def test_differences_are_drawn_with_their_intervals_and_verdicts(across):
         assert (ends[:, 1 if across else 0] == place).all()
 
 
-def test_nearest_found():
-    source, target = vectors()
-    one = plots.nearest_found(source, target)
-    unit = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in (source, target)]
-    cosine = unit[0] @ unit[1].T
-    assert (one["row"] != np.arange(12)).any()
-    np.testing.assert_array_equal(one["row"], cosine.argmax(axis=1))
-    np.testing.assert_allclose(one["cosine"], cosine.max(axis=1), rtol=1e-5)
-    np.testing.assert_allclose(one["right"], np.diag(cosine), rtol=1e-5)
-
-
-def analysis(baseline=True, word="mbwa"):
-    """What a report of a small run holds."""
-    rng = np.random.default_rng(0)
-    sides = ("before", "after") if baseline else ("after",)
-    languages = ["sw"] * 6 + ["en"] * 6
-    matrix = {"source": [word, "kula"], "target": ["dog", "eat"], "layer": 8, "links": [[0, 0]]}
-    sets = {"sw": ParallelSet("sw", tuple(f"{word} {i}" for i in range(5)), tuple(f"{word}! {i}" for i in range(5)))}
-    wrong = {side: found(np.roll(np.arange(5), at)) for at, side in enumerate(reversed(sides), 1)}
-    wrong["after"]["row"][:2] = [0, 4]
-    if baseline:
-        wrong["before"]["row"][2] = 2
-    content = {
-        "tokens": {
-            "languages": ["en", "sw"],
-            "language_of": languages,
-            "words": [f"{word}{i}" for i in range(12)],
-            "neighbours": 10,
-            "expected": plots.expected_share(languages),
-            "data": "demo",
-            **{side: plots.token_map(rng.normal(size=(12, 8)), languages) for side in sides},
-        },
-        "alignments": [
-            {
-                "language": "sw",
-                "number": 3,
-                **{side: {**matrix, "cosine": rng.uniform(size=(2, 2)).round(4).tolist()} for side in sides},
-            }
-        ],
-        "margins": plots.margin_histogram({side: (rng.normal(1.3, 0.1, 50), rng.normal(1, 0.1, 50)) for side in sides})
-        | {"data": "demo"},
-        "errors": plots.nearest_errors(sets, {"sw": wrong}) | {"data": "demo"},
-        "retention": {},
+def results(accuracies):
+    return {
+        "languages": {
+            language: {"mean": {"accuracy": accuracy, "interval": [accuracy - 4, accuracy + 3]}}
+            for language, accuracy in accuracies.items()
+        }
     }
-    if baseline:
-        content["retention"]["udhr"] = plots.retention(comparison({"de": -7.0, "fr": 1.0}, [-4.5, -1.5]), 1.0)
-    return content
+
+
+BEFORE, AFTER = results({"sw": 40.0, "te": 50.0, "vi": 80.0}), results({"sw": 75.0, "te": 51.0, "vi": 50.0})
+
+
+def test_accuracies_are_drawn_with_their_intervals_and_the_largest_gain_on_top():
+    figure = Figure()
+    tests = comparison({"sw": 35.0, "te": 1.0, "vi": -30.0}, [1, 3])
+    plots.draw_accuracy(figure, before=BEFORE, after=AFTER, comparison=tests)
+    axes, moved = figure.axes
+    points = {marker: [] for marker in "so"}
+    bars = []
+    for line in axes.get_lines():
+        if line.get_marker() in points:
+            points[line.get_marker()].append((line.get_xdata()[0], round(line.get_ydata()[0])))
+        elif line.get_linewidth() == 4:
+            bars.append(list(line.get_xdata()))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["vi", "te", "sw"]
+    assert points == {"s": [(80.0, 0), (50.0, 1), (40.0, 2)], "o": [(50.0, 0), (51.0, 1), (75.0, 2)]}
+    assert bars == [[76, 83], [46, 53], [46, 53], [47, 54], [36, 43], [71, 78]]
+    assert sorted(drawn[0].get_xdata()[0] for drawn in moved.containers) == [-30.0, 1.0, 35.0]
+
+
+def test_accuracies_without_a_baseline():
+    figure = Figure()
+    plots.draw_accuracy(figure, before=None, after=AFTER, comparison=None)
+    (axes,) = figure.axes
+    drawn = [line.get_xdata()[0] for line in axes.get_lines() if line.get_marker() == "o"]
+    assert drawn == [50.0, 51.0, 75.0]
+
+
+def test_the_red_line_of_retention():
+    figure = Figure()
+    retention = analyses()["retention"]["udhr"]
+    plots.draw_retention(figure, retention=retention)
+    (axes,) = figure.axes
+    lines = {line.get_label(): line for line in axes.get_lines()}
+    assert list(lines["red line, -1"].get_ydata()) == [-1.0, -1.0]
+    assert list(lines["mean"].get_ydata()) == [retention["pooled"]["difference"]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["mean", "de", "fr"]
+
+
+def test_maps_draw_the_points_on_one_scale():
+    figure = Figure()
+    tokens = analyses()["tokens"]
+    plots.draw_tokens(figure, tokens=tokens)
+    panels = {axes.get_title(): axes for axes in figure.axes}
+    for kind, name in (("pca", "PCA"), ("tsne", "t-SNE")):
+        for side in ("before", "after"):
+            axes = panels[f"{name}, {side}"]
+            points = [line.get_xydata()[0].tolist() for line in axes.get_lines() if len(line.get_xdata())]
+            assert points == tokens[side][kind]
+            assert axes.get_aspect() == 1
+
+
+def test_histograms_draw_the_counts():
+    figure = Figure()
+    margins = analyses()["margins"]
+    plots.draw_margins(figure, margins=margins)
+    for axes, side in zip(figure.axes, ("before", "after"), strict=True):
+        drawn = [steps.get_data() for steps in axes.patches]
+        for key, (counts, edges, _) in zip(("translations", "others"), drawn, strict=True):
+            assert counts.tolist() == margins[side][key]
+            assert list(edges) == margins[side]["edges"]
+
+
+def report(baseline=True, word="mbwa"):
+    history = [{"step": at, "loss": 3 / at, "tr": 2.0, "rtl": at, "eval_loss": 1.0} for at in (1, 2, 3)]
+    return {
+        "before": {"demo": BEFORE} if baseline else None,
+        "after": {"demo": AFTER},
+        "comparisons": {"demo": comparison({"sw": 35.0, "te": 1.0, "vi": -30.0}, [1, 3])} if baseline else {},
+        "run": {"log_history": history},
+        "analysis": analyses(baseline, word=word),
+    }
 
 
 @pytest.mark.parametrize("baseline", [True, False])
 def test_pictures(tmp_path, baseline):
-    content = analysis(baseline, word="犬ఒక")  # of scripts that hardly any font has
-    history = [{"step": at, "loss": 3 / at, "tr": 2.0, "rtl": at, "eval_loss": 1.0} for at in (1, 2, 3)]
-    report = {
-        "comparisons": {"demo": comparison({"sw": 2.0}, [1, 3])} if baseline else {},
-        "run": {"log_history": history},
-        "analysis": content,
-    }
-    paths = plots.draw(report, tmp_path / "new")
-    names = ["accuracy-demo", "retention-udhr"] * baseline + ["curves", "tokens", "margins", "alignments"]
+    content = report(baseline, word="犬ఒక")  # of scripts that few fonts cover
+    paths = plots.save_pictures(content, tmp_path / "new")
+    names = ["accuracy-demo", *["retention-udhr"] * baseline, "curves", "tokens", "margins", "alignments"]
     assert [path.stem for path in paths] == names
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert path.stat().st_size > 4000
+
+
+def test_markup_is_deterministic_and_needs_nothing_else():
+    for name, chart in plots.charts(report()).items():
+        if name == "alignments":  # tables on the page
+            continue
+        markup = plots.svg(name, chart)
+        assert markup == plots.svg(name, chart)
+        assert markup.startswith("<svg viewBox=")
+        assert markup.rstrip().endswith("</svg>")
+        assert not re.search(r"https?:|url\(|<style|<image|<metadata|<!--|<g id=", markup)
+        assert set(re.findall(r'xlink:href="#(\w+)"', markup)) <= set(re.findall(r'id="(\w+)"', markup))
+        assert not re.search(r"#[0-9a-f]{6}", re.sub(r'href="#\w+"', "", markup))  # colours follow the theme
+
+
+def test_markup_of_two_charts_shares_no_id():
+    found = plots.charts(report())
+    ids = [set(re.findall(r' id="(\w+)"', plots.svg(name, found["tokens"]))) for name in ("a", "b")]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+
+
+def test_markup_has_text_and_tooltips():
+    markup = plots.svg("tokens", plots.charts(report(word='<b>"'))["tokens"])
+    words = re.findall(r"<title>(.*?)</title>", markup)
+    assert len(words) == 48  # 12 words on 4 maps
+    assert words[0] == '&lt;b&gt;"0 (sw)'
+    assert "t-SNE, before</text>" in markup

@@ -3,9 +3,9 @@
 import pytest
 from huggingface_hub import constants
 
-from metaphrase.cli.train import describe
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated_licenses
+from metaphrase.training.releases import describe
 from tests.hub_server import reach, serve_hub
 
 ROW = {"file": "hf:acme/corpus:sw-en", "path": "hf:acme/corpus:sw-en", "language": "sw", "languages": ["en", "sw"]}

@@ -2,6 +2,7 @@ import importlib.util
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 import yaml
 from transformers import BertConfig, BertModel
 
+from metaphrase.cli import main
 from metaphrase.training.recipe import Recipe
 from tests.conftest import shape
 
@@ -67,10 +69,11 @@ def settings(tiny_encoder_dir, corpus, tmp_path):
 
 
 def planned(script, name, argv, identity=""):
-    options, rest, own = script.parsed(argv)
+    options, given, own = script.parsed(argv)
     grid = script.load_grid(name, settings=own)
-    argvs = script.commands(grid, options, rest)
-    return script.plan(grid, options, argvs, [[identity, script.settings_of(one)] for one in argvs[:2]] + argvs[2:])
+    configs = script.configurations(grid, options, given)
+    decisive = [[identity, script.settings_of(one)] for one in configs[:2]]
+    return script.plan(grid, options, configs, decisive + [[]] * len(configs[2:]))
 
 
 @pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS])
@@ -150,9 +153,9 @@ def test_a_killed_run_goes_on_where_it_was(script, settings, tmp_path, monkeypat
 def test_a_checkpoint_within_a_cell_is_taken_up(script, settings, tmp_path):
     saving = ["--save_strategy", "steps", "--save_steps", "2"]
     run = planned(script, "dap-table6", [*settings, *saving])[0]
-    plain, _, _ = script.trained(run.argv, tmp_path / "a", tmp_path / "links")
+    plain, _, _ = script.trained(run.config, tmp_path / "a", tmp_path / "links")
     (tmp_path / "a/checkpoint-5/trainer_state.json").unlink()  # as a crash leaves it
-    resumed, _, facts = script.trained(run.argv, tmp_path / "a", tmp_path / "links")
+    resumed, _, facts = script.trained(run.config, tmp_path / "a", tmp_path / "links")
     assert facts["steps"] == 5
     assert len(list((tmp_path / "a").glob("checkpoint-*"))) > 0
     for name, value in plain.state_dict().items():
@@ -171,13 +174,11 @@ def test_links_are_found_once_for_all_cells(script, settings, tmp_path, monkeypa
 
 
 def test_results_are_those_of_metaphrase_train(script, settings, tmp_path, corpus):
-    from metaphrase.cli.train import parse_options, train_and_report
-
     run = planned(script, "dap-fig3", [*settings, "--learning_rate", "1e-3"])[0]
-    model, tests, _ = script.trained(run.argv, tmp_path / "work", tmp_path / "links")
+    model, tests, _ = script.trained(run.config, tmp_path / "work", tmp_path / "links")
     ours = script.measured(model, tests, "ours")
-    plain = parse_options([*run.argv, "--output_dir", str(tmp_path / "plain"), "--report_to", "none"])
-    train_and_report(plain, command=["metaphrase"])
+    command = replace(run.config, output_dir=str(tmp_path / "plain"), resume_from_checkpoint=None).command()
+    assert main(command[1:]) == 0
     theirs = json.loads((tmp_path / "plain/report.json").read_text())["after"]
     assert ours[corpus.name]["languages"] == theirs[corpus.name]["languages"]
 
@@ -230,9 +231,9 @@ def test_monolingual_text_is_read_where_it_is_given(script):
 )
 def test_monolingual_text_however_it_is_given(script, written, tmp_path):
     (tmp_path / "sw.txt.yaml").write_text(f"monolingual: [{tmp_path}/sw.txt]\n", encoding="utf-8")
-    options, rest, _ = script.parsed(written.format(tmp_path / "sw.txt").split())
-    assert script.has_monolingual(options, rest)
-    assert not script.has_monolingual(options, ["--monolingual_ratio", "0.5"])
+    _, given, _ = script.parsed(written.format(tmp_path / "sw.txt").split())
+    assert given["monolingual"] == [str(tmp_path / "sw.txt")]
+    assert "monolingual" not in script.run_options(["--monolingual_ratio", "0.5"])
 
 
 def test_cells_are_the_papers(script):
@@ -303,7 +304,7 @@ def test_the_page_has_a_place_for_every_grid():
 def test_drawing_waits_for_matplotlib(script, monkeypatch, tmp_path, capsys):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert script.draw(script.load_grid("dap-fig3"), {}, tmp_path) == []
-    assert "metaphrase[report]" in capsys.readouterr().out
+    assert "matplotlib" in capsys.readouterr().out
 
 
 def test_seeds_that_agree_leave_the_error_of_the_sentences(script):

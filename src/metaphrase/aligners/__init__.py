@@ -8,7 +8,7 @@ from typing import Any
 
 from metaphrase.aligners.base import Aligner
 
-#: Aligners that learn from the corpus which they align, one for each pair of languages.
+#: Aligners that are trained on the corpus that they align, one for each pair of languages.
 STATISTICAL = ("fast_align", "hmm", "ibm1", "ibm2", "ibm3", "ibm4")
 
 
@@ -19,7 +19,7 @@ def _maker(module: str, name: str, *arguments: Any) -> Callable[..., Aligner]:
     return make
 
 
-#: What makes each aligner of its settings. Its module is imported only then.
+#: Creates each aligner from its settings. The module of an aligner is imported on first use.
 ALIGNERS: dict[str, Callable[..., Aligner]] = {
     **{model: _maker("statistical", "StatisticalAligner", model) for model in STATISTICAL},
     "embedding": _maker("embedding", "EmbeddingAligner"),

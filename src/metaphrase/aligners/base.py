@@ -1,4 +1,4 @@
-"""What every word aligner is: words in, scored links out."""
+"""The interface of word aligners: words in, scored links out."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Alignment:
 
     Attributes:
         links: ``(source word, target word)``, from 0, sorted.
-        scores: One for each link, higher is surer; what it measures is the aligner's affair.
+        scores: One for each link; higher is more certain. The scale depends on the aligner.
     """
 
     links: tuple[Link, ...]
@@ -27,12 +27,12 @@ class Alignment:
 
     @property
     def pharaoh(self) -> str:
-        """The links in Pharaoh's form, ``0-0 1-2``."""
+        """The links in the Pharaoh format, ``0-0 1-2``."""
         return format_links(self.links)
 
     @property
     def score_text(self) -> str:
-        """The scores, a space between them, in the order of the links."""
+        """The scores in the order of the links, separated by spaces."""
         return " ".join(f"{score:.4g}" for score in self.scores)
 
 
@@ -40,7 +40,7 @@ class Aligner(ABC):
     """Finds which words of a pair translate each other.
 
     Attributes:
-        name: What the command line calls it.
+        name: Name on the command line.
     """
 
     name: ClassVar[str]

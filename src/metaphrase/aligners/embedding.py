@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
-from metaphrase.corpus.words import Link, piece_spans
+from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError
 from metaphrase.modeling.packing import PACKABLE, packed
@@ -195,6 +195,22 @@ class EmbeddingAligner(Aligner):
                 alignments += self._align(pairs[start : start + size])
         return alignments
 
+    @torch.inference_mode()
+    def word_states(self, sentences: Sequence[Words]) -> list[tuple[list[int], Tensor]]:
+        """States of words in the aligner's layer, each the mean over the states of its pieces.
+
+        Args:
+            sentences: The words of each sentence.
+
+        Returns:
+            For each sentence the indices of the words that have states (truncation may remove some), and their states,
+            shape ``(words, hidden)``.
+        """
+        self.model.eval()
+        with packed(self.model), _up_to(self.model[0].auto_model, self.layer):
+            states, encodings = self._encode(list(dict.fromkeys(words.text for words in sentences)))
+        return [_word_means(states[words.text], piece_spans(encodings[words.text], words)) for words in sentences]
+
     def _align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
         sides = {words: None for pair in pairs for words in pair}
         states, encodings = self._encode(list(dict.fromkeys(words.text for words in sides)))
@@ -205,7 +221,7 @@ class EmbeddingAligner(Aligner):
         for start in range(0, len(compared), self.batch_size):
             batch = compared[start : start + self.batch_size]
             sources, targets = ([units[pairs[at][side]] for at in batch] for side in (0, 1))
-            found = self._compare([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets])
+            found = self.link_states([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets])
             for at, (_, source_words), (_, target_words), links in zip(batch, sources, targets, found, strict=True):
                 alignments[at] = _word_alignment(links, source_words, target_words)
         return alignments
@@ -232,18 +248,17 @@ class EmbeddingAligner(Aligner):
 
     def _units(self, states_lh: Tensor, spans_w2: np.ndarray) -> tuple[Tensor, list[list[int]]]:
         """States of the units that are compared, shape ``(units, hidden)``, and the words that each belongs to."""
-        words = np.flatnonzero(spans_w2[:, 1]).tolist()
         if self.level == "word":
-            means = [states_lh[slice(*spans_w2[word])].mean(dim=0) for word in words]
-            return torch.stack(means) if means else states_lh[:0], [[word] for word in words]
+            words, states_wh = _word_means(states_lh, spans_w2)
+            return states_wh, [[word] for word in words]
         owners: dict[int, list[int]] = {}
-        for word in words:
+        for word in np.flatnonzero(spans_w2[:, 1]).tolist():
             for piece in range(*spans_w2[word]):
                 owners.setdefault(piece, []).append(word)
         return states_lh[list(owners)], list(owners.values())
 
-    def _compare(self, sources: list[Tensor], targets: list[Tensor]) -> list[dict[Link, float]]:
-        """Linked units of each pair and their scores."""
+    def link_states(self, sources: list[Tensor], targets: list[Tensor]) -> list[dict[Link, float]]:
+        """Link the units of sentence pairs by their states, each of shape ``(units, hidden)``; links with their scores."""
         source_bsh, target_bth = pad_sequence(sources, True), pad_sequence(targets, True)
         real_bs, real_bt = (
             pad_sequence([x.new_ones(len(x)) for x in side], True).bool() for side in (sources, targets)
@@ -260,6 +275,13 @@ class EmbeddingAligner(Aligner):
         for (row, i, j), score in zip(links_bst.nonzero().tolist(), score_bst[links_bst].tolist(), strict=True):
             found[row][i, j] = score
         return found
+
+
+def _word_means(states_lh: Tensor, spans_w2: np.ndarray) -> tuple[list[int], Tensor]:
+    """Indices of the words that have pieces, and the means over their pieces' states, shape ``(words, hidden)``."""
+    words = np.flatnonzero(spans_w2[:, 1]).tolist()
+    means = [states_lh[slice(*spans_w2[word])].mean(dim=0) for word in words]
+    return words, torch.stack(means) if means else states_lh[:0]
 
 
 def _word_alignment(

@@ -21,29 +21,32 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
+from metaphrase.exceptions import UsageError
+from metaphrase.io.work_folders import write_atomically
 
-#: Columns that are added; ``segmenter`` only where a row is not split at spaces.
+#: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
-#: How the words to align may be found.
+#: How words are found.
 SEGMENTERS = ("auto", "whitespace", "icu")
 _READ = 10_000
 
 
 @dataclass
 class LinkCounts:
-    """What became of the pairs of two languages.
+    """Counts for a pair of languages.
 
     Attributes:
         pairs: Pairs of the corpus.
-        kept: Those that had links already, and kept them.
-        unlinked: Pairs without any link, in the end.
-        too_long: Pairs that the aligner does not take, as a side has too many words.
+        kept: Pairs that already had links and kept them.
+        unlinked: Pairs without any link after alignment.
+        too_long: Pairs with a side that is too long for the aligner.
         links: Links.
         source_words: Words of the sources.
         target_words: Words of the targets.
-        source_linked: Words of the sources that have a link.
-        target_linked: Words of the targets that have a link.
+        source_linked: Words of the sources with a link.
+        target_linked: Words of the targets with a link.
     """
 
     pairs: int = 0
@@ -60,7 +63,7 @@ class LinkCounts:
         return LinkCounts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
 
     def facts(self) -> dict[str, Any]:
-        """The counts, the shares of the words that have a link, and the links of an average pair."""
+        """The counts, the shares of words with a link, and the mean number of links per pair."""
         return asdict(self) | {
             "share_source_linked": round(self.source_linked / max(1, self.source_words), 4),
             "share_target_linked": round(self.target_linked / max(1, self.target_words), 4),
@@ -74,13 +77,13 @@ def _values(counts: LinkCounts) -> list[int]:
 
 @dataclass
 class AlignmentReport:
-    """How a corpus was aligned.
+    """Counts and times of an alignment.
 
     Attributes:
-        aligner: What aligned it.
-        counts: For each pair of languages (``"sw-en"``) its counts.
-        training_seconds: How long aligners were trained.
-        seconds: How long pairs were aligned.
+        aligner: Name of the aligner.
+        counts: The counts of each pair of languages (``"sw-en"``).
+        training_seconds: Training time of the aligners.
+        seconds: Alignment time.
     """
 
     aligner: str
@@ -95,7 +98,7 @@ class AlignmentReport:
 
     @property
     def pairs_per_second(self) -> float:
-        """Pairs aligned in a second, training included."""
+        """Aligned pairs per second, including training."""
         aligned = self.total.pairs - self.total.kept
         return aligned / (self.training_seconds + self.seconds) if aligned else 0.0
 
@@ -110,7 +113,16 @@ class AlignmentReport:
             "languages": {languages: counts.facts() for languages, counts in sorted(self.counts.items())},
         }
 
-    def _count(self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool) -> None:
+    def count(self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool) -> None:
+        """Count a pair.
+
+        Args:
+            languages: Its languages, ``"sw-en"``.
+            words: The words of both sides.
+            alignment: Its links.
+            kept: Whether it already had links.
+            too_long: Whether a side is too long for the aligner.
+        """
         links = parse_links(alignment)
         counts = self.counts.setdefault(languages, LinkCounts())
         counts.pairs += 1
@@ -123,7 +135,8 @@ class AlignmentReport:
         counts.source_linked += len({i for i, _ in links})
         counts.target_linked += len({j for _, j in links})
 
-    def _merge(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
+    def add(self, counts: Mapping[str, LinkCounts], seconds: float) -> None:
+        """Add the counts and the time of a chunk."""
         for languages, more in counts.items():
             self.counts[languages] = self.counts.get(languages, LinkCounts()) + more
         self.seconds += seconds
@@ -140,36 +153,33 @@ def add_alignment(
     chunk_size: int | None = None,
     **settings: Any,
 ) -> tuple[Dataset, AlignmentReport]:
-    """Give every pair of a corpus its word links.
+    """Add word links to every pair of a corpus.
 
-    A statistical aligner that is given by its name is trained on the corpus, one for each pair of languages, unless all
-    pairs of these have links. A row whose ``alignment`` is missing or empty has none.
+    A statistical aligner given by name is trained on the corpus, one for each pair of languages, unless all pairs of these
+    languages have links. A row with a missing or empty ``alignment`` has no links.
 
     Args:
-        dataset: Rows ``source``, ``target`` and, where they are known, ``source_lang`` and ``target_lang``.
+        dataset: Rows ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
         aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
-        segmenter: ``"auto"`` and ``"icu"`` find words of languages that are written without spaces (``UNSPACED``) with
-            ICU, and split others at spaces; ``"whitespace"`` splits all at spaces.
-        overwrite: Align pairs again that have links.
-        show_progress: Show bars on stderr.
-        folder: Where aligned chunks and trained aligners are kept, and found by the next call with the same arguments,
-            which goes on from there.
-        chunk_size: Pairs that are aligned, and kept, together. By default 10,000 of a statistical aligner and 500 of
-            another.
-        **settings: Of the aligner that is given by its name.
+        segmenter: ``"auto"`` and ``"icu"`` find the words of languages written without spaces (``UNSPACED``) with ICU, and
+            split others at spaces. ``"whitespace"`` splits all languages at spaces.
+        overwrite: Align pairs that already have links.
+        show_progress: Show progress bars on stderr.
+        folder: Folder for aligned chunks and trained aligners. The next call with the same arguments resumes from them.
+        chunk_size: Pairs that are aligned and stored together. Defaults to 10,000 for a statistical aligner and 500 for
+            others.
+        **settings: Settings of an aligner given by name.
 
     Returns:
-        The corpus with the columns ``alignment``, ``alignment_scores`` and, where a row's words were found by ICU,
+        The corpus with the columns ``alignment``, ``alignment_scores`` and, if ICU found the words of a row,
         ``segmenter``; and a report.
 
     Raises:
-        ValueError: The corpus is a stream, or there is no such aligner, segmenter or, in a mapping, pair of languages.
-        ImportError: An extra is needed and not installed.
+        ValueError: The corpus is a stream, or the aligner, the segmenter or a pair of languages is unknown.
+        ImportError: A required extra is not installed.
     """
     if not isinstance(dataset, Dataset):
-        raise ValueError(
-            "A stream cannot be given links while it is read: align its files with `metaphrase align` first."
-        )
+        raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
     check_segmenter(segmenter)
     there = [
         name for name in ("source", "target", "source_lang", "target_lang", *ADDED) if name in dataset.column_names
@@ -203,7 +213,7 @@ def add_alignment(
             else:
                 table = pq.read_table(shard)
             facts = json.loads(table.schema.metadata[b"report"])
-            report._merge({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
+            report.add({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
             tables.append(table)
             progress.update(task, completed=min(first + chunk_size, len(rows)))
     report.training_seconds = aligners.training_seconds
@@ -218,15 +228,14 @@ def align_rows(
     overwrite: bool = False,
     report: AlignmentReport | None = None,
 ) -> dict[str, list[str | None]]:
-    """Links for some rows.
+    """Align some rows.
 
     Args:
-        rows: Columns ``source`` and ``target`` and those among ``source_lang``, ``target_lang`` and ``ADDED`` that are
-            there.
-        aligner_of: Gives the aligner for a pair of languages, ``"sw-en"``.
+        rows: Columns ``source`` and ``target``, and optionally ``source_lang``, ``target_lang`` and those of ``ADDED``.
+        aligner_of: Returns the aligner of a pair of languages, ``"sw-en"``.
         segmenter: See :func:`add_alignment`.
-        overwrite: Align rows again that have links.
-        report: Where the pairs are counted.
+        overwrite: Align rows that already have links.
+        report: Receives the counts.
 
     Returns:
         The columns ``ADDED``.
@@ -237,7 +246,7 @@ def align_rows(
     old = {name: list(rows.get(name) or [None] * n) for name in ADDED}
     pairs: list[WordPair] = []
     todo: dict[str, list[int]] = defaultdict(list)
-    labels = [pair_label(*codes) for codes in zip(*langs, strict=True)]
+    labels = [language_pair(*codes) for codes in zip(*langs, strict=True)]
     for at, (source, target, *codes) in enumerate(zip(rows["source"], rows["target"], *langs, strict=True)):
         kept = bool(old["alignment"][at]) and not overwrite
         if not kept:
@@ -255,36 +264,27 @@ def align_rows(
             old["alignment"][at], old["alignment_scores"][at] = alignment.pharaoh, alignment.score_text
     fresh = {at for places in todo.values() for at in places}
     for at, (label, words, alignment) in enumerate(zip(labels, pairs, old["alignment"], strict=True)):
-        report._count(label, words, alignment or "", kept=at not in fresh, too_long=at in long)
+        report.count(label, words, alignment or "", kept=at not in fresh, too_long=at in long)
     return old
 
 
-def pair_label(source_lang: str | None, target_lang: str | None) -> str:
-    """What a pair of languages is called, ``und`` standing for one that is not known.
-
-    >>> pair_label("sw", "en"), pair_label(None, "en")
-    ('sw-en', 'und-en')
-    """
-    return f"{source_lang or 'und'}-{target_lang or 'und'}"
-
-
 def segmenter_of(languages: Sequence[str | None], segmenter: str) -> str:
-    """Which segmenter finds the words of a pair: ``icu`` if one of its languages needs it."""
+    """Return the segmenter of a pair: ``icu`` if one of its languages requires it."""
     return "icu" if segmenter != "whitespace" and not UNSPACED.isdisjoint(filter(None, languages)) else "whitespace"
 
 
 def check_segmenter(segmenter: str) -> None:
-    """Refuse a segmenter that does not exist.
+    """Check the name of a segmenter.
 
     Raises:
-        ValueError: With those that do.
+        ValueError: It is unknown.
     """
     if segmenter not in SEGMENTERS:
-        raise ValueError(f"There is no segmenter {segmenter!r}; there are {', '.join(SEGMENTERS)}.")
+        raise UsageError(f"Unknown segmenter {segmenter!r}; choose from {', '.join(SEGMENTERS)}.")
 
 
 class _Aligners:
-    """The aligner of each pair of languages, made or trained when it is first needed."""
+    """The aligner of each pair of languages, created or trained on first use."""
 
     def __init__(
         self,
@@ -296,9 +296,11 @@ class _Aligners:
         folder: Path | None,
     ) -> None:
         if isinstance(aligner, str) and aligner not in ALIGNERS:
-            raise ValueError(f"There is no aligner {aligner!r}; there are {', '.join(ALIGNERS)}.")
+            raise ValueError(f"Unknown aligner {aligner!r}; choose from {', '.join(ALIGNERS)}.")
         if settings and not isinstance(aligner, str):
-            raise ValueError(f"An aligner that is given takes no settings, but {', '.join(settings)} came.")
+            raise ValueError(
+                f"Settings require an aligner given by name, but got an aligner and {', '.join(settings)}."
+            )
         self.dataset, self.segmenter, self.settings = dataset, segmenter, settings
         self.show_progress, self.folder = show_progress, folder
         self.given = aligner
@@ -317,7 +319,7 @@ class _Aligners:
         """The aligner of a pair of languages."""
         if isinstance(self.given, Mapping):
             if languages not in self.given:
-                raise ValueError(f"There is no aligner for {languages}; there are some for {', '.join(self.given)}.")
+                raise ValueError(f"There is no aligner for {languages}. Available: {', '.join(self.given)}.")
             return self.given[languages]
         if isinstance(self.given, Aligner):
             return self.given
@@ -357,13 +359,13 @@ class _Aligners:
         for batch in self.dataset.select_columns(["source", *names]).iter(_READ):
             n = len(batch["source"])
             for codes in zip(*(batch.get(name) or [None] * n for name in ("source_lang", "target_lang")), strict=True):
-                places[pair_label(*codes)].append(at)
+                places[language_pair(*codes)].append(at)
                 at += 1
         return places
 
 
 def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
-    """What an aligner, or one of several alike, is called."""
+    """Return the name of an aligner, or of several of the same kind."""
     if isinstance(aligner, str):
         return aligner
     some = next(iter(aligner.values())) if isinstance(aligner, Mapping) else aligner
@@ -371,17 +373,17 @@ def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
 
 
 def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligner | dict[str, Aligner]:
-    """Statistical aligners that ``metaphrase align --save`` wrote, or the one of ``StatisticalAligner.save``.
+    """Load statistical aligners that ``metaphrase align --save`` or ``StatisticalAligner.save`` wrote.
 
     Args:
-        folder: Of one aligner, or of several, each in a folder named after its languages (``sw-en``).
-        heuristic: In place of theirs.
+        folder: Folder of one aligner, or of several, each in a folder named after its languages (``sw-en``).
+        heuristic: Replaces the heuristic of the aligners.
 
     Returns:
-        The aligner, for whatever languages, if it is the only one; else one for each pair of languages.
+        A single aligner, for all languages, or one for each pair of languages.
 
     Raises:
-        ValueError: There is none, or a damaged one.
+        ValueError: The folder holds no aligner, or a damaged one.
     """
     from metaphrase.aligners.statistical import FILE, StatisticalAligner
 
@@ -404,13 +406,12 @@ def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport,
 
 
 def _write_shard(table: pa.Table, path: Path) -> None:
-    part = path.with_suffix(".part")
-    pq.write_table(table, part)
-    part.replace(path)
+    with write_atomically(path) as file:
+        pq.write_table(table, file)
 
 
 def _with_columns(dataset: Dataset, tables: Sequence[pa.Table]) -> Dataset:
-    """The corpus with the columns of the chunks in place of its own."""
+    """The corpus with the columns of the chunks, which replace existing ones."""
     segmented = "segmenter" in dataset.column_names or any("icu" in table["segmenter"].to_pylist() for table in tables)
     dataset = dataset.remove_columns([name for name in ADDED if name in dataset.column_names])
     for name in ADDED if segmented else ADDED[:2]:

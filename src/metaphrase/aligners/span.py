@@ -158,7 +158,7 @@ class SpanAligner(Aligner):
 
     name: ClassVar[str] = "span"
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one argument for each parameter of the method
         self,
         model: PreTrainedModel | str | Path,
         tokenizer: PreTrainedTokenizerBase | None = None,

@@ -1,4 +1,4 @@
-"""Statistical word alignment by sil-thot: fast_align, the HMM and the IBM models, learned from the bitext itself."""
+"""Statistical word alignment with sil-thot: fast_align, the HMM and the IBM models, trained on the bitext itself."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageErro
 try:
     import thot.alignment as thot
 except ImportError as error:
-    raise MissingExtraError("Statistical aligners are sil-thot's: pip install 'metaphrase[align]'.") from error
+    raise MissingExtraError("Statistical aligners require sil-thot: pip install 'metaphrase[align]'.") from error
 
 logger = logging.getLogger(__name__)
 
-#: Models with the chain that is trained for each: every model starts from the parameters of the one before it.
+#: The training chain of each model; every model is initialised from the one before it.
 MODELS = {
     "fast_align": ("fast_align",),
     "hmm": ("ibm1", "hmm"),
@@ -36,7 +36,7 @@ MODELS = {
     "ibm3": ("ibm1", "hmm", "ibm3"),
     "ibm4": ("ibm1", "hmm", "ibm3", "ibm4"),
 }
-#: Ways of making one alignment of two directions; ``none`` takes the direction from source to target alone.
+#: Symmetrisation heuristics; ``none`` uses only the direction from source to target.
 HEURISTICS = tuple(name.lower().replace("_", "-") for name in thot.SymmetrizationHeuristic.__members__)
 
 _CLASSES: dict[str, Any] = {
@@ -47,7 +47,7 @@ _CLASSES: dict[str, Any] = {
     "ibm3": thot.Ibm3AlignmentModel,
     "ibm4": thot.Ibm4AlignmentModel,
 }
-#: Words that mean something to sil-thot.
+#: Reserved words of sil-thot.
 _RESERVED = {"NULL", "UNKNOWN_WORD", "<UNUSED_WORD>"}
 _DIRECTIONS = ("direct", "inverse")
 _SETTINGS = ("model", "heuristic", "lowercase", "strip_punctuation", "iterations")
@@ -55,31 +55,31 @@ FILE = "aligner.json"
 
 
 class StatisticalAligner(Aligner):
-    """A word aligner that learns from a bitext which words occur together.
+    """A word aligner that learns from a bitext which words translate each other.
 
-    It is trained in both directions, in each of which a word has one link at most, and the two are put together by a
-    symmetrisation heuristic. A link's score is the geometric mean of the two lexical translation probabilities,
-    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1; a word that was not seen in training has about
-    1e-9. The IBM-4 model is trained without word classes.
+    It is trained in both directions, in each of which a word has at most one link, and a heuristic symmetrises the two. The
+    score of a link is the geometric mean of the two lexical translation probabilities,
+    ``sqrt(t(target | source) * t(source | target))``, between 0 and 1. It is about 1e-9 for a word that did not occur in
+    training. The IBM-4 model is trained without word classes.
 
-    Training uses all cores and adds up their counts in no fixed order: two trainings may differ in one link of 100,000.
-    With the environment variable ``OMP_NUM_THREADS=1`` they are the same.
+    Training uses all cores and sums their counts in an undefined order: two trainings may differ in one link of 100,000.
+    With the environment variable ``OMP_NUM_THREADS=1``, training is deterministic.
 
     Args:
         model: ``"fast_align"``, ``"hmm"`` or ``"ibm1"`` … ``"ibm4"``.
-        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` has fewer links, and surer ones.
-        lowercase: Count words in lower case.
-        strip_punctuation: Count words without the punctuation at their ends, so that ``cat.`` is ``cat``.
-        iterations: Rounds of expectation maximisation for each model of the chain.
+        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` gives fewer and more precise links.
+        lowercase: Lowercase words.
+        strip_punctuation: Strip punctuation around words, so that ``cat.`` becomes ``cat``.
+        iterations: Iterations of expectation maximisation for each model of the chain.
 
     Attributes:
-        max_words: A pair with a longer side is neither learned from nor given links.
-        trained_pairs: Pairs that it has learned from.
-        skipped_pairs: Pairs of the training corpus that were too long or had an empty side.
-        training_seconds: How long that took.
+        max_words: Pairs with a longer side are skipped in training and have no links.
+        trained_pairs: Pairs used in training.
+        skipped_pairs: Pairs of the training corpus that are too long or have an empty side.
+        training_seconds: Training time.
 
     Raises:
-        ValueError: There is no such model or heuristic.
+        ValueError: The model or the heuristic is unknown.
 
     Reference: Dyer et al. 2013, "A Simple, Fast, and Effective Reparameterization of IBM Model 2"; Vogel et al. 1996 (the
     HMM); Brown et al. 1993 (the IBM models); Koehn et al. 2003 (grow-diag-final-and).
@@ -98,9 +98,9 @@ class StatisticalAligner(Aligner):
     ) -> None:
         heuristic = heuristic.replace("_", "-")
         if model not in MODELS:
-            raise ValueError(f"There is no statistical aligner {model!r}; there are {', '.join(MODELS)}.")
+            raise ValueError(f"Unknown statistical aligner {model!r}; choose from {', '.join(MODELS)}.")
         if heuristic not in HEURISTICS:
-            raise ValueError(f"There is no heuristic {heuristic!r}; there are {', '.join(HEURISTICS)}.")
+            raise ValueError(f"Unknown heuristic {heuristic!r}; choose from {', '.join(HEURISTICS)}.")
         self.model, self.heuristic = model, heuristic
         self.lowercase, self.strip_punctuation, self.iterations = lowercase, strip_punctuation, iterations
         self.max_words: int = _CLASSES[model]().max_sentence_length
@@ -110,15 +110,15 @@ class StatisticalAligner(Aligner):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was made with."""
+        """The arguments of the constructor."""
         return {name: getattr(self, name) for name in _SETTINGS}
 
     def train(self, pairs: Iterable[WordPair], *, show_progress: bool = False) -> StatisticalAligner:
-        """Learn from a bitext, and forget an earlier one.
+        """Train on a bitext, and discard earlier training.
 
         Args:
-            pairs: The words of each source and target. They are read once.
-            show_progress: Show the rounds of training on stderr.
+            pairs: The words of each source and target; the iterable is read once.
+            show_progress: Show a progress bar on stderr.
 
         Returns:
             The aligner itself.
@@ -139,7 +139,7 @@ class StatisticalAligner(Aligner):
             models[1].add_sentence_pair(target_forms, source_forms)
             self.trained_pairs += 1
         if not self.trained_pairs:
-            raise ValueError("There is nothing to learn an alignment from: no pair has words on both sides.")
+            raise ValueError("Cannot train an aligner: no pair has words on both sides.")
         with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
             task = progress.add_task(f"Training {self.model}", total=len(chain) * len(models) * self.iterations)
             for at, stage in enumerate(chain):
@@ -155,20 +155,20 @@ class StatisticalAligner(Aligner):
         return self
 
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
-        """Align sentence pairs, seen in training or not, on all cores.
+        """Align sentence pairs, from the training corpus or not, on all cores.
 
         Args:
-            pairs: The words of each source and target. A pair with an empty side, or with one of more than ``max_words``
-                words, has no links.
+            pairs: The words of each source and target. A pair with an empty side, or with a side of more than
+                ``max_words`` words, has no links.
 
         Returns:
             One alignment for each pair, in their order.
 
         Raises:
-            ValueError: It was not trained.
+            ValueError: The aligner is not trained.
         """
         if self._models is None:
-            raise ValueError("This aligner has not learned anything: call `train`, or `StatisticalAligner.load`.")
+            raise ValueError("This aligner is not trained: call `train`, or load one with `StatisticalAligner.load`.")
         symmetrised = thot.SymmetrizedAligner(*self._models)
         symmetrised.heuristic = thot.SymmetrizationHeuristic.__members__[self.heuristic.upper().replace("-", "_")]
         fitting = [at for at, (source, target) in enumerate(pairs) if self._fits(source, target)]
@@ -197,23 +197,21 @@ class StatisticalAligner(Aligner):
         """Write the models and, last, ``aligner.json`` with the settings and the files' hashes.
 
         Args:
-            folder: Where to; an aligner that is there is replaced.
+            folder: The folder; an aligner in it is replaced.
 
         Raises:
-            ValueError: It was not trained.
+            ValueError: The aligner is not trained.
             StorageError: The folder cannot be written.
         """
         if self._models is None:
-            raise ValueError("This aligner has not learned anything that could be saved: call `train` first.")
+            raise ValueError("This aligner is not trained: call `train` before `save`.")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         for path in [folder / FILE, *_model_files(folder)]:
             path.unlink(missing_ok=True)
         for direction, model in zip(_DIRECTIONS, self._models, strict=True):
             if not model.print(str(folder / direction)):
-                raise StorageError(
-                    f"Nothing can be written to {folder}: is the disk full, or the folder another user's?"
-                )
+                raise StorageError(f"Cannot write to {folder}. Check the free disk space and the permissions.")
         facts = {
             "format": "metaphrase.statistical",
             "settings": self.settings,
@@ -227,20 +225,20 @@ class StatisticalAligner(Aligner):
 
     @classmethod
     def load(cls, folder: str | Path, *, heuristic: str | None = None) -> StatisticalAligner:
-        """Read an aligner that was saved.
+        """Load an aligner.
 
         Args:
-            folder: Where it is.
-            heuristic: In place of the one that it was saved with.
+            folder: A folder that `save` wrote.
+            heuristic: Replaces the heuristic that was saved.
 
         Raises:
-            ModelFileError: The folder holds no such aligner, or a damaged one.
+            ModelFileError: The folder holds no aligner, or a damaged one.
         """
         folder = Path(folder)
         facts = _read_facts(folder)
         if facts["sha256"] != _hashes(folder):
             raise ModelFileError(
-                f"{folder} holds a damaged aligner: its files are not those that were saved. Train it again."
+                f"The aligner in {folder} is damaged: its files have changed since they were saved. Train it again."
             )
         settings = facts["settings"] | ({"heuristic": heuristic} if heuristic else {})
         aligner = cls(settings.pop("model"), **settings)
@@ -255,7 +253,7 @@ class StatisticalAligner(Aligner):
 
 
 class _Scores(dict[tuple[str, str], float]):
-    """The scores of pairs of words, each looked up in the models once."""
+    """The scores of word pairs, cached."""
 
     def __init__(self, direct: Any, inverse: Any) -> None:
         super().__init__()
@@ -281,7 +279,7 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
         facts = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelFileError(
-            f"{folder} holds no statistical aligner: there is no {FILE}. Save one there first."
+            f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first."
         ) from None
     except ValueError:
         raise ModelFileError(f"{folder / FILE} is damaged. Train the aligner again.") from None
@@ -304,7 +302,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 @lru_cache(maxsize=1 << 20)
 def word_form(word: str, lowercase: bool = True, strip_punctuation: bool = True) -> str:
-    """A word as it is counted.
+    """Normalise a word.
 
     >>> word_form("«Cat»,"), word_form("..."), word_form("o'clock")
     ('cat', '...', "o'clock")

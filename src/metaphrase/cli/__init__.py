@@ -29,11 +29,11 @@ COMMANDS = {
     "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure an encoder, alone or against a baseline",
-    "report": "Look at a run: before and after, retention, maps, margins, errors",
+    "report": "Write a report of a run: before and after, retention, maps, margins, errors",
     "diagnose": "Find out what is wrong with a corpus, or with a model on it",
     "mine": "Find the translations in two monolingual texts",
     "filter": "Score the pairs of a bitext, and keep the good ones",
-    "export": "Make an encoder smaller or faster, and say what that costs",
+    "export": "Reduce the size of an encoder, and measure the cost",
     "push": "Push a released encoder to the Hub",
 }
 

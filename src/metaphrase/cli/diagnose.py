@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse
-from metaphrase.cli.mine import progress
+from metaphrase.cli.output import progress
+from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair, titled_table
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, errors, read_corpus
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
@@ -29,8 +29,6 @@ EXAMPLES = [
     "metaphrase diagnose --corpus pairs.tsv --languages sw",
     "metaphrase diagnose runs/sw --baseline starter --corpus pairs.tsv --languages sw --output diagnosis.json",
 ]
-
-_STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
 
 
 @dataclass
@@ -167,47 +165,13 @@ def _people(
         yield Text("Nothing was found that is wrong.", style="bold green")
         return
     yield findings_table(findings)
-    counts = {severity: sum(f.severity == severity for f in findings) for severity in _STYLES}
+    counts = {severity: sum(f.severity == severity for f in findings) for severity in STYLES}
     said = ", ".join(f"{n} {severity}{'s' * (n != 1 and severity != 'info')}" for severity, n in counts.items() if n)
-    yield Text(f"Found: {said}.", style=_STYLES[findings[0].severity])
-
-
-def lines_without_pair(report: CorpusReport) -> str:
-    """How many lines were left out and why, in a sentence; nothing where none was."""
-    if not (dropped := report.dropped):
-        return ""
-    unread = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
-    return f"{dropped.total():,} of {report.read:,} lines hold no pair: {unread}."
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
-
-
-def findings_table(findings: Sequence[Finding]) -> Table:
-    """A row for each finding, with a few examples."""
-    table = _table("Findings")
-    for heading in ("", "check", "language"):
-        table.add_column(heading, no_wrap=heading != "check")
-    table.add_column("what was found", overflow="fold", ratio=1)
-    for finding in findings:
-        said = Text(finding.message)
-        for example in finding.examples[: 2 if finding.severity != "info" else 0]:
-            said.append("\n" + " ||| ".join(text[:70] for text in example), style="dim")
-        label = Text(finding.severity, style=_STYLES[finding.severity])
-        table.add_row(label, finding.code, finding.language or "", said)
-    return table
+    yield Text(f"Found: {said}.", style=STYLES[findings[0].severity])
 
 
 def _languages_table(sets: Mapping[str, ParallelSet], diagnosis: Diagnosis | None) -> Table:
-    table = _table("Languages")
+    table = titled_table("Languages")
     table.add_column("")
     table.add_column("pairs", justify="right")
     measured = diagnosis.languages if diagnosis is not None else {}
@@ -240,7 +204,7 @@ def _about_model(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield f"Retrieval by pooling, the stored one first: {said}."
     for language, rows in diagnosis.words.items():
         if rows:
-            table = _table(f"Frequent words of {language} that find their translation least")
+            table = titled_table(f"Frequent words of {language} that find their translation least")
             table.add_column("word")
             for heading in ("count", "linked", "score"):
                 table.add_column(heading, justify="right")

@@ -1,4 +1,8 @@
-"""Options of commands: the fields of dataclasses, given as flags or in a YAML file."""
+"""Options of commands: the fields of dataclasses, as flags or in a YAML file.
+
+The parser is not transformers' ``HfArgumentParser`` because importing that takes more than a second, even for
+``metaphrase recipes``; tests compare the two option by option.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +23,32 @@ from metaphrase.cli.output import configure
 from metaphrase.exceptions import ConfigError, RecipeError, UsageError
 from metaphrase.io.configuration import did_you_mean, place, plain, read_yaml
 
-#: Flags that every command has, with what they do.
+#: Flags that every command has, with their help.
 FLAGS = {
-    "--json": "Print the result as JSON on stdout, and what people read on stderr.",
-    "--quiet": "Print nothing but errors and the result. Also -q.",
-    "--print-config": "Print the options as YAML, to be given back as --config, and do nothing else.",
-    "--traceback": "Show where an error came from. METAPHRASE_DEBUG=1 does the same.",
+    "--json": "Print the result as JSON on stdout, and tables and text on stderr.",
+    "--quiet": "Print only errors and the result. Also -q.",
+    "--print-config": "Print the options as YAML for --config, and exit.",
+    "--traceback": "Show the traceback of an error. METAPHRASE_DEBUG=1 does the same.",
 }
 
-#: What the exit status says.
+#: Meaning of the exit status.
 EXIT_CODES = """\
 exit status:
   0    done
   1    done, and problems were found
-  2    an option or the data are wrong; stderr says what
-  70   a bug of metaphrase
+  2    invalid option or data; the reason is on stderr
+  70   a bug in metaphrase
   130  interrupted (Ctrl-C)
   143  ended by SIGTERM"""
 
-#: Options of these libraries are printed by --print-config only where they are set.
+#: Options of these libraries are printed by --print-config only if they are set.
 _LIBRARIES = ("transformers", "sentence_transformers")
 
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Examples as they are written, and the defaults of options that have one and do not speak of it themselves."""
+    """Keeps the layout of examples, and adds defaults to help texts that do not mention them."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or "efault" in (action.help or ""):
@@ -53,17 +57,33 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises :class:`UsageError` where argparse would exit."""
+    """Raises :class:`UsageError` instead of exiting."""
 
     def error(self, message: str) -> Any:
         """Refuse the command line."""
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
+    def options(self) -> list[argparse.Action]:
+        """The options added so far, without ``--help``."""
+        return [action for action in self._actions if action.dest != "help"]
+
+    def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
+        """Refuse a flag that is unknown.
+
+        Raises:
+            UsageError: The message names the nearest option.
+        """
+        for token in arguments:
+            flag = token.split("=")[0]
+            if token.startswith("--") and flag not in self._option_string_actions:
+                near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
+                raise UsageError(f"There is no option {flag}{near}. See `{self.prog} --help`.")
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = [str(choice) for choice in action.choices]
             hint = did_you_mean(str(value), known)
-            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}; there are {', '.join(known)}")
+            raise argparse.ArgumentError(action, f"invalid choice: {value!r}{hint}; choices are {', '.join(known)}")
 
 
 def parse(
@@ -74,6 +94,7 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     description: str | None = None,
     examples: Sequence[str] = (),
+    leading: Sequence[str] = (),
     peek: bool = False,
 ) -> tuple[Any, ...]:
     """Parse options into dataclasses; flags, YAML and Python share one set of names.
@@ -82,18 +103,19 @@ def parse(
         prog: Name in the help text, e.g. ``"metaphrase evaluate"``.
         types: Dataclasses whose fields are the options.
         argv: The command line; ``--config FILE.yaml`` reads options from a file.
-        defaults: Values that stand in for the dataclasses' own; the file wins over them, the command line over both.
+        defaults: Values that replace the dataclasses' own; the file wins over them, the command line over both.
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
-        peek: Only look at the options: ``--print-config`` waits for the parse that knows all defaults.
+        leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
+        peek: Only look at the options: ``--help`` and ``--print-config`` wait for the parse that knows all defaults.
 
     Returns:
         One instance of each dataclass.
 
     Raises:
-        UsageError: An option is unknown (the message names the nearest), or has a value of the wrong kind.
-        ConfigError: So has the file; the message says where.
-        SystemExit: ``--help`` or ``--print-config`` was asked for.
+        UsageError: An option is unknown (the message names the nearest), or its value is of the wrong type.
+        ConfigError: The same in the file; the message has line and column.
+        SystemExit: ``--help`` or ``--print-config`` was given.
     """
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
@@ -102,11 +124,40 @@ def parse(
         epilog=_epilog(examples, is_command),
         formatter_class=_Help,
         allow_abbrev=False,
+        add_help=not peek,
     )
     for cls in types:
-        add_options(parser, cls)
-    own = list(parser._actions[1:])
+        add_options(parser, cls, leading)
+    own = parser.options()
     known = {action.dest for action in own}
+    _add_flags(parser, is_command)
+    if peek:
+        parser.add_argument("-h", "--help", "--help-all", dest="flag --help", action="store_true")
+    elif leading:
+        _add_help_all(parser, [action for action in own if action.dest not in leading], argv)
+    parser.check_flags(argv, known)
+    for key in defaults or {}:
+        if key not in known:
+            raise RecipeError(f"The recipe has an unknown training option {key!r}{did_you_mean(key, known)}.")
+    path = _config_path(argv)
+    content = _read_config(Path(path), known) if path else {}
+    options = {**(defaults or {}), **content}
+    for action in own:
+        if action.dest in options:
+            action.required = False
+            options[action.dest] = _as_given(action, options[action.dest], place(content, action.dest))
+    parser.set_defaults(**options)
+    namespace = parser.parse_args(list(argv))
+    if is_command:
+        configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
+    if hasattr(namespace, "flag --print-config") and not peek:
+        yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
+        raise SystemExit(0)
+    return tuple(_instance(cls, namespace) for cls in types)
+
+
+def _add_flags(parser: Parser, is_command: bool) -> None:
+    """Add ``--config`` and the flags that every command has."""
     parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
@@ -119,42 +170,19 @@ def parse(
                 default=argparse.SUPPRESS,
                 help=text.replace("%", "%%"),
             )
-    arguments = list(argv)
-    _check_flags(arguments, parser, known)
-    options = dict(defaults or {})
-    for key in options:
-        if key not in known:
-            raise RecipeError(f"The recipe has an unknown training option {key!r}{did_you_mean(key, known)}.")
-    content: dict[str, Any] = {}
-    if path := _config_path(arguments):
-        content = _read_config(Path(path), known)
-    options |= content
-    for action in own:
-        if action.dest in options:
-            action.required = False
-            options[action.dest] = _as_given(action, options[action.dest], place(content, action.dest))
-    parser.set_defaults(**options)
-    namespace = parser.parse_args(arguments)
-    if is_command:
-        configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
-    if hasattr(namespace, "flag --print-config") and not peek:
-        yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
-        raise SystemExit(0)
-    return tuple(_instance(cls, namespace) for cls in types)
+
+
+def _add_help_all(parser: Parser, others: Iterable[argparse.Action], arguments: Sequence[str]) -> None:
+    """Hide options from ``--help``, and add ``--help-all``, which shows them."""
+    parser.add_argument("--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit.")
+    if "--help-all" not in arguments:
+        for action in others:
+            action.help = argparse.SUPPRESS
 
 
 def _epilog(examples: Sequence[str], is_command: bool) -> str | None:
     parts = ["\n".join(["examples:", *(f"  {example}" for example in examples)])] if examples else []
     return "\n\n".join([*parts, *([EXIT_CODES] if is_command else [])]) or None
-
-
-def _check_flags(arguments: Sequence[str], parser: Parser, known: Iterable[str]) -> None:
-    flags = set(parser._option_string_actions)
-    for token in arguments:
-        flag = token.split("=")[0]
-        if token.startswith("--") and flag not in flags:
-            near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
-            raise UsageError(f"There is no option {flag}{near}. See `{parser.prog} --help`.")
 
 
 def _config_path(arguments: Sequence[str]) -> str | None:
@@ -181,7 +209,7 @@ def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
 
 
 def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
-    """A value of a file as the command line would have it."""
+    """Convert a value of a file to what the command line would give."""
     if value is not None and action.nargs == "+" and not isinstance(value, list):
         value = [value]
     if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML
@@ -201,7 +229,7 @@ def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
 
 
 def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str, Any]:
-    """The options as they are, but for those of libraries that nobody set."""
+    """The options and their values, without library options that are not set."""
     options = {}
     for cls in types:
         for option in fields(cls):
@@ -227,17 +255,18 @@ def _instance(cls: type, namespace: argparse.Namespace) -> Any:
 # ---------------------------------------------------------------------------------------------------- fields as options
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type) -> None:
-    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does."""
+def add_options(parser: argparse.ArgumentParser, cls: type, leading: Sequence[str] = ()) -> None:
+    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does; leading ones first."""
     assert is_dataclass(cls)
     hints = get_type_hints(cls)
-    for option in fields(cls):
+    places = {name: place for place, name in enumerate(leading)}
+    for option in sorted(fields(cls), key=lambda option: places.get(option.name, len(places))):
         if option.init:
             _add_option(parser, option, _scalar(hints[option.name]))
 
 
 def _scalar(kind: Any) -> Any:
-    """Of several types the one that the command line can tell: text where there is no value by default, else a choice."""
+    """Reduce a union to the type that the command line parses: text if the default may be None, else the other type."""
     if get_origin(kind) not in (Union, UnionType):
         return kind
     parts = [part for part in get_args(kind) if part is not NoneType]
@@ -290,4 +319,4 @@ def _truth(text: str | bool) -> bool:
         return True
     if text.lower() in ("no", "false", "f", "n", "0"):
         return False
-    raise argparse.ArgumentTypeError(f"true or false is wanted, not {text!r}")
+    raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")

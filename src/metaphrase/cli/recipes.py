@@ -20,7 +20,8 @@ class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
     show: str | None = field(
-        default=None, metadata={"help": "Print this recipe as YAML, as a start for your own. May be the first argument."}
+        default=None,
+        metadata={"help": "Print this recipe as YAML, as a start for your own. May be the first argument."},
     )
 
 

@@ -1,7 +1,7 @@
-"""Is this bitext what it says it is? Checks that need no model, made before a night of training.
+"""Checks of a bitext before training, without a model.
 
-`check_corpus` gives a list of `Finding`: an ``error`` is a reason not to train, a ``warning`` one to look, an ``info`` a
-fact. Every one says what was found, what was expected and what to do.
+`check_corpus` returns a list of `Finding`: an ``error`` should prevent training, a ``warning`` should be inspected, an
+``info`` is a fact. Every message states what was found, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from metaphrase.exceptions import CorpusError, MissingExtraError
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
-#: A side is in another language if that one's mean probability is above the first and the expected one's below the second.
+#: A side is in another language if the mean probability of that language exceeds the first number, and that of the
+#: expected language is below the second.
 SURE, ABSENT = 0.4, 0.2
 #: With fewer lines a wrong language is a warning, not an error.
 MIN_LINES = 20
-#: Lines that are surely in another language: above this share a warning.
+#: Share of lines in another language, with high probability, that is a warning.
 OTHER_LINES = 0.1
 #: Share of pairs with identical sides that is an error, or a warning.
 IDENTICAL_ERROR, IDENTICAL_WARNING = 0.5, 0.1
 #: Share of duplicate pairs that is a warning.
 DUPLICATES = 0.1
-#: Share of test pairs with a side in the training text that is an error; any is a warning.
+#: Share of test pairs with a side in the training corpus that is an error; a smaller share is a warning.
 LEAKAGE = 0.05
-#: A pair is uneven if its ratio of lengths is this many times the corpus's usual one, and the longer side has so many
-#: characters; the share of such pairs that is a warning.
+#: A pair is uneven if its length ratio is this many times the corpus's median ratio, and its longer side has at least
+#: this many characters; the share of such pairs that is a warning.
 RATIO, RATIO_CHARS, UNEVEN = 4.0, 40, 0.05
-#: Pairs of a block that is looked at for a shift of the sides, how far, and by how much the correlation of lengths at
-#: another place must exceed that of the pairs themselves.
+#: Pairs per block that is searched for shifted sides, the shifts, and by how much the correlation of lengths at a shift
+#: must exceed that of the pairs themselves.
 BLOCK, SHIFTS, SHIFT_GAIN = 200, (-3, -2, -1, 1, 2, 3), 0.4
 #: Characters of a sentence in an example.
 _SHOWN = 160
@@ -51,16 +52,16 @@ _SIDES = ("source", "target")
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a check found.
+    """A result of a check.
 
     Attributes:
         severity: ``error``, ``warning`` or ``info``.
         code: Short name of the check, such as ``wrong-language``.
         message: What was found, what was expected, what to do.
-        language: Language of the corpus that it concerns, where it is one.
-        count: Lines, pairs or words that it concerns …
-        of: … of so many that were looked at.
-        examples: Some of them, each a list of texts.
+        language: Language of the corpus that it concerns, if any.
+        count: Number of lines, pairs or words that it concerns.
+        of: Number of lines, pairs or words that were checked.
+        examples: Examples, each a list of texts.
     """
 
     severity: Severity
@@ -77,12 +78,12 @@ class Finding:
 
 
 def errors(findings: Iterable[Finding]) -> list[Finding]:
-    """The findings that are a reason not to train."""
+    """Return the findings that should prevent training."""
     return [finding for finding in findings if finding.severity == "error"]
 
 
 def by_language(rows: Any) -> dict[str, ParallelSet]:
-    """The pairs of each source language.
+    """Group pairs by source language.
 
     Args:
         rows: A data set with the columns ``source``, ``target`` and ``source_lang``, or an iterable of such mappings.
@@ -103,15 +104,15 @@ def read_corpus(
     target_lang: str = "en",
     split: str = "train",
 ) -> tuple[dict[str, ParallelSet], CorpusReport]:
-    """Every readable pair of a corpus as it stands there, duplicates and copies too.
+    """Read every pair of a corpus without cleaning, including duplicates and copies.
 
-    Arguments as for `metaphrase.corpus.load_corpus`, which refuses or cleans away some of what is to be found here.
+    The arguments are those of `metaphrase.corpus.load_corpus`, whose cleaning would hide some of the problems.
 
     Returns:
-        The pairs of each source language in the order of the files, and what could not be read.
+        The pairs of each source language in the order of the files, and a report of unreadable lines.
 
     Raises:
-        CorpusError: A file does not tell its language, or holds no pair for one that is asked for.
+        CorpusError: A file has no language, or the corpus has no pair of a requested language.
     """
     report = CorpusReport()
     wanted = {bare_language(code) for code in languages or ()}
@@ -124,8 +125,8 @@ def read_corpus(
                 rows.append({"source": source, "target": target, "source_lang": known["source_lang"]})
     sets = by_language(rows)
     if missing := sorted(wanted - sets.keys()) or (not sets and ["any language"]):
-        there = ", ".join(sorted(report.languages or {code for _, code in report.counts})) or "nothing"
-        raise CorpusError(f"The corpus has no pair for {', '.join(missing)}; it has {there}.")
+        available = ", ".join(sorted(report.languages or {code for _, code in report.counts})) or "none"
+        raise CorpusError(f"The corpus has no pair for {', '.join(missing)}. Its languages: {available}.")
     return sets, report
 
 
@@ -139,19 +140,19 @@ def check_corpus(
     strict: bool = False,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Finding]:
-    """Check a corpus before it is trained on.
+    """Check a corpus before training.
 
     Args:
         sets: The pairs of each source language, from `read_corpus` or `by_language`.
-        tests: Test sets that the trained model will be measured on.
+        tests: Test sets of the trained model.
         target_lang: Language of the targets.
         lines: Lines of each side whose language is identified.
-        seed: Of the choice of these lines.
-        strict: A single test pair that is in the training text is an error.
-        advance: Told how many more languages are done.
+        seed: Seed of the sample of lines.
+        strict: Treat a single test pair in the training corpus as an error.
+        advance: Receives how many more languages are done.
 
     Returns:
-        Findings, errors first. Nothing found is an empty list.
+        Findings, errors first; empty if there are no problems.
     """
     findings: list[Finding] = []
     for pairs in sets.values():
@@ -164,12 +165,12 @@ def check_corpus(
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings, errors first, else in their order."""
+    """Sort findings by severity, errors first; the sort is stable."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without repetitions: what concerns no single language is said once."""
+    """Findings without duplicates, which occur for findings that concern no single language."""
     return list({(finding.code, finding.language, finding.message): finding for finding in findings}.values())
 
 
@@ -179,15 +180,15 @@ def _once(findings: Iterable[Finding]) -> list[Finding]:
 def check_languages(
     pairs: ParallelSet, target_lang: str = "en", *, lines: int = LINES, seed: int = 0
 ) -> list[Finding]:
-    """Whether each side is in its language: swapped sides, another language, lines of another language.
+    """Check the language of each side: swapped sides, another language, lines in another language.
 
-    A language that the classifier does not know gives a warning, but where one side is in the other's language.
+    A language that the classifier does not know gives a warning, unless the sides are swapped.
 
     Args:
         pairs: The pairs of one language.
         target_lang: Language of the targets.
-        lines: Lines of each side that are looked at.
-        seed: Of the choice of lines.
+        lines: Lines of each side that are identified.
+        seed: Seed of the sample of lines.
     """
     language = pairs.language
     try:
@@ -202,7 +203,7 @@ def check_languages(
         return [swapped]
     for side, expected, identified in zip(_SIDES, (language, target_lang), found, strict=True):
         if not identified.lines:
-            message = f"No line of the {side} side tells its language, which should be {language_name(expected)}."
+            message = f"The language of the {side} side cannot be identified; it should be {language_name(expected)}."
             findings.append(Finding("warning", "no-language", message, language))
         elif expected in unknown:
             findings.append(_unknown(side, expected, language, identified))
@@ -233,7 +234,7 @@ def _swapped(
         "swapped-sides",
         f"The sides are swapped: the source side looks like {language_name(target_lang)}, the target side like "
         f"{language_name(pairs.language if known else target.best or '?')}. The source side should be "
-        f"{language_name(pairs.language)}, the target side {language_name(target_lang)}. Exchange the columns (or the "
+        f"{language_name(pairs.language)}, the target side {language_name(target_lang)}. Swap the columns (or the "
         "order of the two files).",
         pairs.language,
         count,
@@ -252,7 +253,7 @@ def _wrong_language(side: str, expected: str, language: str, found: Identificati
         "error" if len(found.lines) >= MIN_LINES else "warning",
         "wrong-language",
         f"The {side} side looks like {language_name(best)}, not {language_name(expected)}, in {count} of "
-        f"{len(found.lines)} lines. Give the right file{remedy}.",
+        f"{len(found.lines)} lines. Pass the right file{remedy}.",
         language,
         count,
         len(found.lines),
@@ -267,8 +268,8 @@ def _related_language(side: str, expected: str, language: str, found: Identifica
     return Finding(
         "warning",
         "related-language",
-        f"The {side} side looks rather like {language_name(best)} than like {language_name(expected)}. Short lines hardly "
-        "tell these languages apart: read the examples.",
+        f"The {side} side looks more like {language_name(best)} than {language_name(expected)}. These languages are hard to "
+        "distinguish in short lines: inspect the examples.",
         language,
         sum(line.language == best for line in found.lines),
         len(found.lines),
@@ -281,8 +282,8 @@ def _unknown(side: str, expected: str, language: str, found: Identification) -> 
     return Finding(
         "warning",
         "unknown-language",
-        f"The language identifier does not know {language_name(expected)}, so the {side} side was not checked; it finds "
-        f"it nearest to {language_name(best)}. Read the examples.",
+        f"The language identifier does not know {language_name(expected)}, so the {side} side was not checked; it "
+        f"is closest to {language_name(best)}. Inspect the examples.",
         language,
         of=len(found.lines),
         examples=_examples((line.text,) for line in found.lines),
@@ -298,8 +299,8 @@ def _other_lines(side: str, expected: str, language: str, found: Identification)
     return Finding(
         "warning",
         "other-language-lines",
-        f"{len(others)} of {len(found.lines)} lines of the {side} side are surely not {language_name(expected)}: {named}. "
-        "Take them out, or train on fewer but clean pairs.",
+        f"{len(others)} of {len(found.lines)} lines of the {side} side are not {language_name(expected)}, with high "
+        f"probability: {named}. Remove them.",
         language,
         len(others),
         len(found.lines),
@@ -311,7 +312,7 @@ def _other_lines(side: str, expected: str, language: str, found: Identification)
 
 
 def check_pairs(pairs: ParallelSet) -> list[Finding]:
-    """Copies, duplicates, uneven lengths and shifted sides in the pairs of one language."""
+    """Check the pairs of one language for copies, duplicates, uneven lengths and shifted sides."""
     checks = (_identical, _duplicates, _uneven, _shifted)
     return [finding for check in checks if (finding := check(pairs)) is not None]
 
@@ -322,7 +323,7 @@ def _identical(pairs: ParallelSet) -> Finding | None:
     if not same:
         return None
     severity: Severity = "info"
-    advice = "Such pairs teach nothing; cleaning with `identical` drops them."
+    advice = "Such pairs are useless for training; cleaning with `identical` drops them."
     if len(same) > IDENTICAL_ERROR * n:
         severity, advice = "error", "Was one side given twice?"
     elif len(same) > IDENTICAL_WARNING * n:
@@ -340,8 +341,8 @@ def _duplicates(pairs: ParallelSet) -> Finding | None:
     return Finding(
         "warning" if again > DUPLICATES * n else "info",
         "duplicates",
-        f"{again:,} of {n:,} pairs ({again / n:.1%}) occurred before. Training drops them; of what remains, "
-        f"{len(counts):,} pairs, judge whether it is enough.",
+        f"{again:,} of {n:,} pairs ({again / n:.1%}) are duplicates. Training drops them, which leaves "
+        f"{len(counts):,} pairs.",
         pairs.language,
         again,
         n,
@@ -361,7 +362,7 @@ def _uneven(pairs: ParallelSet) -> Finding | None:
         "warning" if len(places) > UNEVEN * n else "info",
         "uneven-lengths",
         f"{len(places):,} of {n:,} pairs ({len(places) / n:.1%}) have one side more than {RATIO:g} times as long as the "
-        "other, measured by what is usual in this corpus. Such pairs are seldom translations: read the examples.",
+        "other, relative to the median ratio of this corpus. Such pairs are rarely translations: inspect the examples.",
         pairs.language,
         len(places),
         n,
@@ -376,7 +377,14 @@ def _lengths(pairs: ParallelSet) -> NDArray[np.float64]:
 
 
 class Shift(NamedTuple):
-    """Where the sides of a corpus are out of step, and how far the targets lag behind."""
+    """Where the sides of a corpus are shifted.
+
+    Attributes:
+        blocks: Number of shifted blocks.
+        of: Number of blocks.
+        first: Index of the first shifted pair.
+        by: By how many rows the targets are shifted.
+    """
 
     blocks: int
     of: int
@@ -385,7 +393,7 @@ class Shift(NamedTuple):
 
 
 def _shifted(pairs: ParallelSet) -> Finding | None:
-    """Sides out of step: the lengths of a sentence's neighbours fit better than its own translation's."""
+    """Shifted sides: the lengths of neighbouring targets fit better than those of the translations."""
     log_n2 = np.log(_lengths(pairs))
     starts = range(0, len(log_n2) - BLOCK + 1, BLOCK)
     shifted = []
@@ -402,7 +410,7 @@ def _shifted(pairs: ParallelSet) -> Finding | None:
 
 
 def apart(source_n: NDArray[Any], target_n: NDArray[Any], by: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Both sides with the sources opposite the targets ``by`` rows further down.
+    """Pair sources with the targets ``by`` rows below.
 
     >>> apart(np.array([1, 2, 3]), np.array([9, 1, 2]), 1)
     (array([1, 2]), array([1, 2]))
@@ -417,14 +425,14 @@ def _correlation(first_n: NDArray[np.float64], second_n: NDArray[np.float64]) ->
 
 
 def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
-    """Say that the sides are out of step."""
+    """Create the finding for shifted sides."""
     lines = "line" if abs(shift.by) == 1 else "lines"
     return Finding(
         "error",
         "shifted-sides",
         f"The sides are shifted: judged by {evidence}, sources at least from pair {shift.first + 1:,} on belong to the "
         f"targets {abs(shift.by)} {lines} {'below' if shift.by > 0 else 'above'} ({shift.blocks} of {shift.of} blocks of "
-        "pairs). A line is missing or too many on one side: compare the files around there and align them again.",
+        "pairs). One side has a missing or an additional line: compare the files there, and align them again.",
         pairs.language,
         shift.blocks,
         shift.of,
@@ -438,15 +446,16 @@ def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
 def check_leakage(
     train: Mapping[str, ParallelSet], test: Mapping[str, ParallelSet], *, strict: bool = False
 ) -> list[Finding]:
-    """Test sentences that are in the training corpus too.
+    """Check for test sentences that also occur in the training corpus.
 
-    Sentences are compared after NFKC normalisation, case folding and joining of whitespace. Sources are looked for in the
-    same language's training text, targets in the targets of all.
+    Sentences are compared after NFKC normalisation, case folding and joining of whitespace. Sources are searched in the
+    training corpus of the same language, targets in the targets of all languages.
 
     Args:
         train: The training pairs of each language.
         test: The test pairs of each language.
-        strict: One such sentence is an error; else a share of more than `LEAKAGE` is, and fewer are a warning.
+        strict: Treat a single such sentence as an error. Otherwise a share above `LEAKAGE` is an error, and a smaller one
+            a warning.
     """
     known_targets = {normalised(text) for pairs in train.values() for text in pairs.targets}
     findings = []
@@ -474,7 +483,7 @@ def check_leakage(
                     "leakage",
                     f"{len(leaked):,} of {n:,} test pairs ({len(leaked) / n:.1%}) have a side in the training corpus: "
                     f"{counts['source']:,} sources, {counts['target']:,} targets, {counts['pair']:,} whole pairs. Scores "
-                    "on them do not tell what the model can do: take them out of the training corpus.",
+                    "on them are meaningless: remove them from the training corpus.",
                     language,
                     len(leaked),
                     n,

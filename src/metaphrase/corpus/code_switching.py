@@ -1,7 +1,7 @@
 """Sentence-level code-switching with English, for fine-tuning on pairs of texts.
 
-Where the training data of a task was translated, each item ``(a, b)`` of two texts is trained on as ``(a, b in English)``
-and ``(a in English, b)``, both in one batch, and no longer as it was::
+If the training data of a task was translated, each item ``(a, b)`` of two texts is replaced by ``(a, b in English)`` and
+``(a in English, b)``, both in one batch::
 
     dataset = ...  # premise hypothesis premise_en hypothesis_en label
     Trainer(train_dataset=dataset, data_collator=CodeSwitchingCollator(collate, NLI), args=TrainingArguments(
@@ -18,21 +18,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset, Features
-
 Item = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class PairedTexts:
-    """The columns of items of two texts, each of which has an English original.
+    """The columns of items with two texts, each with an English original.
 
     Attributes:
         first: Column of the first text.
         second: Column of the second text.
-        with_first: Columns that speak of the first text and change language with it.
-        with_second: Likewise for the second; in question answering the answers, which lie in the context.
-        suffix: Behind a column's name it names the column of the English original.
+        with_first: Columns that depend on the first text and change language with it.
+        with_second: Columns that depend on the second text, such as the answers of question answering.
+        suffix: Suffix of the columns of English originals.
     """
 
     first: str
@@ -43,7 +41,7 @@ class PairedTexts:
 
     @property
     def switched(self) -> tuple[str, ...]:
-        """All columns that have an English original."""
+        """All columns with an English original."""
         return (self.first, *self.with_first, self.second, *self.with_second)
 
     @property
@@ -63,16 +61,15 @@ QUESTION_ANSWERING = PairedTexts("question", "context", with_second=("answers",)
 
 
 def code_switched(item: Item, columns: PairedTexts) -> list[dict[str, Any]]:
-    """The two code-switched variants of an item, in place of it.
+    """Create the two code-switched variants of an item.
 
     Args:
-        item: Has the columns and their English originals. An item that is English itself has nothing (None) for originals,
-            or its own texts.
-        columns: Which columns hold what.
+        item: The columns and their English originals. The originals of an English item are None, or its own texts.
+        columns: The roles of the columns.
 
     Returns:
-        ``(first, second in English)`` and ``(first in English, second)``; the item alone if it is English. The other
-        columns, labels among them, are copied; those of the originals are left out.
+        ``(first, second in English)`` and ``(first in English, second)``; only the item itself if it is English. The other
+        columns, such as labels, are copied; those of the originals are removed.
 
     Raises:
         ValueError: A column is missing.
@@ -88,9 +85,9 @@ def code_switched(item: Item, columns: PairedTexts) -> list[dict[str, Any]]:
     """
     if missing := [column for column in (*columns.switched, *columns.originals) if column not in item]:
         raise ValueError(
-            f"Code-switching reads the columns {', '.join(columns.switched)} and their English originals "
+            f"Code-switching requires the columns {', '.join(columns.switched)} and their English originals "
             f"{', '.join(columns.originals)}, but {missing[0]!r} is missing (found {', '.join(sorted(item))}). Join the "
-            "translated items with the English ones that they were made from."
+            "translated items with their English originals."
         )
     kept = {column: value for column, value in item.items() if column not in columns.originals}
     texts = (columns.first, columns.second)
@@ -101,44 +98,21 @@ def code_switched(item: Item, columns: PairedTexts) -> list[dict[str, Any]]:
     return [{**kept, **english_second}, {**kept, **english_first}]
 
 
-def code_switch(dataset: Dataset, columns: PairedTexts) -> Dataset:
-    """A data set with the variants of each item, one behind the other, in place of it.
-
-    A trainer that shuffles it tears the variants apart; to have them in one batch, leave the data set as it is and use
-    :class:`CodeSwitchingCollator`.
-
-    Args:
-        dataset: Rows as :func:`code_switched` takes them.
-        columns: Which columns hold what.
-
-    Returns:
-        The data set without the columns of the English originals.
-    """
-
-    def expand(batch: Mapping[str, Sequence[Any]]) -> dict[str, list[Any]]:
-        items = [dict(zip(batch, values, strict=True)) for values in zip(*batch.values(), strict=True)]
-        variants = [variant for item in items for variant in code_switched(item, columns)]
-        return {column: [variant[column] for variant in variants] for column in variants[0]}
-
-    features = Features({name: kind for name, kind in dataset.features.items() if name not in columns.originals})
-    return dataset.map(expand, batched=True, remove_columns=dataset.column_names, features=features)
-
-
 @dataclass(frozen=True)
 class CodeSwitchingCollator:
-    """Expands every item of a batch into its variants and hands them to another collator.
+    """Expands every item of a batch into its variants and passes them to another collator.
 
-    So both variants are always in one batch, which has twice as many rows as items: 16 items for the paper's 32. The
-    trainer needs ``remove_unused_columns=False``.
+    Both variants are always in one batch, which has twice as many rows as items: 16 items for the paper's 32. The trainer
+    requires ``remove_unused_columns=False``.
 
     Attributes:
-        collate: Turns rows into a batch; it tokenises them.
-        columns: Which columns hold what.
+        collate: Tokenises rows and creates a batch.
+        columns: The roles of the columns.
     """
 
     collate: Callable[[list[dict[str, Any]]], Any]
     columns: PairedTexts
 
     def __call__(self, items: Sequence[Item]) -> Any:
-        """The batch of all variants, those of an item one behind the other."""
+        """Create the batch of all variants; those of an item are adjacent."""
         return self.collate([variant for item in items for variant in code_switched(item, self.columns)])

@@ -46,16 +46,16 @@ def load_parallel_folder(
 
     Args:
         path: The folder.
-        languages: Languages to read, in this order; None reads all, in alphabetical order.
-        split: Which of ``xx-en.dev.tsv.gz``, ``xx-en.test.tsv.gz``, … to read; None reads the files without a split.
+        languages: Languages to read, in this order; None reads all languages, in alphabetical order.
+        split: Which of ``xx-en.dev.tsv.gz``, ``xx-en.test.tsv.gz``, … to read; None reads files without a split.
 
     Raises:
-        FileNotFoundError: The folder, the split or a language is not there; the message lists what is.
-        ValueError: A file is malformed or holds no pair, or a language has two files.
+        FileNotFoundError: The folder, the split or a language does not exist; the message lists the available ones.
+        ValueError: A file is malformed or has no pairs, or a language has two files.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as sw-en.tsv.gz.")
+        raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as sw-en.tsv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files: dict[str, Path] = {}
     for file, match in names.items():
@@ -65,7 +65,7 @@ def load_parallel_folder(
         splits = sorted({match["split"] or "none" for match in names.values()})
         raise MissingFileError(
             f"{folder} has no file named {f'xx-en.{split}' if split else 'xx-en'}.tsv.gz. "
-            + (f"Its splits are: {', '.join(splits)}." if splits else "It has no parallel files at all.")
+            + (f"Its splits are: {', '.join(splits)}." if splits else "It has no parallel files.")
         )
     chosen = list(dict.fromkeys(languages)) if languages else list(files)
     if missing := [language for language in chosen if language not in files]:
@@ -74,7 +74,7 @@ def load_parallel_folder(
     for language in chosen:
         pairs = read_parallel(files[language])
         if not pairs:
-            raise DataError(f"{files[language]} holds no pairs; retrieval needs at least one.")
+            raise DataError(f"{files[language]} has no pairs.")
         sources, targets = zip(*pairs, strict=True)
         sets[language] = ParallelSet(language, sources, targets, files[language])
     return sets

@@ -1,4 +1,4 @@
-"""Phrase tables: the phrase pairs of an aligned bitext and how often they translate each other."""
+"""Phrase tables: the phrase pairs of an aligned bitext and their probabilities."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Phrase(NamedTuple):
     """A phrase and its translation.
 
     Attributes:
-        source: Source words in lower case, a space between them.
+        source: Source words in lower case, separated by spaces.
         target: Target words.
-        n: How often they were extracted together.
+        n: Number of occurrences of the pair.
         p_target: Probability of the target given the source.
         p_source: Probability of the source given the target.
     """
@@ -40,15 +40,15 @@ class Phrase(NamedTuple):
 class PhraseTable:
     """The phrase pairs of an aligned bitext, with their relative frequencies in both directions.
 
-    Phrase pairs are those of :func:`metaphrase.corpus.words.phrase_pairs`. Thot's extraction is not used: of the phrases that
-    differ only in unaligned words at their border it keeps few, it drops whole phrases with them (``{1-0}`` over two source
-    words and one gives only the longest), and it works through files in which a word cannot hold ``|||``.
+    Phrase pairs are those of :func:`metaphrase.corpus.words.phrase_pairs`. Thot's extraction is not used: it keeps few of the
+    phrases that differ only in unaligned words at their border, drops some phrases with such words (``{1-0}`` over two
+    source words and one target word gives only the longest), and uses files in which a word cannot contain ``|||``.
 
-    Probabilities are relative within a pair of languages; of a phrase pair that occurs in several, the surest counts.
-    Phrases are compared in lower case.
+    Probabilities are relative within a pair of languages; the largest one counts for a phrase pair of several. Phrases are
+    compared in lower case.
 
     Args:
-        phrases: What is in the table.
+        phrases: The phrase pairs.
 
     Reference: Koehn et al. 2003, "Statistical Phrase-Based Translation", section 2; Koehn 2010, section 5.2.
     """
@@ -66,7 +66,7 @@ class PhraseTable:
 
         Args:
             pairs: The words of each source and target and the links between them.
-            max_length: Words of a phrase at most, on either side.
+            max_length: Maximum number of words of a phrase, on either side.
         """
         counts: dict[tuple[str | None, str | None], Counter[str]] = defaultdict(Counter)
         for source, target, links in pairs:
@@ -91,7 +91,7 @@ class PhraseTable:
 
     @classmethod
     def of_corpus(cls, rows: Iterable[Mapping[str, Any]], *, max_length: int = 7) -> PhraseTable:
-        """Count the phrase pairs of a corpus that has the column ``alignment``; a row without links counts for nothing."""
+        """Count the phrase pairs of a corpus with the column ``alignment``; rows without links are skipped."""
         return cls.of(map(_linked, rows), max_length=max_length)
 
     def __len__(self) -> int:
@@ -103,23 +103,23 @@ class PhraseTable:
             yield Phrase(source, target, int(self.counts[at]), float(self.p_target[at]), float(self.p_source[at]))
 
     def score(self, source_words: Sequence[str], target_words: Sequence[str]) -> float:
-        """``p(target | source) * p(source | target)`` of two phrases, 0 if they are no pair of the table."""
+        """Return ``p(target | source) * p(source | target)`` of two phrases, 0 if they are not in the table."""
         at = self._row.get(_key(source_words, target_words))
         return 0.0 if at is None else float(self.p_target[at] * self.p_source[at])
 
     def __contains__(self, phrases: tuple[Sequence[str], Sequence[str]]) -> bool:
-        """Whether two phrases, each as its words, are a pair of the table."""
+        """Whether the table has two phrases, given as lists of words, as a pair."""
         return _key(*phrases) in self._row
 
     def filter(self, cut: float, *, min_count: int = 1) -> PhraseTable:
-        """The phrase pairs with ``p(target | source) * p(source | target) >= cut``, seen ``min_count`` times or more.
+        """Keep phrase pairs with ``p(target | source) * p(source | target) >= cut`` and at least ``min_count`` occurrences.
 
-        Both probabilities of a pair whose sides were seen once, and together, are 1: raise ``min_count`` to be rid of it.
+        Both probabilities of a pair whose sides occur only once are 1: raise ``min_count`` to remove it.
         """
         return PhraseTable(phrase for phrase in self if _product(phrase) >= cut and phrase.n >= min_count)
 
     def save(self, path: str | Path) -> Path:
-        """Write the table as TSV (``.gz``: packed), the whole file or nothing."""
+        """Write the table atomically as TSV, compressed if the name ends with ``.gz``."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_name(f".{path.name}.part")
@@ -131,10 +131,10 @@ class PhraseTable:
 
     @classmethod
     def load(cls, path: str | Path) -> PhraseTable:
-        """Read a table that was saved.
+        """Read a table that `save` wrote.
 
         Raises:
-            ValueError: The file is none; the message names the line.
+            ValueError: The file is not a phrase table, or is damaged.
         """
         path = Path(path)
         if path.suffix == ".gz":
@@ -155,7 +155,7 @@ def _read(lines: Iterable[str], path: Path) -> Iterator[Phrase]:
             source, target, count, p_target, p_source = fields
             yield Phrase(source, target, int(count), float(p_target), float(p_source))
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{path} is no phrase table, or a damaged one: {error}.") from error
+        raise DataError(f"{path} is not a phrase table, or is damaged: {error}.") from error
 
 
 def _product(phrase: Phrase) -> float:

@@ -1,14 +1,14 @@
-"""Words: where they stand in a text, how they are linked, and which pieces they become.
+"""Words of a text: their positions, links and word pieces.
 
-Links are counted over the words of :func:`word_spans`. An aligner and a view that reads its links must segment alike:
-the name of the segmenter travels with the links, in the column ``segmenter``.
+Links refer to the words of :func:`word_spans`. An aligner and a view that reads its links must use the same segmenter,
+whose name is stored with the links in the column ``segmenter``.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -22,7 +22,7 @@ Link = tuple[int, int]
 Span = tuple[int, int]
 Segmenter = Literal["whitespace", "icu"]
 
-#: Languages whose writing puts no spaces between words.
+#: Languages that are written without spaces between words.
 UNSPACED = frozenset({"zh", "yue", "wuu", "ja", "th", "lo", "km", "my", "bo", "dz"})
 
 _WORD = re.compile(r"\S+")
@@ -30,20 +30,20 @@ _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def word_spans(text: str, language: str | None = None, segmenter: str = "whitespace") -> list[Span]:
-    """Where the words of a text start and end.
+    """Find the start and end of each word of a text.
 
     Args:
         text: A sentence.
         language: Its ISO 639-1 code.
-        segmenter: ``"whitespace"`` splits at spaces. ``"icu"`` splits further, by the dictionaries of the Unicode
-            project, what stands between spaces in a language that is written without them (``UNSPACED``).
+        segmenter: ``"whitespace"`` splits at spaces. ``"icu"`` also splits between spaces, with the dictionaries of the
+            Unicode project, if the language is written without spaces (``UNSPACED``).
 
     Returns:
         ``(start, end)`` of each word in characters.
 
     Raises:
-        ValueError: There is no such segmenter.
-        ImportError: ICU is needed and not installed.
+        ValueError: The segmenter is unknown.
+        ImportError: ICU is required and not installed.
 
     >>> word_spans("the cat")
     [(0, 3), (4, 7)]
@@ -66,7 +66,7 @@ def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:
     at = 0
     for _, unit in breaker(chunk, language).segments():
         end = character_at[unit]
-        if any(unicodedata.category(c) != "Cf" for c in chunk[at:end]):  # a zero-width space is no word
+        if any(unicodedata.category(c) != "Cf" for c in chunk[at:end]):  # a zero-width space is not a word
             yield start + at, start + end
         at = end
 
@@ -77,7 +77,7 @@ def _word_breaker() -> Any:
         from icu4py.breakers import WordBreaker
     except ImportError as error:
         raise MissingExtraError(
-            "Words of languages that are written without spaces are found by ICU: pip install 'metaphrase[align]'."
+            "Finding the words of languages written without spaces requires ICU: pip install 'metaphrase[align]'."
         ) from error
     return WordBreaker
 
@@ -89,7 +89,7 @@ class Words:
     Attributes:
         text: The sentence.
         spans: ``(start, end)`` of each word in characters.
-        language: ISO 639-1 code, where it is known.
+        language: ISO 639-1 code, if known.
     """
 
     text: str
@@ -98,7 +98,7 @@ class Words:
 
     @classmethod
     def of(cls, text: str, language: str | None = None, segmenter: str = "whitespace") -> Words:
-        """The words of a text, as :func:`word_spans` finds them."""
+        """Split a text into words with :func:`word_spans`."""
         return cls(text, tuple(word_spans(text, language, segmenter)), language)
 
     def __len__(self) -> int:
@@ -109,10 +109,10 @@ class Words:
 
 
 def parse_links(alignment: str) -> list[Link]:
-    """Links of a Pharaoh string.
+    """Parse links in the Pharaoh format.
 
     Raises:
-        ValueError: It is not in the form ``0-0 1-2``.
+        ValueError: The text is not of the form ``0-0 1-2``.
 
     >>> parse_links("0-0 1-2")
     [(0, 0), (1, 2)]
@@ -124,7 +124,7 @@ def parse_links(alignment: str) -> list[Link]:
 
 
 def format_links(links: Iterable[Link]) -> str:
-    """A Pharaoh string.
+    """Format links in the Pharaoh format.
 
     >>> format_links([(0, 0), (1, 2)])
     '0-0 1-2'
@@ -177,16 +177,16 @@ def piece_spans(encoding: Any, words: Words, *, disjoint: bool = False) -> np.nd
 def phrase_pairs(
     links: Iterable[Link], n_source: int, n_target: int, *, max_length: int = 7
 ) -> list[tuple[Span, Span]]:
-    """The phrase pairs that are consistent with an alignment.
+    """Extract the phrase pairs that are consistent with an alignment.
 
-    A source and a target span are a phrase pair if at least one link joins them and none joins a word inside one of them
-    with a word outside the other. Unaligned words at the border of a target span are taken in and left out.
+    A source and a target span are a phrase pair if at least one link joins them, and no link joins a word inside one of
+    them with a word outside the other. Unaligned words at the border of a target span give several phrase pairs.
 
     Args:
         links: Word links, from 0.
         n_source: Words of the source.
         n_target: Words of the target.
-        max_length: Words of a phrase at most, on either side (Moses: 7).
+        max_length: Maximum number of words of a phrase, on either side (Moses: 7).
 
     Returns:
         ``((source start, source end), (target start, target end))`` in words, ends exclusive, sorted.
@@ -220,10 +220,3 @@ def phrase_pairs(
                     end += 1
                 start -= 1
     return sorted(pairs)
-
-
-def join_words(words: Sequence[str], language: str | None = None) -> Words:
-    """Words that come as a list, as a text with a space between them."""
-    ends = list(accumulate((len(word) + 1 for word in words), initial=0))
-    spans = tuple((start, start + len(word)) for start, word in zip(ends, words, strict=False))
-    return Words(" ".join(words), spans, language)

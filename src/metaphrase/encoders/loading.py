@@ -1,7 +1,7 @@
-"""Loading the encoder that is to be trained or measured.
+"""Loading encoders for training and evaluation.
 
-What a repository holds is data to us: weights in safetensors form, and modules of sentence-transformers' own. Pickles are
-not read and code is not run, whatever the repository's files ask for.
+Files of a repository are data: weights in safetensors format, and modules of sentence-transformers. Pickles are not read
+and code is not run, whatever the repository's files ask for.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from transformers.utils import cached_file
 
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
-from metaphrase.publishing.hub import download
+from metaphrase.io.hub import download
 
 logger = logging.getLogger(__name__)
 
 STARTER = "starter"
 
-# Where a repository has pickles only, transformers would ask a bot on the Hub to convert them and load what it wrote.
+# If a repository has pickles only, transformers would ask a bot on the Hub to convert them, and load the result.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
@@ -48,31 +49,32 @@ def load_encoder(
     """Load an encoder as a SentenceTransformer, without the transformers pooler that sentence embeddings never use.
 
     Args:
-        name_or_path: ``"starter"``, a folder, or a Hub id, also of one commit, tag or branch: ``organisation/name@revision``.
-        pooling: ``"cls"``, ``"mean"`` or another of sentence-transformers' modes, in place of the encoder's own.
-        default_pooling: Pooling given to an encoder that comes without one, such as ``xlm-roberta-base``.
-        max_length: Pieces kept of a text; None keeps the encoder's own limit.
-        device: Where to put it; None lets sentence-transformers choose.
+        name_or_path: ``"starter"``, a folder, or a Hub id with an optional commit, tag or branch:
+            ``organisation/name@revision``.
+        pooling: Pooling mode of sentence-transformers (``"cls"``, ``"mean"``, …) that replaces the encoder's own.
+        default_pooling: Pooling mode of an encoder that has none, such as ``xlm-roberta-base``.
+        max_length: Maximum number of tokens of a text; None keeps the encoder's own limit.
+        device: Device of the model; None lets sentence-transformers choose.
 
     Returns:
         The model. Saved, it is a stock SentenceTransformer folder.
 
     Raises:
-        OSError: There is no such model, it has no weights in safetensors form, or the starter cannot be built.
-        HubError: The Hub has no such model, does not show it, or fails for longer than there was patience.
-        ValueError: The model has modules that are not sentence-transformers' own.
+        OSError: The model does not exist or has no weights in safetensors format, or the starter cannot be built.
+        HubError: The Hub has no such model, does not show it, or all attempts fail.
+        ValueError: The model has modules that are not part of sentence-transformers.
     """
     name, revision = split_revision(str(name_or_path))
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 
         name = str(starter_path())
-    here = Path(name).exists()
-    folder = Path(name) if here else _fetched(name, revision)
+    local = Path(name).exists()
+    folder = Path(name) if local else _download_model(name, revision)
     kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
-    if _takes_pooling_flag(folder):
+    if _accepts_pooling_flag(folder):
         kwargs["add_pooling_layer"] = False
-    with _refusals(name):
+    with _loading_errors(name):
         if is_sentence_transformer_model(str(folder)):
             model = SentenceTransformer(
                 str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=kwargs
@@ -82,13 +84,13 @@ def load_encoder(
         else:
             transformer = Transformer(str(folder), model_kwargs=kwargs)
             mode = pooling or default_pooling
-            logger.info("%s comes without pooling; its sentence embedding is %s.", name, mode)
+            logger.info("%s has no pooling; using %s.", name, mode)
             size = transformer.get_embedding_dimension()
             model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
     encoder: Any = model[0].auto_model
     remove_pooler(encoder)
-    if not here:
-        encoder.config._name_or_path = model.tokenizer.name_or_path = name
+    if not local:
+        encoder.config.name_or_path = model.tokenizer.name_or_path = name
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
     if max_length is not None:
         model.max_seq_length = max_length
@@ -96,7 +98,7 @@ def load_encoder(
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
-    """The name and the revision of ``organisation/name@revision``; a folder may have an ``@`` of its own.
+    """Split ``organisation/name@revision`` into name and revision; an ``@`` in the name of a folder is part of the name.
 
     >>> split_revision("intfloat/multilingual-e5-small@fd1525a"), split_revision("starter")
     (('intfloat/multilingual-e5-small', 'fd1525a'), ('starter', None))
@@ -105,39 +107,39 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return (name, None) if not at or Path(name).exists() else (before, revision)
 
 
-def _fetched(name: str, revision: str | None) -> Path:
-    """A folder of the cache, named by its commit, with a model of the Hub; what is out of reach may be there already."""
-    nowhere = f"There is no folder {name}{f'@{revision}' if revision else ''}, and no model of that name"
+def _download_model(name: str, revision: str | None) -> Path:
+    """The folder of a Hub's model in the cache, named after its commit; without a network, the cached one."""
+    missing = f"There is no folder {name}{f'@{revision}' if revision else ''}, and no model of that name"
     try:
         return download(name, revision=revision)
     except HFValidationError as error:
-        raise MissingFileError(f"{nowhere}: on the Hub they are called organisation/name.") from error
+        raise MissingFileError(f"{missing}: on the Hub they are called organisation/name.") from error
     except HubError as error:
-        raise type(error)(f"{nowhere} in the cache. {error}") from error
+        raise type(error)(f"{missing} in the cache. {error}") from error
 
 
 @contextmanager
-def _refusals(name: str) -> Iterator[None]:
-    """Says in one sentence why a model's files are not read, where other libraries advise to read them all the same."""
+def _loading_errors(name: str) -> Iterator[None]:
+    """Explain in one sentence why a model is not loaded, where other libraries suggest to trust its files."""
     try:
         yield
     except OSError as error:
         if "safetensors" in str(error):
             raise ModelFileError(
-                f"{name} has no weights in safetensors form. Others are pickles, which can run code when they are read, and "
-                "are not loaded: ask its makers to convert it, or choose another encoder."
+                f"{name} has no weights in safetensors format. Other formats are pickles, which can execute code when "
+                "they are read, and are not loaded: ask its authors to convert it, or choose another encoder."
             ) from error
         raise
     except ValueError as error:
         if "trust_remote_code" in str(error) or "sentence_transformers" in str(error):
             raise ModelError(
-                f"{name} needs code of its own, which is not run: only modules of sentence-transformers and models of "
+                f"{name} requires its own code, which is not run: only modules of sentence-transformers and models of "
                 "transformers are loaded. Choose another encoder."
             ) from error
         raise
 
 
-def _takes_pooling_flag(folder: Path) -> bool:
+def _accepts_pooling_flag(folder: Path) -> bool:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except (OSError, ValueError):
@@ -152,36 +154,35 @@ def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
             size = model[0].get_embedding_dimension()
             model[at] = Pooling(size, pooling_mode=mode)
             return
-    raise ModelError("This model has no pooling that could be replaced; leave pooling out.")
+    raise ModelError("This model has no pooling module to replace. Omit `pooling`.")
 
 
 def freeze_word_embeddings(model: SentenceTransformer) -> None:
-    """Keep the encoder's word embeddings as they are: nine tenths of a small multilingual encoder's parameters."""
+    """Exclude the word embeddings from training: 90 % of the parameters of a small multilingual encoder."""
     model[0].auto_model.get_input_embeddings().weight.requires_grad_(False)
 
 
 def origin_of(model: SentenceTransformer) -> str | None:
-    """The folder that a model was loaded from, or its Hub id with the commit (``organisation/name@commit``)."""
-    name, card = model[0].auto_model.config._name_or_path, model.model_card_data
+    """The folder of a model, or its Hub id with the commit (``organisation/name@commit``)."""
+    name, card = model[0].auto_model.config.name_or_path, model.model_card_data
     return f"{name}@{card.base_model_revision}" if name and name == card.base_model else name or None
 
 
 def pooling_of(model: SentenceTransformer) -> str:
-    """How a model pools its token states; ``"cls"`` where it does in no one way that has a name."""
+    """The pooling mode of a model; ``"cls"`` if it combines several modes or has none."""
     pooling = next((module for module in model if isinstance(module, Pooling)), None)
     return str(pooling.pooling_mode) if pooling is not None and isinstance(pooling.pooling_mode, str) else "cls"
 
 
 def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
-    """The masked language modelling head of a checkpoint.
+    """Read the masked language modelling head of a checkpoint.
 
     Args:
         name: Folder or Hub id, with or without ``@revision``.
 
     Returns:
-        Weights by ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias``; None where the
-        checkpoint has no such head (E5, LaBSE), keeps it in a form that is not BERT's or RoBERTa's, or in no
-        ``model.safetensors``.
+        Weights by ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias``; None if the checkpoint has
+        no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's or RoBERTa's.
     """
     name, revision = split_revision(name)
     weights = cached_file(
@@ -214,7 +215,7 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
 
 
 def english_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Ids of the pieces that occur in some texts, and of the special tokens: an English subset vocabulary.
+    """Ids of the pieces that occur in some texts, and of the special tokens: an English subset of the vocabulary.
 
     Args:
         texts: The English side of a training corpus.
@@ -224,12 +225,7 @@ def english_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) 
         Sorted ids, shape ``(pieces,)``.
     """
     ids = set(tokenizer.all_special_ids)
-    batch: list[str] = []
-    for text in texts:
-        batch.append(text)
-        if len(batch) == 10_000:
-            ids.update(i for row in tokenizer(batch)["input_ids"] for i in row)
-            batch = []
-    if batch:
+    remaining = iter(texts)
+    while batch := list(islice(remaining, 10_000)):
         ids.update(i for row in tokenizer(batch)["input_ids"] for i in row)
     return torch.tensor(sorted(ids))

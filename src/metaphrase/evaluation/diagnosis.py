@@ -1,9 +1,9 @@
-"""What is wrong with this encoder, or with this corpus by its judgement?
+"""Diagnosis of an encoder, and of a corpus by means of the encoder.
 
-`diagnose` embeds a sample of a corpus and looks for embeddings that have collapsed, that are not finite or that training
-left as they were; for sides that are no translations of each other, or out of step; for another pooling that would do
-better; and for frequent words whose states do not find their translation. The sample is made of blocks of neighbouring
-pairs, in the order of the file, because a shift shows only among neighbours.
+`diagnose` embeds a sample of a corpus and detects embeddings that have collapsed, are NaN or infinite, or did not change
+during training; sides that are not translations of each other, or are shifted; a better pooling mode; and frequent words
+whose states do not find their translation. The sample consists of blocks of neighbouring pairs, in the order of the file,
+because shifts are only visible among neighbours.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ from metaphrase.io.files import UDHR
 from metaphrase.mining.bulk import encode, is_sortable
 
 SAMPLE = 2000
-#: Neighbouring pairs of the sample's blocks.
+#: Number of neighbouring pairs in a block of the sample.
 BLOCK = 100
-#: Effective rank at which embeddings have collapsed, as they have at `COLLAPSED_COSINE`; and from which on to look.
+#: Embeddings have collapsed below this effective rank, or above `COLLAPSED_COSINE`. They crowd together above the mean
+#: cosine, or the share of variance of the first component, of the second line.
 COLLAPSED_RANK = 2.0
 CROWDED_COSINE, CROWDED_SHARE = 0.95, 0.5
-#: Distance (1 − cosine) to the baseline's embedding of the same text below which a model is the same, or hardly another.
+#: Mean distance (1 − cosine) to the embeddings of the baseline below which a model is unchanged, or hardly changed.
 UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4
-#: A pair is closer than a random one in half of all cases by chance; below the first the sides are no translations, and
-#: the model is fit to say so if it reaches the second on sentences that surely are.
+#: Share of pairs that are closer than a random pair; chance is one half. Below the first value the sides are not
+#: translations. A model is able to tell if it reaches the second value on sentences that are known translations.
 UNPAIRED, FIT = 0.6, 0.8
-#: How many standard errors closer another row must be in a block than its own, and in which share of blocks.
+#: A block is shifted if another row is closer by this number of standard errors; a corpus, by its share of such blocks.
 SHIFT_ERRORS, SHIFT_BLOCKS = 5.0, 0.05
-#: Another pooling is worth a hint if it is surely better and by so many points.
+#: Another pooling mode is reported if it is significantly better, by at least this number of points; number of pairs.
 POOLING_GAIN, POOLING_PAIRS = 5.0, 400
-#: Pairs whose words are aligned, how often a word must occur among them, how many words a table has, and what share of
-#: its occurrences must have a link.
+#: Number of pairs whose words are aligned, least number of occurrences of a word, number of words in a table, and share
+#: of the occurrences of a word that must have a link.
 WORD_PAIRS, WORD_COUNT, WORDS_SHOWN, LINKED = 400, 5, 15, 0.5
 
 
@@ -56,18 +57,19 @@ Embeddings = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found, and the measurements behind it.
+    """Findings and the measurements that they are based on.
 
     Attributes:
         findings: Errors first.
         languages: For each language ``pairs``, ``accuracy`` (percent, mean of both directions) with ``interval``, mean
-            cosine of ``pairs_cosine`` and of ``random_cosine``, and ``closer``: how often a pair is closer than a random
-            one.
+            cosines of pairs (``pairs_cosine``) and of random pairs (``random_cosine``), and ``closer``, the share of pairs
+            that are closer than a random pair.
         geometry: ``mean_cosine`` of random sentences, ``first_component`` and ``first_ten`` (shares of variance),
             ``effective_rank`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
-        pooling: Accuracy in percent of each pooling that was tried, the model's own first.
-        words: For each language the frequent words that find their translation least: ``word``, ``count``, ``linked``
-            (share), ``score`` (mean of the links' scores) and ``translation`` (what it is linked with most).
+        pooling: Accuracy in percent of each tested pooling mode, that of the model first.
+        words: For each language the frequent words that find their translation least often: ``word``, ``count``,
+            ``linked`` (share), ``score`` (mean score of the links) and ``translation`` (the word it is linked with most
+            often).
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -91,23 +93,21 @@ def diagnose(
     """Diagnose a model on a corpus.
 
     Args:
-        model: The model; a query prompt that it stores stands before each sentence.
+        model: The model. Its stored query prompt, if any, precedes each sentence.
         sets: The pairs of each source language, in the order of the files.
         baseline: The model before training.
         target_lang: Language of the targets.
-        sample: Most pairs of a language.
-        batch_size: Pairs whose words are aligned at a time.
-        seed: Of the sample.
-        advance: Told how many more sentences were embedded, of `sentences_to_embed`.
+        sample: Maximum number of pairs of a language.
+        batch_size: Number of pairs per batch of the word aligner.
+        seed: Seed of the sample.
+        advance: Called with the number of newly embedded sentences, out of `sentences_to_embed`.
     """
     chosen = {language: sample_blocks(pairs, sample, seed) for language, pairs in sets.items()}
     embedded = {language: _embed(model, pairs, advance) for language, (pairs, _) in chosen.items()}
     bad = {language: _not_finite(sides) for language, sides in embedded.items()}
     if any(bad.values()):
         n = sum(len(side) for sides in embedded.values() for side in sides)
-        message = (
-            f"{sum(bad.values()):,} of {n:,} embeddings are not finite. Training diverged: go back to a checkpoint."
-        )
+        message = f"{sum(bad.values()):,} of {n:,} embeddings are NaN or infinite. Resume from an earlier checkpoint."
         return Diagnosis([Finding("error", "not-finite", message, count=sum(bad.values()), of=n)])
     result = Diagnosis(geometry=geometry(np.concatenate([side for sides in embedded.values() for side in sides])))
     findings = collapse(result.geometry)
@@ -116,7 +116,13 @@ def diagnose(
         before = {language: _embed(baseline, pairs, advance) for language, (pairs, _) in chosen.items()}
         findings += _compare(result.geometry, embedded, before)
     if collapsed:
-        findings.append(Finding("info", "not-measured", "The corpus was not judged by such a model."))
+        findings.append(
+            Finding(
+                "info",
+                "not-measured",
+                "The corpus was not checked, because the embeddings have collapsed.",
+            )
+        )
     for language, (_, starts) in chosen.items():
         result.languages[language] = measure(embedded[language], seed)
         if not collapsed:
@@ -131,7 +137,7 @@ def diagnose(
 
 
 def sentences_to_embed(sets: Mapping[str, ParallelSet], *, sample: int = SAMPLE, models: int = 1) -> int:
-    """How many sentences `diagnose` tells its ``advance`` of."""
+    """Number of sentences that `diagnose` embeds."""
     return sum(2 * models * min(sample, len(pairs.sources)) for pairs in sets.values())
 
 
@@ -140,11 +146,11 @@ def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[Paral
 
     Args:
         pairs: The pairs of a language.
-        sample: Most pairs.
-        seed: Of the choice of blocks.
+        sample: Maximum number of pairs.
+        seed: Seed of the choice of blocks.
 
     Returns:
-        The sample, and the place in the file at which each of its blocks of `BLOCK` pairs starts.
+        The sample, and the position in the file of the first pair of each of its blocks of `BLOCK` pairs.
     """
     n = len(pairs.sources)
     if n <= sample:
@@ -158,7 +164,7 @@ def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[Paral
 
 
 def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance) -> Embeddings:
-    """Embeddings of both sides, of length 1."""
+    """Normalized embeddings of both sides."""
     prompt = resolve_prompt(model, "auto")
     source_nh, target_nh = (
         np.asarray(encode(model, side, prompt=prompt, normalize_embeddings=True, advance=advance), dtype=np.float32)
@@ -175,17 +181,17 @@ def _not_finite(sides: Embeddings) -> int:
 
 
 def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
-    """How embeddings fill their space.
+    """Geometry of embeddings.
 
     Args:
-        embedding_nh: Embeddings of length 1, shape ``(n, hidden)``.
+        embedding_nh: Normalized embeddings, shape ``(n, hidden)``.
 
     Returns:
-        ``mean_cosine`` of two random rows; ``first_component`` and ``first_ten``, shares of the variance;
-        ``effective_rank``, the exponential of the entropy of these shares, from 1 to ``dimensions``.
+        ``mean_cosine`` of two random rows; ``first_component`` and ``first_ten``, shares of the variance of principal
+        components; ``effective_rank``, the exponential of the entropy of these shares, from 1 to ``dimensions``.
 
     Reference: Roy and Vetterli 2007, "The effective rank: A measure of effective dimensionality", definition 1, here of
-    the covariance's spectrum.
+    the spectrum of the covariance matrix.
 
     >>> geometry(np.eye(4, dtype=np.float32))["mean_cosine"]
     0.0
@@ -210,7 +216,7 @@ def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
 
 
 def collapse(facts: Mapping[str, float]) -> list[Finding]:
-    """Whether the embeddings that `geometry` measured have collapsed."""
+    """Findings about collapsed embeddings, from the facts of `geometry`."""
     where = (
         f"two random sentences have a cosine of {facts['mean_cosine']:.3f}, the first component holds "
         f"{facts['first_component']:.0%} of the variance, and the effective rank is {facts['effective_rank']:.1f} of "
@@ -223,7 +229,7 @@ def collapse(facts: Mapping[str, float]) -> list[Finding]:
         )
         return [Finding("error", "collapse", message)]
     if facts["mean_cosine"] > CROWDED_COSINE or facts["first_component"] > CROWDED_SHARE:
-        message = f"The embeddings crowd together: {where}. If the encoder did not begin so, lower the learning rate."
+        message = f"The embeddings crowd together: {where}. If those of the original encoder do not, lower the learning rate."
         return [Finding("warning", "crowded", message)]
     return []
 
@@ -231,24 +237,22 @@ def collapse(facts: Mapping[str, float]) -> list[Finding]:
 def _compare(
     facts: dict[str, float], after: Mapping[str, Embeddings], before: Mapping[str, Embeddings]
 ) -> list[Finding]:
-    """Whether training changed the embeddings; adds the mean ``distance`` to the facts."""
+    """Findings about unchanged embeddings. Adds the mean ``distance`` to the facts."""
     new_nh, old_nh = (np.concatenate([s for sides in each.values() for s in sides]) for each in (after, before))
     if new_nh.shape != old_nh.shape:
-        message = (
-            f"The baseline has {old_nh.shape[1]} dimensions, the model {new_nh.shape[1]}: they were not compared."
-        )
+        message = f"The baseline has {old_nh.shape[1]} dimensions, the model {new_nh.shape[1]}: they are not compared."
         return [Finding("info", "not-comparable", message)]
     facts["distance"] = float((1 - np.einsum("nh,nh->n", new_nh, old_nh, dtype=np.float64)).clip(min=0).mean())
     if facts["distance"] < UNCHANGED:
         message = (
-            "The embeddings are those of the baseline: training changed nothing. Is this the trained model's folder? Was "
-            "the learning rate 0, or everything frozen?"
+            "The embeddings are those of the baseline: training changed nothing. Check that this is the folder of the "
+            "trained model, that the learning rate is not 0, and that not all weights are frozen."
         )
         return [Finding("error", "unchanged", message)]
     if facts["distance"] < HARDLY_CHANGED:
         message = (
-            f"The embeddings are hardly other than the baseline's (mean 1 − cosine {facts['distance']:.1e}). Train longer, "
-            "or with a higher learning rate."
+            f"The embeddings hardly differ from those of the baseline (mean 1 − cosine {facts['distance']:.1e}). Train "
+            "longer, or with a higher learning rate."
         )
         return [Finding("warning", "hardly-changed", message)]
     return []
@@ -258,11 +262,11 @@ def _compare(
 
 
 def measure(sides: Embeddings, seed: int = 0) -> dict[str, Any]:
-    """Retrieval and cosines of pairs against those of random ones; see `Diagnosis.languages`.
+    """Retrieval accuracy, and cosines of pairs and of random pairs; see `Diagnosis.languages`.
 
     Args:
-        sides: Embeddings of length 1 of sources and targets, shape ``(n, hidden)`` each.
-        seed: Of the interval.
+        sides: Normalized embeddings of sources and targets, shape ``(n, hidden)`` each.
+        seed: Seed of the interval.
     """
     source_nh, target_nh = sides
     hits_n = np.mean(retrieval_hits(source_nh, target_nh), axis=0)
@@ -280,7 +284,7 @@ def measure(sides: Embeddings, seed: int = 0) -> dict[str, Any]:
 
 
 def closer(own_n: NDArray[Any], control_n: NDArray[Any]) -> float:
-    """How often a similarity of the first kind exceeds one of the second; equal ones count half.
+    """Probability that a similarity of the first kind exceeds one of the second; ties count half.
 
     >>> closer(np.array([0.9, 0.5]), np.array([0.1, 0.5]))
     0.875
@@ -294,32 +298,32 @@ def closer(own_n: NDArray[Any], control_n: NDArray[Any]) -> float:
 def _paired(
     model: SentenceTransformer, pairs: ParallelSet, facts: Mapping[str, Any], sides: Embeddings, starts: Sequence[int]
 ) -> list[Finding]:
-    """Whether the sides translate each other, row by row."""
+    """Findings about sides that are not translations of each other, row by row."""
     if (shift := find_shift(*sides, starts)) is not None:
         return [shift_finding(pairs, shift, "the model")]
     if facts["closer"] >= UNPAIRED or facts["pairs"] < BLOCK // 2:
         return []
     fit = _fit(model, pairs.language)
     measured = (
-        f"In {language_name(pairs.language)} a pair is closer than a random one in {facts['closer']:.0%} of cases, where "
-        "chance is 50 %"
+        f"In {language_name(pairs.language)} a pair is closer than a random pair in {facts['closer']:.0%} of cases; chance "
+        "is 50 %"
     )
     if fit is not None and fit >= FIT:
         message = (
-            f"The sides are not translations of each other. {measured}, but in the Declaration of Human Rights the model "
-            f"reaches {fit:.0%}. Was one side sorted or shuffled, or is it of another text?"
+            f"The sides are not translations of each other. {measured}, but the model reaches {fit:.0%} on the Universal "
+            "Declaration of Human Rights. Check whether one side was sorted or shuffled, or comes from another text."
         )
         return [Finding("error", "not-translations", message, pairs.language, of=facts["pairs"])]
-    reason = "it is no better on sure translations" if fit is not None else "there is nothing to compare with"
+    reason = "it is no better on known translations" if fit is not None else "no known translations are available"
     message = (
         f"{measured}. Either the sides are not translations of each other, or the model does not know the language "
-        f"({reason}). Read some pairs."
+        f"({reason}). Read some of the pairs."
     )
     return [Finding("warning", "not-translations", message, pairs.language, of=facts["pairs"])]
 
 
 def _fit(model: SentenceTransformer, language: str) -> float | None:
-    """How often a pair of the Declaration of Human Rights is closer than a random one, None without that language."""
+    """``closer`` on the Universal Declaration of Human Rights; None if it lacks the language."""
     with suppress(FileNotFoundError):
         return float(
             measure(_embed(model, load_parallel_folder(UDHR, [language])[language], lambda n: None))["closer"]
@@ -328,12 +332,12 @@ def _fit(model: SentenceTransformer, language: str) -> float | None:
 
 
 def find_shift(source_nh: NDArray[Any], target_nh: NDArray[Any], starts: Sequence[int]) -> Shift | None:
-    """Where sources are closer to targets some rows above or below than to their own.
+    """Find blocks whose sources are closer to targets some rows above or below than to their own targets.
 
     Args:
-        source_nh: Embeddings of length 1 of blocks of neighbouring pairs, shape ``(n, hidden)``.
-        target_nh: The same of the targets.
-        starts: Place in the file at which each block of `BLOCK` rows starts.
+        source_nh: Normalized embeddings of blocks of neighbouring pairs, shape ``(n, hidden)``.
+        target_nh: Embeddings of the targets.
+        starts: Position in the file of the first row of each block of `BLOCK` rows.
     """
     found = []
     for at, start in enumerate(starts):
@@ -356,7 +360,7 @@ def find_shift(source_nh: NDArray[Any], target_nh: NDArray[Any], starts: Sequenc
 
 
 def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts: dict[str, float]) -> list[Finding]:
-    """Whether another pooling than the stored one finds more translations; fills in each one's accuracy."""
+    """Findings about a better pooling mode. Adds the accuracy of each mode to the facts."""
     stored = pooling_of(model)
     share = max(1, POOLING_PAIRS // max(len(sets), 1))
     hits: dict[str, NDArray[np.float64]] = {}
@@ -382,9 +386,9 @@ def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts:
         return []
     low, high = difference.interval
     message = (
-        f"The model stores {stored} pooling, but {best} pooling finds {facts[best]:.1f} % of {n} translations where "
-        f"{stored} finds {facts[stored]:.1f} % ({difference.difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
-        f"stored pooling may be the wrong one: load it with pooling='{best}', and see which one it was trained with."
+        f"The model stores {stored} pooling, but {best} pooling finds {facts[best]:.1f} % of {n} translations and "
+        f"{stored} pooling {facts[stored]:.1f} % ({difference.difference:+.1f} points, {low:+.1f} to {high:+.1f}). The "
+        f"stored pooling may be wrong. Load the model with pooling='{best}', and check which one it was trained with."
     )
     return [Finding("warning", "pooling", message, of=n)]
 
@@ -395,20 +399,20 @@ def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts:
 def under_aligned(
     model: SentenceTransformer, pairs: ParallelSet, target_lang: str = "en", *, batch_size: int = 64
 ) -> tuple[list[dict[str, Any]], Finding | None]:
-    """Frequent source words whose states seldom find their translation.
+    """Find frequent source words whose states rarely find their translation.
 
-    A word is linked where it and a word of the other side are each other's nearest, by the states of the aligner's
+    A word is linked to a word of the other side if they are mutual nearest neighbours, by the states of the aligner's
     layer.
 
     Args:
         model: The model.
         pairs: Pairs of one language; the first `WORD_PAIRS` are aligned.
         target_lang: Language of the targets.
-        batch_size: Pairs that are aligned at a time.
+        batch_size: Number of pairs per batch.
 
     Returns:
-        Rows as in `Diagnosis.words`, the least linked first, and a finding where one of them is linked in less than half
-        of its occurrences.
+        Rows as in `Diagnosis.words`, the least linked first, and a finding if one of them is linked in less than half of
+        its occurrences.
     """
     language = pairs.language
     if language in UNSPACED:
@@ -416,7 +420,7 @@ def under_aligned(
         try:
             Words.of(pairs.sources[0], language, segmenter)
         except ImportError as error:
-            message = f"The words of {language_name(language)} were not looked at. {error}"
+            message = f"The words of {language_name(language)} were not checked. {error}"
             return [], Finding("info", "words-not-aligned", message, language)
     else:
         segmenter = "whitespace"
@@ -453,13 +457,13 @@ def under_aligned(
         return rows[:WORDS_SHOWN], None
     message = (
         f"{len(weak)} of {len(rows)} frequent words of {language_name(language)} find their translation in less than half "
-        f"of their occurrences: {', '.join(row['word'] for row in weak[:5])}. Function words often do; for words of "
-        "content, train with a word objective."
+        f"of their occurrences: {', '.join(row['word'] for row in weak[:5])}. This is common for function "
+        "words. For content words, train with a word objective."
     )
     return rows[:WORDS_SHOWN], Finding("info", "under-aligned-words", message, language, len(weak), len(rows))
 
 
 def _bare(word: str) -> str:
-    """A word without case and punctuation; empty if it has no letter."""
+    """Lower-case word without punctuation; empty if it has no letters."""
     word = word.casefold().strip(string.punctuation + "“”„‘’«»…–—।。、，")
     return word if any(map(str.isalpha, word)) else ""

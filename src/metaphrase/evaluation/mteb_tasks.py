@@ -1,10 +1,10 @@
-"""MTEB on encoders that have no name yet, and our test sets as tasks of it. Needs ``metaphrase[mteb]``.
+"""MTEB for local encoders, and parallel test sets as MTEB tasks. Requires ``metaphrase[mteb]``.
 
-MTEB keeps results under a model's name and revision, and takes both from the model's card: checkpoints of one base are one
-model to it, and the second is given the scores of the first. Here a revision is a digest of the model's content, and a
-prompt is an experiment of its own; so a result that is found again is always the same model's.
+MTEB caches results under the name and revision of the model card. Two checkpoints of one base model are thus the same
+model, and the second would get the scores of the first. Here the revision is a digest of the content of the model, and
+each prompt is a separate experiment, so that a cached result always belongs to the same model.
 
-Results lie in ``results/<organisation>__<name>/<digest>/<task>.json``, in MTEB's own form.
+Results are written to ``results/<organisation>__<name>/<digest>/<task>.json`` in the format of MTEB.
 
 Reference: Muennighoff et al. 2023, "MTEB: Massive Text Embedding Benchmark"; Enevoldsen et al. 2025, "MMTEB".
 """
@@ -45,17 +45,17 @@ from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
 from metaphrase.modeling.packing import packed
 
-#: Codes that tasks of MTEB also use for a language, beside the one that ISO 639-3 pairs with its two letters.
+#: Further ISO 639-3 codes that MTEB tasks use for a two-letter code.
 _INDIVIDUAL = {
     **{"ar": ["arb"], "az": ["azj"], "et": ["ekk"], "fa": ["pes"], "ku": ["kmr"], "lv": ["lvs"], "mg": ["plt"]},
     **{"mn": ["khk"], "ne": ["npi"], "no": ["nob", "nno"], "ps": ["pbt"], "qu": ["quy"], "sq": ["als"], "sw": ["swh"]},
     **{"tl": ["fil"], "uz": ["uzn"], "zh": ["cmn"]},
 }
-#: Scripts that are several of Unicode's.
+#: Scripts that consist of several Unicode scripts.
 _MIXED_SCRIPTS = {"ja": "Jpan", "ko": "Kore", "zh": "Hans"}
-#: Texts that are embedded between two steps of a progress bar.
+#: Number of texts between two updates of a progress bar.
 _CHUNK = 1 << 12
-#: Codes of scripts by the first word of Unicode's names of their letters; plain names before variants.
+#: Script codes by the first word of the Unicode names of their letters; plain names override variants.
 _SCRIPTS = {
     name.split()[0].upper(): code
     for code, name in sorted(ISO_TO_SCRIPT.items(), key=lambda item: "(" in item[1], reverse=True)
@@ -63,10 +63,10 @@ _SCRIPTS = {
 
 
 def mteb_languages(languages: Sequence[str]) -> list[str]:
-    """Codes of MTEB (ISO 639-3) for languages that are given by two letters, by three, or with a script (``swh-Latn``).
+    """MTEB codes (ISO 639-3) of languages with two-letter codes, three-letter codes, or a script (``swh-Latn``).
 
     Raises:
-        ValueError: There is no such language.
+        ValueError: A language is unknown.
 
     >>> mteb_languages(["sw", "eng"])
     ['swa', 'swh', 'eng']
@@ -76,13 +76,13 @@ def mteb_languages(languages: Sequence[str]) -> list[str]:
         code = language.partition("-")[0]
         three = _get_iso1_to_iso3().get(code, code)
         if three not in ISO_TO_LANGUAGE:
-            raise ValueError(f"There is no language {language!r}; languages have codes such as sw, swh or swh-Latn.")
+            raise ValueError(f"Unknown language {language!r}. Languages have codes such as sw, swh or swh-Latn.")
         codes += [language] if three == code else [three, *_INDIVIDUAL.get(code, [])]
     return codes
 
 
 def language_script(language: str, texts: Iterable[str]) -> str:
-    """A language with its script, as MTEB wants it; the script is the one that most letters are of.
+    """Code of a language with its script, as in MTEB. The script is that of most letters.
 
     >>> language_script("sw", ["Habari ya asubuhi."]), language_script("zh", ["早上好"])
     ('swa-Latn', 'zho-Hans')
@@ -101,15 +101,15 @@ def language_script(language: str, texts: Iterable[str]) -> str:
 def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMining:
     """Parallel sentences as a bitext mining task, in both directions: subsets ``sw-en`` and ``en-sw``.
 
-    MTEB's measure is top-1 retrieval by cosine; its F1 is averaged over the targets by their support.
+    MTEB measures top-1 retrieval by cosine. Its F1 is an average over the targets, weighted by their support.
 
     Args:
-        name: The task's name, under which its result is kept.
-        sets: Parallel sentences per language, from `load_parallel_folder`. Their digest is the data's revision, so that other
-            data are never taken for measured.
+        name: Name of the task, under which its result is cached.
+        sets: Parallel sentences per language, from `load_parallel_folder`. Their digest is the revision of the data, so
+            that results of other data are not reused.
 
     Returns:
-        A task with its data in memory.
+        The task, with its data in memory.
     """
     data: dict[str, DatasetDict] = {}
     scripts: dict[str, list[str]] = {}
@@ -144,10 +144,10 @@ def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMini
 
 
 def get_tasks(names: Sequence[str], languages: Sequence[str] | None = None) -> list[AbsTask]:
-    """Tasks of MTEB by their names, their subsets limited to some languages.
+    """MTEB tasks by name, restricted to the subsets of some languages.
 
     Raises:
-        ValueError: MTEB has no such task, or a task has none of the languages.
+        ValueError: A task is unknown, or has none of the languages.
     """
     tasks = []
     for name in names:
@@ -162,7 +162,7 @@ def sts_sets(task: AbsTask, split: str = "test") -> dict[str, STSSet]:
     """The subsets of an STS task, such as those of ``mteb.get_task("STS22")``.
 
     Raises:
-        OSError: The task's data cannot be loaded: the Hub does not answer, and they are not in its cache.
+        OSError: The data cannot be loaded: the Hub is unreachable, and they are not cached.
     """
     task.load_data()
     sets = {}
@@ -175,15 +175,15 @@ def sts_sets(task: AbsTask, split: str = "test") -> dict[str, STSSet]:
 
 
 def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None) -> ModelMeta:
-    """Who a model is to MTEB.
+    """Metadata of a model for MTEB.
 
     Args:
         model: The model.
-        name: ``"starter"``, a folder or a Hub id; a name without an organisation is given ``local``.
+        name: ``"starter"``, a folder or a Hub id. The organization of other names is ``local``.
         prompt: Text before each sentence, or ``"auto"``.
 
     Returns:
-        Metadata whose revision is :func:`metaphrase.evaluation.identity.model_hash`.
+        Metadata whose revision is :func:`metaphrase.io.digests.model_hash`.
     """
     prompts = getattr(model, "prompts", {})
     text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
@@ -203,20 +203,20 @@ def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None)
 
 
 def _as_name(text: str) -> str:
-    """A text as a part of a path, unlike that of any other."""
+    """Unique path component for a text."""
     return f"{re.sub(r'[^0-9A-Za-z]+', '-', text).strip('-')[:40]}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
 class MTEBEncoder(AbsEncoder):
-    """An encoder as MTEB calls it: packed, with one prompt, under a name that tells it from all others.
+    """An encoder with the interface of MTEB, without padding and with one prompt.
 
     Args:
         model: The model.
         meta: From `model_meta`.
-        prompt: Text before each sentence: None for nothing; ``"auto"`` for the prompts that the model stores, ``passage`` for
-            documents and ``query`` for all else.
-        encode: Stands in for ``model.encode``, with its signature.
-        progress: Where a bar for each subset is drawn; None draws none.
+        prompt: Text before each sentence: None for no prompt; ``"auto"`` for the prompts that the model stores,
+            ``passage`` for documents and ``query`` for all other texts.
+        encode: Replaces ``model.encode``, with its signature.
+        progress: Progress bars of the subsets; None draws none.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class MTEBEncoder(AbsEncoder):
         prompt_type: PromptType | None = None,
         **kwargs: Any,
     ) -> NDArray[np.float32]:
-        """Embeddings of a data loader's texts, shape ``(texts, hidden)``."""
+        """Embeddings of the texts of a data loader, shape ``(texts, hidden)``."""
         prompt = resolve_prompt(self.model, self.prompt)
         if self.prompt == "auto" and prompt_type is PromptType.document:
             prompt = self.model.prompts.get("passage") or prompt
@@ -279,17 +279,17 @@ def evaluate_mteb(
     show_progress: bool = False,
     encode: Encode | None = None,
 ) -> dict[str, Any]:
-    """Run tasks of MTEB; those whose results are in the folder already are not run again.
+    """Run MTEB tasks, except those with cached results.
 
     Args:
         model: The model.
         tasks: From `get_tasks`, `bitext_task` or ``mteb.get_tasks``.
-        folder: Where results are kept, as MTEB's ``ResultCache`` does.
-        name: The model's name.
+        folder: Folder of the cached results, in the format of MTEB's ``ResultCache``.
+        name: Name of the model.
         prompt: See `MTEBEncoder`.
         batch_size: Sentences per forward pass.
         show_progress: Show a progress bar while encoding.
-        encode: Stands in for ``model.encode``, with its signature.
+        encode: Replaces ``model.encode``, with its signature.
 
     Returns:
         A dictionary for JSON, scores ×100::
@@ -300,12 +300,12 @@ def evaluate_mteb(
              "unavailable": {"Tatoeba": "Couldn't reach 'mteb/tatoeba-bitext-mining' on the Hub"},
              "settings": {…}, "versions": {…}, "seconds": 12.3}
 
-        Where a task has several splits, its languages are ``de (dev)`` and ``de (test)``.
+        The languages of a task with several splits are ``de (dev)`` and ``de (test)``.
     """
     start = time.perf_counter()
     cache = mteb.ResultCache(folder)
     meta = model_meta(model, name, prompt)
-    # Its console keeps today's stderr: MTEB's own output is thrown away below.
+    # The console keeps the current stderr, because the output of MTEB is discarded below.
     progress = Progress(
         console=Console(file=sys.stderr), transient=True, disable=not show_progress, redirect_stderr=False
     )
@@ -315,7 +315,7 @@ def evaluate_mteb(
     for task in tasks:
         path = cache.get_task_result_path(task.metadata.name, meta)
         try:
-            # MTEB draws a bar for each step of each subset, scolds who runs the data of a paper, and copies tensors.
+            # MTEB draws many progress bars, warns of superseded data sets, and copies tensors.
             with progress, warnings.catch_warnings(), redirect_stderr(io.StringIO()):
                 warnings.filterwarnings("ignore", message=".*superseded|To copy construct")
                 mteb.evaluate(
@@ -359,5 +359,5 @@ def evaluate_mteb(
 
 
 def _is_of(path: Path, task: AbsTask) -> bool:
-    """Whether a result is of the task's data as they are now; MTEB compares only which subsets are there."""
+    """Whether a cached result belongs to the current data; MTEB compares only the subsets."""
     return path.is_file() and mteb.TaskResult.from_disk(path).dataset_revision == task.metadata.revision

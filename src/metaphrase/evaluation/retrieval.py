@@ -249,7 +249,7 @@ def _embedded(
         )
 
 
-def evaluate_retrieval(
+def evaluate_retrieval(  # noqa: PLR0913 - options of the protocol, by keyword
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,

@@ -1,10 +1,10 @@
-"""Semantic textual similarity: do cosines rank pairs of sentences as people do? STS-B in and across languages, STS22.
+"""Semantic textual similarity: STS-B in and across languages, and STS22.
 
-The measure is Spearman's correlation of the cosine with the gold score, times 100, for each language or pair of languages
-by itself; averages are unweighted means of these.
+The measure is Spearman's correlation of cosines and gold scores, times 100, for each language or language pair. Averages are
+unweighted means.
 
 References: Cer et al. 2017, "SemEval-2017 Task 1"; Chen et al. 2022, "SemEval-2022 Task 8: Multilingual news article
-similarity"; the averages of STS22 are WACSE's.
+similarity"; the averages of STS22 are those of WACSE.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ STS22_SUBSETS = (
     *("en", "de", "es", "pl", "tr", "ar", "ru", "zh", "fr", "it"),
     *("de-en", "es-en", "pl-en", "zh-en", "es-it", "de-fr", "de-pl", "fr-pl"),
 )
-#: The two averages that are reported. The Polish–French subset is so small that WACSE leaves it out of a second one.
+#: The two averages of the literature. The second one of WACSE excludes the Polish–French subset, which is very small.
 STS22_GROUPS: dict[str, tuple[str, ...]] = {
     "18": STS22_SUBSETS,
     "without fr-pl": tuple(subset for subset in STS22_SUBSETS if subset != "fr-pl"),
@@ -48,12 +48,12 @@ _HEADER = ["sentence1", "sentence2", "score"]
 
 @dataclass(frozen=True)
 class STSSet:
-    """Pairs of sentences with the similarity that people gave them.
+    """Pairs of sentences with human similarity scores.
 
     Attributes:
-        name: Language, or both: ``"de-en"`` has its first sentences in German.
-        first: The first sentences.
-        second: The second ones.
+        name: Language, or both languages: the first sentences of ``"de-en"`` are German.
+        first: First sentences.
+        second: Second sentences.
         scores: Gold similarity of each pair.
     """
 
@@ -74,7 +74,7 @@ def load_sts_folder(
 ) -> dict[str, STSSet]:
     """Read STS-B in several languages: files ``[name-]xx-split.csv[.gz]`` of ``sentence1,sentence2,score``.
 
-    A header of these three names is passed over; there may be none.
+    A header of these three names is optional.
 
     Args:
         path: The folder.
@@ -82,12 +82,12 @@ def load_sts_folder(
         split: ``"test"``, ``"dev"``, …
 
     Raises:
-        FileNotFoundError: The folder, the split or a language is not there; the message lists what is.
+        FileNotFoundError: The folder, the split or a language does not exist.
         ValueError: A row is malformed.
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise MissingFileError(f"{folder} is no folder. Give a folder with files such as stsb-de-test.csv.gz.")
+        raise MissingFileError(f"{folder} is not a folder. Give a folder with files such as stsb-de-test.csv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files = {match["language"]: file for file, match in names.items() if match["split"] == split}
     if not files:
@@ -114,25 +114,25 @@ def _read(language: str, path: Path) -> STSSet:
                     rows.append((first, second, float(score)))
                 except ValueError as error:
                     raise DataError(
-                        f"{path}: row {number} should be two sentences and a score, but is {','.join(row)[:80]!r}."
+                        f"{path}: row {number} must be two sentences and a score, but is {','.join(row)[:80]!r}."
                     ) from error
         except csv.Error as error:
-            raise DataError(f"{path}:{reader.line_num}: this is no CSV ({error}).") from error
+            raise DataError(f"{path}:{reader.line_num}: this is not CSV ({error}).") from error
     if not rows:
-        raise DataError(f"{path} holds no pairs.")
+        raise DataError(f"{path} has no pairs.")
     first_sentences, second_sentences, scores = zip(*rows, strict=True)
     return STSSet(language, first_sentences, second_sentences, scores)
 
 
 def cross_lingual(sets: Mapping[str, STSSet], pairs: Iterable[tuple[str, str]] | None = None) -> dict[str, STSSet]:
-    """Translations of one STS set across languages: the first sentence in one, the second of the same row in another.
+    """Combine translations of one STS set: the first sentence in one language, the second of the same row in another.
 
     Args:
         sets: The set in each language, with the same rows.
-        pairs: Languages of the first and of the second sentences. None takes each language with English, both ways.
+        pairs: Languages of the first and of the second sentences. None combines each language with English, both ways.
 
     Raises:
-        ValueError: Two languages do not have the same rows: their scores differ.
+        DataMismatchError: The scores of two languages differ.
     """
     if pairs is None:
         others = [language for language in sets if language != TARGET_LANGUAGE and TARGET_LANGUAGE in sets]
@@ -162,20 +162,20 @@ def evaluate_sts(
     show_progress: bool = False,
     encode: Encode | None = None,
 ) -> Result:
-    """Measure Spearman's correlation of cosines with gold scores, for every set.
+    """Measure Spearman's correlation of cosines and gold scores for every set.
 
     Args:
-        model: A SentenceTransformer, or anything with its ``encode``.
+        model: A SentenceTransformer, or an object with its ``encode``.
         sets: From `load_sts_folder`, `cross_lingual` or a task of MTEB.
-        name: The model's name in the result.
-        prompt: Text before each sentence: None for nothing, ``"auto"`` for the query prompt that the model stores.
+        name: Name of the model in the result.
+        prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores.
         batch_size: Sentences per forward pass.
-        groups: Sets of which an average is reported, where all of them are there: `STS22_GROUPS`.
-        resamples: Bootstrap resamples of the intervals, over pairs of sentences. Sets of one size share their samples, as
-            translations of one set have the same items.
+        groups: Groups of sets to average if all their sets are available, such as `STS22_GROUPS`.
+        resamples: Number of bootstrap samples of the intervals, over pairs of sentences. Sets of the same size share
+            their samples, because translations of one set have the same items.
         seed: Seed of the bootstrap.
         show_progress: Show a progress bar while encoding.
-        encode: Stands in for ``model.encode``, with its signature.
+        encode: Replaces ``model.encode``, with its signature.
 
     Returns:
         A result whose scores are correlations ×100. Its JSON form is::
@@ -243,9 +243,9 @@ def _cosines(
     show_progress: bool,
     encode: Encode | None,
 ) -> dict[str, list[float]]:
-    """Cosine of each pair, each distinct sentence encoded once; seven decimals, all that float32 tells.
+    """Cosine of each pair with seven decimals, the precision of float32. Each distinct sentence is encoded once.
 
-    The same text twice has a cosine of 1, and so no rank by accident among others that are 1.
+    Identical texts have a cosine of exactly 1, so that rounding errors do not rank them.
     """
     places: dict[str, int] = {}
     rows = {

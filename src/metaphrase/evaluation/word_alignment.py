@@ -1,7 +1,7 @@
-"""Word alignment against gold links: precision, recall, F1 and the alignment error rate.
+"""Word alignment against gold links: precision, recall, F1 and the alignment error rate (AER).
 
-Annotators mark links as *sure*, or as *possible* where people would differ; sure links are possible, too. Measures are
-fractions, summed over the corpus.
+Annotators mark links as *sure*, or as *possible* if they are ambiguous; sure links are possible, too. Scores are computed
+from counts over the whole corpus. Functions and evaluators return fractions, `evaluate_word_alignment` percent.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _GOLD_LINK = re.compile(r"(\d+)([-p])(\d+)")
 
 
 class AlignmentScores(NamedTuple):
-    """How well links match the gold.
+    """Agreement of links with gold links.
 
     Attributes:
         precision: Share of the predicted links that are possible.
-        recall: Share of the sure links that were predicted.
-        f1: Harmonic mean of both.
-        aer: Alignment error rate, lower is better; 1 − F1 where all gold links are sure.
+        recall: Share of the sure links that are predicted.
+        f1: Harmonic mean of precision and recall.
+        aer: Alignment error rate, lower is better; 1 − F1 if all gold links are sure.
     """
 
     precision: float
@@ -57,13 +57,13 @@ class AlignmentScores(NamedTuple):
 
 @dataclass(frozen=True)
 class GoldPair:
-    """A pair with gold links.
+    """A sentence pair with gold links.
 
     Attributes:
         source: Words of the source.
         target: Words of the target.
-        sure: Links that must be there.
-        possible: Links that may be there, the sure ones among them.
+        sure: Sure links.
+        possible: Possible links, including the sure ones.
     """
 
     source: Words
@@ -77,7 +77,7 @@ class GoldPair:
         return self.source, self.target
 
     def swapped(self) -> GoldPair:
-        """The same with source and target exchanged."""
+        """The pair with source and target swapped."""
         sure, possible = (frozenset((j, i) for i, j in links) for links in (self.sure, self.possible))
         return GoldPair(self.target, self.source, sure, possible)
 
@@ -85,18 +85,18 @@ class GoldPair:
 def alignment_scores(
     predicted: Iterable[Iterable[Link]], sure: Iterable[Iterable[Link]], possible: Iterable[Iterable[Link]]
 ) -> AlignmentScores:
-    """Precision, recall, F1 and AER of predicted links, from counts summed over all pairs.
+    """Precision, recall, F1 and AER of predicted links, from counts over all pairs.
 
     ``precision = |A ∩ P| / |A|``, ``recall = |A ∩ S| / |S|``, ``AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)``. A share
-    of nothing is 0.
+    with an empty denominator is 0.
 
     Args:
         predicted: Links ``A`` of each pair.
-        sure: Its sure links ``S``.
-        possible: Its possible links ``P``; sure ones need not be repeated.
+        sure: Sure links ``S`` of each pair.
+        possible: Possible links ``P`` of each pair; they may omit the sure ones.
 
     Raises:
-        ValueError: The three are not over the same number of pairs.
+        ValueError: The three differ in their number of pairs.
 
     Reference: Och and Ney 2003, "A Systematic Comparison of Various Statistical Alignment Models", section 6.
 
@@ -115,7 +115,7 @@ def alignment_error_interval(
     confidence: float = CONFIDENCE,
     seed: int = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the AER: pairs are drawn with replacement, and their counts summed.
+    """Percentile bootstrap interval of the AER, over sentence pairs.
 
     Args:
         predicted: See `alignment_scores`.
@@ -157,10 +157,10 @@ def _scores(counts_4: NDArray[np.int64]) -> AlignmentScores:
 
 
 def parse_gold(alignment: str) -> tuple[frozenset[Link], frozenset[Link]]:
-    """Sure and possible links of a Pharaoh string, in which possible ones have a ``p`` for the hyphen.
+    """Sure and possible links of a Pharaoh string, in which possible links have a ``p`` instead of the hyphen.
 
     Raises:
-        ValueError: It is not in that form.
+        DataError: The string is malformed.
 
     >>> sure, possible = parse_gold("0-0 1p2")
     >>> sorted(sure), sorted(possible)
@@ -179,20 +179,20 @@ def parse_gold(alignment: str) -> tuple[frozenset[Link], frozenset[Link]]:
 
 
 def load_pharaoh(source: str | Path, target: str | Path, gold: str | Path) -> list[GoldPair]:
-    """Read gold pairs from three files with a pair a line: words with spaces between them, and Pharaoh links.
+    """Read gold pairs from three files with one pair per line: words separated by spaces, and Pharaoh links.
 
     Args:
         source: Sentences.
         target: Their translations.
-        gold: Their links, from 0, source word first; see `parse_gold`.
+        gold: Their links, counted from 0, source word first; see `parse_gold`.
 
     Raises:
-        ValueError: The files differ in length, or a link is malformed.
+        DataError: The files differ in length, or a link is malformed.
     """
     lines = [_lines(path) for path in (source, target, gold)]
     if len({len(column) for column in lines}) > 1:
         counts = ", ".join(f"{path} {len(column)}" for path, column in zip((source, target, gold), lines, strict=True))
-        raise DataError(f"Gold files need one line for each pair, but these differ in their number: {counts}.")
+        raise DataError(f"Gold files must have one line per pair, but their numbers of lines differ: {counts}.")
     return [GoldPair(Words.of(s), Words.of(t), *parse_gold(links)) for s, t, links in zip(*lines, strict=True)]
 
 
@@ -200,8 +200,8 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
     """Read gold pairs in the format of the shared tasks on word alignment (HLT-NAACL 2003, ACL 2005).
 
     Sentences are lines ``<s snum=26> words </s>``, gold links are lines ``26 2 1 [S|P] [confidence]``: the number of
-    the sentence, source and target word from 1. Links without a letter are sure; links with word 0, the empty word,
-    are left out.
+    the sentence, and source and target word counted from 1. Links without a letter are sure. Links with word 0, the empty
+    word, are skipped.
 
     Args:
         source: Sentences whose words come first in the gold.
@@ -209,11 +209,11 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
         gold: The links.
 
     Returns:
-        The pairs that have gold links, in the order of the source. A link to a word behind the end of its sentence
-        stays, as one that no aligner can find, and is warned of: there is one in the English-Hindi gold of 2005.
+        The pairs with gold links, in the order of the source. A link beyond the end of a sentence, such as one in the
+        English-Hindi gold of 2005, is kept as a link that no aligner can find, with a warning.
 
     Raises:
-        ValueError: A line is malformed, or a pair has links but no sentences.
+        DataError: A line is malformed, or a pair has links but no sentences.
 
     Reference: Mihalcea and Pedersen 2003, "An Evaluation Exercise for Word Alignment".
     """
@@ -234,7 +234,9 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
                 sure[number].add((i - 1, j - 1))
     sides = [_numbered(source), _numbered(target)]
     if missing := [number for number in possible if any(number not in side for side in sides)]:
-        raise DataError(f"{Path(gold).name} has links of sentences {missing[:5]}, which are not in both texts.")
+        raise DataError(
+            f"{Path(gold).name} has links of sentences {missing[:5]}, which are missing in one of the texts."
+        )
     pairs = {
         number: GoldPair(
             Words.of(text), Words.of(sides[1][number]), frozenset(sure[number]), frozenset(possible[number])
@@ -245,7 +247,7 @@ def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[G
     for number, pair in pairs.items():
         for i, j in sorted(pair.possible):
             if i >= len(pair.source) or j >= len(pair.target):
-                logger.warning("Gold link %d %d %d points behind the end of a sentence.", number, i + 1, j + 1)
+                logger.warning("Gold link %d %d %d points beyond the end of a sentence.", number, i + 1, j + 1)
     return list(pairs.values())
 
 
@@ -260,7 +262,7 @@ def _numbered(path: str | Path) -> dict[int, str]:
 
 
 def _lines(path: str | Path) -> list[str]:
-    """Lines of a file; those at its end that are empty are left out."""
+    """Lines of a file, without empty lines at its end."""
     with open_text(Path(path), newline=None) as file:
         return file.read().rstrip("\n").split("\n")
 
@@ -335,17 +337,17 @@ def evaluate_word_alignment(
 
 
 class WordAlignmentEvaluator(BaseEvaluator):
-    """Word alignment by the model's own token states, in the training loop.
+    """Word alignment by the token states of a model, during training.
 
     The model is measured as an `EmbeddingAligner`. As in sentence-transformers' evaluators, the metrics are fractions,
-    their names begin with the evaluator's, and a line per evaluation is added to
-    ``word_alignment_evaluation_{name}_results.csv`` in the output folder. The primary metric is ``f1``, which is
-    better when it is greater, as trainers expect; where all gold links are sure it is 1 − AER.
+    their names start with the name of the evaluator, and each evaluation appends a line to
+    ``word_alignment_evaluation_{name}_results.csv`` in the output folder. The primary metric is ``f1``, because trainers
+    expect that greater is better; it is 1 − AER if all gold links are sure.
 
     Args:
         pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.
         name: Name of the data set, such as ``"wpt05-en-hi"``.
-        layer: See `EmbeddingAligner`, as for the next three.
+        layer: See `EmbeddingAligner`.
         method: ``"argmax"``, ``"itermax"`` or ``"softmax"``.
         level: ``"piece"`` or ``"word"``.
         batch_size: Sentences per forward pass.
@@ -379,7 +381,7 @@ class WordAlignmentEvaluator(BaseEvaluator):
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Evaluate a model; arguments as in `BaseEvaluator`."""
+        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
         aligner = EmbeddingAligner(
             model, layer=self.layer, method=self.method, level=self.level, batch_size=self.batch_size
         )
@@ -395,5 +397,5 @@ class WordAlignmentEvaluator(BaseEvaluator):
         return metrics
 
     def get_config_dict(self) -> dict[str, Any]:
-        """Settings that the model card names."""
+        """Settings for the model card."""
         return {"layer": self.layer, "method": self.method, "level": self.level}

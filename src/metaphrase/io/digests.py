@@ -15,17 +15,22 @@ if TYPE_CHECKING:
     from torch import nn
 
 
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
 def file_facts(path: str | Path) -> dict[str, Any]:
     """SHA-256 and size in bytes of a file, for a manifest."""
-    with Path(path).open("rb") as stream:
-        return {"sha256": hashlib.file_digest(stream, "sha256").hexdigest(), "bytes": Path(path).stat().st_size}
+    return {"sha256": file_sha256(path), "bytes": Path(path).stat().st_size}
 
 
 def files_sha256(files: Iterable[str | Path]) -> str:
     """SHA-256 of the names and contents of files, sorted by name."""
     digest = hashlib.sha256()
     for path in sorted(map(Path, files)):
-        digest.update(f"{path.name} {file_facts(path)['sha256']}\n".encode())
+        digest.update(f"{path.name} {file_sha256(path)}\n".encode())
     return digest.hexdigest()
 
 

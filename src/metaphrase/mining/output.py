@@ -103,7 +103,7 @@ def draw_histogram(
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        logger.info("The histogram requires matplotlib: pip install 'metaphrase[report]'.")
+        logger.info("The histogram requires matplotlib.")
         return []
     if not len(pairs.score_c):
         return []

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
+from metaphrase.encoders.positions import first_position
+
 try:
     from torch.nn.attention.varlen import varlen_attn
 except ImportError:  # older versions of torch
@@ -203,15 +205,6 @@ def can_pack(encoder: PreTrainedModel) -> bool:
     parameters = inspect.signature(type(encoder).forward).parameters
     takes_any = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return bool(getattr(encoder, "_supports_attention_backend", False)) and "position_ids" in parameters and takes_any
-
-
-def first_position(encoder: PreTrainedModel) -> int:
-    """Return the id of the first position: 0 for BERT, ``padding_idx + 1`` for RoBERTa and XLM-R."""
-    for module in encoder.modules():
-        padding = getattr(module, "padding_idx", None)
-        if isinstance(padding, int) and isinstance(getattr(module, "position_embeddings", None), nn.Embedding):
-            return padding + 1
-    return 0
 
 
 @cache

@@ -1,0 +1,1 @@
+"""Releases, model cards, reports and exports, and their upload to a Hub."""

@@ -260,8 +260,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "architecture": fence(values.get("model_string")),
             "usage": fence(self._usage(), "python"),
             "usage_transformers": fence(self._usage_transformers(), "python"),
-            "results": table([_result_row(row) for row in results]),
-            "retention": table([_result_row(row) for row in retention]),
+            "results": table([result_row(row) for row in results]),
+            "retention": table([result_row(row) for row in retention]),
             "retained": table([_retained_row(row) for row in self.retention]),
             "red_lines": cell(", ".join(dict.fromkeys(f"{-row['limit']:g}" for row in self.retention))),
             "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
@@ -422,7 +422,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
 
 
-def _result_row(row: Mapping[str, Any]) -> dict[str, Any]:
+def result_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `AlignmentModelCardData.results` as a row of a Markdown table."""
     shown = {"Test set": str(row["data"]), "Language": str(row["language"]), "Pairs": row.get("n")}
     shown |= {name: f"{row[name.lower()]:.1f}" for name in ("Before", "After") if row.get(name.lower()) is not None}
     if row.get("difference") is not None:
@@ -513,7 +514,7 @@ def _link(base_model: str | None) -> str:
 
 def _name_or_path(model: SentenceTransformer | None) -> str | None:
     encoder = model.transformers_model if model is not None else None
-    return str(encoder.config._name_or_path) if encoder is not None else None
+    return str(encoder.config.name_or_path) if encoder is not None else None
 
 
 def _last_part(name: str | None) -> str | None:

@@ -1,308 +1,101 @@
-"""Smaller and faster forms of an encoder: fewer pieces, fewer layers, another runtime.
+"""Export of smaller encoders: reduce a model, measure the result, write it with its model card.
 
-:func:`trim_vocabulary` and :func:`prune_layers` give changed views of a model; :func:`drafted` writes one beside its
-destination and loads what was written, so that it can be measured before it is let in. Nothing here trains: what a change
-costs is for `metaphrase.evaluation` to say.
+:func:`prepare_export` performs a whole export. :func:`drafted` writes any model to a temporary folder, so that the written
+model can be measured before it is moved into place.
 """
 
 from __future__ import annotations
 
-import copy
-import hashlib
 import json
-import platform
-import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from importlib import import_module
-from importlib.metadata import version
-from itertools import chain, islice
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
-import torch
 import yaml
-from sentence_transformers import (
-    SentenceTransformer,
-    export_dynamic_quantized_onnx_model,
-    export_static_quantized_openvino_model,
-)
-from tokenizers import Tokenizer
-from torch import nn
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from sentence_transformers import SentenceTransformer
+from transformers.utils import cached_file
 
-from metaphrase.exceptions import MissingExtraError, ModelError, UsageError
-from metaphrase.modeling.packing import first_position
-from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.hub import CARD, RECIPE, load, release
+from metaphrase.corpus.checks import read_corpus
+from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.encoders import starter
+from metaphrase.encoders.loading import STARTER, load_encoder, split_revision
+from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.digests import file_sha256
+from metaphrase.io.files import DEMO, UDHR
+from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
+from metaphrase.publishing.release import CARD, RECIPE, is_weights, load_release, release
 
-Format = Literal["safetensors", "onnx", "openvino"]
-
-#: Of each runtime: what sentence-transformers needs to export for it, and what it is known to need in its turn.
-RUNTIMES = {
-    "onnx": (
-        "optimum.onnxruntime",
-        "ORTModelForFeatureExtraction",
-        "optimum-onnx 0.1.0 needs transformers before 4.58",
-    ),
-    "openvino": (
-        "optimum.intel.openvino",
-        "OVModelForFeatureExtraction",
-        "optimum-intel 2.2.0 needs transformers before 5.6",
-    ),
-}
-#: The 8-bit forms of ONNX; ``"int8"`` is the one that this machine's kind of processor can run.
-ONNX_INT8 = ("arm64", "avx2", "avx512", "avx512_vnni")
-
-#: How files of weights end.
-WEIGHTS = (".safetensors", ".onnx", ".bin")
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
-#: Texts whose pieces are counted at a time.
-_BATCH = 4096
+#: Metadata of a card that do not hold for a model made from its model.
+_STALE = ("metrics", "model-index", "metaphrase")
+#: Metadata of a Hub model's card that also hold for a model made from it.
+_INHERITED = ("language", "license", "license_name", "license_link")
 
 
-# Vocabulary
+@dataclass
+class ExportOptions:
+    """The model, how it is reduced, and the data that measure the result."""
 
-
-def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> SentenceTransformer:
-    """A view of a model that knows only the pieces that occur in some texts; it shares the other weights.
-
-    Special tokens, the pieces of the model's prompts, single characters and bytes are kept too, so that a text is never
-    less readable to the model than it was; words that do not occur in the texts fall into smaller pieces. A text all of
-    whose pieces were kept is cut into the same pieces, and gets the same embedding.
-
-    Args:
-        model: An encoder with a fast tokenizer over Unigram, WordPiece or BPE pieces. It stays as it is.
-        texts: Texts of the languages that the model is for. Pieces that do not occur are lost: give many.
-
-    Raises:
-        ModelError: The tokenizer is none of these.
-
-    Reference: Abdaoui et al. 2020, "Load What You Need: Smaller Versions of Multilingual BERT" (SustaiNLP), for WordPiece.
-    """
-    encoder: Any = model[0].auto_model
-    backend: Any = getattr(model.tokenizer, "backend_tokenizer", None)
-    kind = None if backend is None else type(backend.model).__name__
-    if kind not in ("Unigram", "WordPiece", "BPE"):
-        raise ModelError(
-            f"A vocabulary can be trimmed where a fast tokenizer has Unigram, WordPiece or BPE pieces; this one is "
-            f"{kind or 'no fast tokenizer'}. Leave it as it is."
-        )
-    state = json.loads(backend.to_str()) | {"truncation": None, "padding": None}
-    seen = _pieces_of(Tokenizer.from_str(json.dumps(state)), chain(texts, filter(None, model.prompts.values())))
-    config = encoder.config.to_dict()
-    seen |= {id_ for name, id_ in config.items() if name.endswith("_token_id") and isinstance(id_, int)}
-    # XLM-R counts positions from its padding id, which therefore has to stay where it is.
-    seen |= {*model.tokenizer.all_special_ids, *range(first_position(encoder))}
-    new_id = _trim(state, seen)
-
-    model = _view(model)
-    encoder = model[0].auto_model
-    old = model.tokenizer
-    changed = copy.deepcopy(old, {id(old._tokenizer): Tokenizer.from_str(json.dumps(state))})
-    model[0].processor = changed
-    table = encoder.get_input_embeddings()
-    rows = torch.tensor(sorted(new_id, key=new_id.__getitem__), device=table.weight.device)
-    table.weight = nn.Parameter(table.weight.detach()[rows].clone(), requires_grad=table.weight.requires_grad)
-    table.num_embeddings = encoder.config.vocab_size = len(rows)
-    table.padding_idx = new_id.get(table.padding_idx)
-    for name, id_ in config.items():
-        if name.endswith("_token_id") and id_ in new_id:
-            setattr(encoder.config, name, new_id[id_])
-    return model
-
-
-def _pieces_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
-    seen: set[int] = set()
-    left = iter(texts)
-    while batch := list(islice(left, _BATCH)):
-        for encoding in tokenizer.encode_batch(batch):
-            seen.update(encoding.ids)
-    return seen
-
-
-def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:
-    """Take out of a tokenizer's serialised state what is not needed.
-
-    Returns:
-        The new id of each old one that is left.
-    """
-    model = state["model"]
-    is_list = isinstance(model["vocab"], list)
-    pieces = (
-        dict(enumerate(piece for piece, _ in model["vocab"])) if is_list else {i: p for p, i in model["vocab"].items()}
+    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. Can be given first."})
+    output_dir: str = field(metadata={"help": "New folder for the result."})
+    languages: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Keep only the pieces of these languages and English, separated by spaces or commas, that occur in the "
+            "packaged bitext, --corpus and --texts."
+        },
     )
-    added = {token["id"] for token in state["added_tokens"]}
-    prefix = model.get("continuing_subword_prefix") or ""
-    kept = {
-        id_
-        for id_, piece in pieces.items()
-        if id_ in seen or id_ in added or piece == model.get("unk_token") or _is_character(piece, prefix)
-    }
-    if is_list:  # what is unknown scores less than the worst piece by a fixed amount
-        kept |= {model["unk_id"]} - {None}
-        kept.add(min(pieces, key=lambda id_: model["vocab"][id_][1]))
-    if "merges" in model:
-        kept |= _parts({pieces[id_] for id_ in kept}, model, prefix)
-    ordered = [*sorted(kept), *sorted(added - pieces.keys())]
-    new_id = {old: new for new, old in enumerate(ordered)}
-    if is_list:
-        model["vocab"] = [model["vocab"][id_] for id_ in sorted(kept)]
-        model["unk_id"] = new_id.get(model["unk_id"])
-    else:
-        model["vocab"] = {pieces[id_]: new_id[id_] for id_ in sorted(kept)}
-    if "merges" in model:
-        model["merges"] = [
-            [left, right]
-            for left, right in model["merges"]
-            if {left, right, left + right.removeprefix(prefix)} <= model["vocab"].keys()
-        ]
-    for token in state["added_tokens"]:
-        token["id"] = new_id[token["id"]]
-    _renumber(state["post_processor"], new_id)
-    return new_id
+    corpus: list[str] = field(
+        default_factory=list, metadata={"help": "Bitext whose pieces are kept, as for `metaphrase train`."}
+    )
+    texts: list[str] = field(
+        default_factory=list, metadata={"help": "Text whose pieces are kept, one sentence per line; also .gz."}
+    )
+    layers: int | None = field(
+        default=None, metadata={"help": "Number of layers to keep, evenly spaced from the first to the last."}
+    )
+    keep_layers: list[int] = field(default_factory=list, metadata={"help": "Indices of the layers to keep, from 0."})
+    data: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder of test sets xx-en.tsv.gz. Default: the packaged test sets of the languages, from the demo or "
+            "the Declaration of Human Rights."
+        },
+    )
+    split: str | None = field(
+        default=None, metadata={"help": "Split of --data: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …"}
+    )
+    max_loss: float | None = field(
+        default=None,
+        metadata={"help": "Write nothing if a language loses significantly more than this, in points of accuracy."},
+    )
+    batch_size: int = field(default=32, metadata={"help": "Sentences per forward pass."})
+    resamples: int = field(default=RESAMPLES, metadata={"help": "Bootstrap resamples of intervals and tests."})
+    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
 
-
-def _is_character(piece: str, prefix: str) -> bool:
-    return len(piece.removeprefix(prefix).removeprefix("▁")) <= 1 or _BYTE.fullmatch(piece) is not None
-
-
-def _parts(pieces: set[str], model: Mapping[str, Any], prefix: str) -> set[int]:
-    """Ids of everything that some BPE pieces are merged from."""
-    sources: dict[str, set[str]] = {}
-    for left, right in model["merges"]:
-        sources.setdefault(left + right.removeprefix(prefix), set()).update((left, right))
-    todo, found = list(pieces), set(pieces)
-    while todo:
-        new = sources.get(todo.pop(), set()) - found
-        found |= new
-        todo += new
-    return {model["vocab"][piece] for piece in found if piece in model["vocab"]}
-
-
-def _renumber(processor: dict[str, Any] | None, new_id: Mapping[int, int]) -> None:
-    """Give the special tokens of a post-processor their new ids."""
-    if processor is None:
-        return
-    for inner in processor.get("processors", []):
-        _renumber(inner, new_id)
-    for name in ("cls", "sep"):
-        if name in processor:
-            processor[name][1] = new_id[processor[name][1]]
-    special = processor.get("special_tokens")
-    for token in special.values() if isinstance(special, dict) else ():
-        token["ids"] = [new_id[id_] for id_ in token["ids"]]
-
-
-# Layers
-
-
-def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTransformer:
-    """A view of a model that has only some of its layers, in their old order; it shares their weights.
-
-    Without further training this costs accuracy, the more the more layers go.
-
-    Args:
-        model: An encoder whose layers are one list. It stays as it is.
-        keep: Numbers of the layers, from 0.
-
-    Raises:
-        ModelError: There is no such layer, or the encoder's layers cannot be found.
-        UsageError: No layer would be left.
-    """
-    wanted = sorted(set(keep))
-    model = _view(model)
-    encoder: Any = model[0].auto_model
-    count = encoder.config.num_hidden_layers
-    stacks = [
-        (parent, name, child)
-        for parent in encoder.modules()
-        for name, child in parent.named_children()
-        if name in ("layer", "layers") and isinstance(child, nn.ModuleList) and len(child) == count
-    ]
-    if len(stacks) != 1:
-        raise ModelError(
-            f"The layers of an encoder of type {encoder.config.model_type} were not found. Leave them as they are."
-        )
-    if not wanted:
-        raise UsageError(f"An encoder needs at least one layer, and none of its {count} is to be kept. Name one.")
-    if missing := [str(layer) for layer in wanted if not 0 <= layer < count]:
-        raise ModelError(f"There is no layer {', '.join(missing)}: the encoder has {count} layers, 0 to {count - 1}.")
-    ((parent, name, layers),) = stacks
-    setattr(parent, name, nn.ModuleList(layers[layer] for layer in wanted))
-    encoder.config.num_hidden_layers = len(wanted)
-    if getattr(encoder.config, "layer_types", None):
-        encoder.config.layer_types = [encoder.config.layer_types[layer] for layer in wanted]
-    return model
-
-
-def spread(layers: int, count: int) -> list[int]:
-    """So many of an encoder's layers, evenly spread from the first to the last.
-
-    >>> spread(12, 6), spread(12, 1)
-    ([0, 2, 4, 7, 9, 11], [11])
-    """
-    return [layers - 1] if count == 1 else np.linspace(0, layers - 1, count).round().astype(int).tolist()
-
-
-def _view(model: SentenceTransformer) -> SentenceTransformer:
-    """A copy that shares weights and tokenizer."""
-    shared = [model.tokenizer, *model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(part): part for part in shared})
-
-
-# Files
-
-
-def check_runtime(format: Format) -> None:
-    """Make sure that sentence-transformers can export to a format here.
-
-    Raises:
-        MissingExtraError: What it needs is not installed, or does not work with the installed transformers.
-    """
-    if format == "safetensors":
-        return
-    module, name, known = RUNTIMES[format]
-    try:
-        getattr(import_module(module), name)
-    except (ImportError, AttributeError, RuntimeError) as error:
-        reason = str(error).strip().rpartition("\n")[2]
-        raise MissingExtraError(
-            f"Sentence-transformers exports to {format} through {module}, which cannot be used here: {reason}. It comes "
-            f"with `pip install 'sentence-transformers[{format}]'`, but {known}, and this is transformers "
-            f"{version('transformers')}. Until there is one for it, export without --format, which needs nothing more."
-        ) from error
-
-
-def check_destination(output_dir: str | Path) -> None:
-    """Make sure that nothing is overwritten.
-
-    Raises:
-        UsageError: There is something already.
-    """
-    folder = Path(output_dir)
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or remove it.")
-
-
-def footprint(model: SentenceTransformer) -> int:
-    """Bytes that the weights and the tokenizer of a model take on disk."""
-    weights = sum(tensor.numel() * tensor.element_size() for tensor in model.parameters())
-    backend = getattr(model.tokenizer, "backend_tokenizer", None)
-    return weights + (len(backend.to_str(pretty=True).encode()) if backend is not None else 0)
+    @property
+    def trims(self) -> bool:
+        """Whether the vocabulary is trimmed."""
+        return bool(self.languages or self.corpus or self.texts)
 
 
 @dataclass
 class Draft:
-    """An export that is written, but not yet in its place.
+    """A model that is written to a temporary folder.
 
     Attributes:
-        folder: Where it lies.
-        model: What was loaded from there.
-        destination: Where it is to go.
+        folder: The temporary folder.
+        model: The model that was loaded from it.
+        destination: The final folder.
     """
 
     folder: Path
@@ -316,19 +109,15 @@ class Draft:
 
     @property
     def weights(self) -> dict[str, str]:
-        """SHA-256 of each file of weights."""
-        files = sorted(path for path in self.folder.rglob("*") if path.suffix in WEIGHTS)
-        found = {}
-        for path in files:
-            with path.open("rb") as stream:
-                found[path.relative_to(self.folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
-        return found
+        """SHA-256 of each weights file."""
+        paths = sorted(path for path in self.folder.rglob("*") if is_weights(path.name))
+        return {path.relative_to(self.folder).as_posix(): file_sha256(path) for path in paths}
 
     def publish(self, card: str) -> Path:
-        """Put the export into its place, all of it at once.
+        """Move the model to its destination, atomically.
 
         Args:
-            card: Its model card.
+            card: Text of its model card.
         """
         (self.folder / CARD).write_text(card, encoding="utf-8")
         check_destination(self.destination)
@@ -336,32 +125,112 @@ class Draft:
         return self.folder.replace(self.destination)
 
 
+@dataclass
+class Export:
+    """A reduced model that is measured but not yet published.
+
+    Attributes:
+        options: The options.
+        changes: What was changed, in words.
+        before: Result of `evaluate_retrieval` with the original model.
+        after: The same with the reduced model, as it was written.
+        comparison: Their comparison.
+        sizes: ``before`` and ``after`` of megabytes on disk, pieces, layers and parameters.
+        lost: Languages that lost significantly more than ``max_loss``.
+        draft: The written model.
+        write_card: Returns the text of the card, given the export and the command line.
+    """
+
+    options: ExportOptions
+    changes: list[str]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    comparison: dict[str, Any]
+    sizes: dict[str, dict[str, float]]
+    lost: list[str]
+    draft: Draft
+    write_card: Callable[[Export, str], str] = field(repr=False)
+
+    def publish(self, command: str) -> Path:
+        """Move the reduced model to its destination, with a card.
+
+        Args:
+            command: The command line, for the card.
+        """
+        return self.draft.publish(self.write_card(self, command))
+
+
+@contextmanager
+def prepare_export(
+    options: ExportOptions, *, notify: Callable[[str], None] = lambda message: None, show_progress: bool = False
+) -> Iterator[Export]:
+    """Reduce a model, write it to a temporary folder and measure it; it is deleted at the end unless it is published.
+
+    Args:
+        options: The model, how it is reduced, and the data that measure the result.
+        notify: Called with a line about each stage.
+        show_progress: Show progress bars.
+
+    Raises:
+        UsageError: Options are missing or contradict each other, or the destination exists.
+        MissingFileError: There is no test set of a language.
+    """
+    _check(options)
+    check_destination(options.output_dir)
+    languages = dict.fromkeys(code for item in options.languages for code in item.replace(",", " ").split())
+    languages.pop(TARGET_LANGUAGE, None)
+    texts = _kept_texts(options, languages) if options.trims else []
+    sets, names = _test_sets(options, list(languages))
+
+    def measure(measured: SentenceTransformer, name: str) -> dict[str, Any]:
+        notify(f"Measuring {name} on {len(sets)} languages …")
+        return evaluate_retrieval(
+            measured,
+            sets,
+            name=name,
+            prompt="auto",
+            batch_size=options.batch_size,
+            resamples=options.resamples,
+            seed=options.seed,
+            show_progress=show_progress,
+        ).to_dict()
+
+    def card(export: Export, command: str) -> str:
+        metadata, text = _own_card(model, options, notify)
+        results = result_rows(export.comparison, names)
+        head = _metadata(metadata, model, export, list(languages), results, command)
+        return f"---\n{head}---\n\n{_card_text(text, export, results)}"
+
+    model = load_encoder(options.model)
+    reduced, changes = _reduce(model, options, texts)
+    before = measure(model, options.model)
+    with drafted(reduced, options.output_dir, source=_source(options.model)) as draft:
+        after = measure(draft.model, options.output_dir)
+        comparison = compare(before, after, resamples=options.resamples, seed=options.seed)
+        lost = [
+            language
+            for language, row in comparison["languages"].items()
+            if options.max_loss is not None and row["interval"][1] < -options.max_loss
+        ]
+        sizes = _sizes(model, reduced, draft)
+        yield Export(options, changes, before, after, comparison, sizes, lost, draft, card)
+
+
 @contextmanager
 def drafted(
-    model: SentenceTransformer,
-    output_dir: str | Path,
-    *,
-    format: Format = "safetensors",
-    quantize: str | None = None,
-    texts: Sequence[str] = (),
-    source: str | Path | None = None,
+    model: SentenceTransformer, output_dir: str | Path, *, source: str | Path | None = None
 ) -> Iterator[Draft]:
-    """Write a model beside its destination, and load what was written; what is not published in the block is removed.
+    """Write a model to a temporary folder beside its destination and load it; it is deleted unless it is published.
 
     Args:
         model: The model.
-        output_dir: Where it is to go.
-        format: ``"safetensors"`` loads as `SentenceTransformer(folder)`, the others with ``backend=`` their name.
-        quantize: 8-bit form of the runtime formats: ``"int8"``, or one of ``ONNX_INT8``.
-        texts: Sentences that OpenVINO's 8-bit form is calibrated with.
-        source: Folder that the model comes from; its recipe and licence go along.
+        output_dir: The destination.
+        source: Folder of the original model, whose recipe and licence are copied.
 
     Raises:
-        MissingExtraError: The format needs packages that are not there.
         UsageError: The destination exists.
-        RuntimeError: What was written does not give the model's embeddings.
+        RuntimeError: The written model does not reproduce the embeddings.
     """
-    check_runtime(format)
     check_destination(output_dir)
     destination = Path(output_dir)
     destination.parent.mkdir(parents=True, exist_ok=True)
@@ -381,52 +250,235 @@ def drafted(
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if source is not None and (Path(source) / "LICENSE").is_file():
             shutil.copy(Path(source) / "LICENSE", folder)
-        written = (
-            load(folder, device=str(model.device))
-            if format == "safetensors"
-            else convert(folder, format, quantize, texts)
-        )
-        yield Draft(folder, written, destination)
+        yield Draft(folder, load_release(folder, device=str(model.device)), destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def convert(
-    folder: Path, format: Literal["onnx", "openvino"], quantize: str | None = None, texts: Sequence[str] = ()
-) -> SentenceTransformer:
-    """Replace the weights of a saved model by those of another runtime, through sentence-transformers' exporters.
+def check_destination(output_dir: str | Path) -> None:
+    """Check that an export overwrites nothing.
 
-    Args:
-        folder: A SentenceTransformer folder.
-        format: The runtime.
-        quantize: See :func:`drafted`.
-        texts: Sentences to calibrate OpenVINO's 8-bit form with.
-
-    Returns:
-        The model, loaded with that runtime.
+    Raises:
+        UsageError: The destination is a file or a folder that is not empty.
     """
-    model = SentenceTransformer(str(folder), backend=format, device="cpu", model_kwargs={"export": True})
-    model.save_pretrained(str(folder), create_model_card=False)
-    weights = folder / format
-    if quantize is not None:
-        plain = {path.name: path for path in weights.iterdir()}
-        if format == "onnx":
-            arm = platform.machine().lower() in ("aarch64", "arm64")
-            kind = {"int8": "arm64" if arm else "avx2"}.get(quantize, quantize)
-            export_dynamic_quantized_onnx_model(model, kind, str(folder))
-        else:
-            with tempfile.TemporaryDirectory() as sample:
-                rows = "".join(json.dumps({"sentence": text}) + "\n" for text in texts)
-                (Path(sample) / "train.jsonl").write_text(rows, encoding="utf-8")
-                export_static_quantized_openvino_model(
-                    model, None, str(folder), sample, "default", "train", "sentence"
-                )
-        # The 8-bit weights take the name that is loaded where none is given.
-        stem = next(Path(name).stem for name in plain if Path(name).suffix in (".onnx", ".xml"))
-        new = [path for path in weights.iterdir() if path.name not in plain]
-        for path in plain.values():
-            path.unlink()
-        for path in new:
-            path.rename(path.with_name(stem + path.suffix))
-    (folder / "model.safetensors").unlink()
-    return SentenceTransformer(str(folder), backend=format, device="cpu", local_files_only=True)
+    folder = Path(output_dir)
+    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or delete it.")
+
+
+def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:
+    """Label, value before and value after of each size of an `Export`."""
+    for name, pair in sizes.items():
+        form = ",.1f" if name == "megabytes" else ","
+        yield "MB on disk" if name == "megabytes" else name, format(pair["before"], form), format(pair["after"], form)
+
+
+def how_to_load(folder: str | Path) -> str:
+    """A sentence on how to load an export."""
+    return f'Load it with SentenceTransformer("{Path(folder).name}").'
+
+
+# ----------------------------------------------------------------------------------------------------------- reduction
+
+
+def _check(options: ExportOptions) -> None:
+    if options.layers is not None and options.keep_layers:
+        raise UsageError("Pass --layers or --keep_layers, not both.")
+    if options.layers is not None and options.layers < 1:
+        raise UsageError(f"--layers is the number of layers to keep, at least 1; got {options.layers}.")
+    if not (options.trims or options.layers or options.keep_layers):
+        raise UsageError(
+            "No change is requested. Pass languages (--languages, --corpus, --texts) or layers (--layers, --keep_layers)."
+        )
+
+
+def _kept_texts(options: ExportOptions, languages: dict[str, None]) -> list[str]:
+    """Texts whose pieces are kept; adds the languages of the corpus to `languages`."""
+    packaged = {split: load_parallel_folder(DEMO, split=split) for split in ("train", "dev")}  # not the test split
+    texts = [text for sets in packaged.values() for pairs in sets.values() for text in pairs.targets]
+    if options.corpus:
+        sets, _ = read_corpus(options.corpus, languages=list(languages) or None)
+        languages |= dict.fromkeys(sets)
+        texts += [text for pairs in sets.values() for text in (*pairs.sources, *pairs.targets)]
+    for content in load_monolingual(options.texts) if options.texts else ():
+        texts += content.split("\n")
+    available = packaged["train"]
+    missing = [language for language in languages if language not in available]
+    if missing and not options.corpus and not options.texts:
+        raise UsageError(
+            f"The package has no text of {', '.join(missing)}; it has {', '.join(available)}. Pass text with --corpus or "
+            "--texts."
+        )
+    for sets in packaged.values():
+        texts += [text for language in languages if language in sets for text in sets[language].sources]
+    return texts
+
+
+def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[str, ParallelSet], dict[str, str]]:
+    """Test sets by language, and the name of the folder of each."""
+    if options.data is not None:
+        sets = load_parallel_folder(options.data, languages or None, options.split)
+        return sets, dict.fromkeys(sets, Path(options.data).resolve().name)
+    demo = load_parallel_folder(DEMO, split="test")
+    available = load_parallel_folder(UDHR) | demo
+    if missing := [language for language in languages if language not in available]:
+        raise MissingFileError(
+            f"The package has no test set of {', '.join(missing)}. Pass a folder of test sets with --data."
+        )
+    sets = {language: available[language] for language in languages} or demo
+    return sets, {language: DEMO.name if language in demo else UDHR.name for language in sets}
+
+
+def _reduce(
+    model: SentenceTransformer, options: ExportOptions, texts: Sequence[str]
+) -> tuple[SentenceTransformer, list[str]]:
+    """The reduced model, and the changes in words."""
+    changes = []
+    reduced = model
+    if texts:
+        reduced = trim_vocabulary(reduced, texts)
+        changes.append(f"{len(reduced.tokenizer):,} of {len(model.tokenizer):,} pieces kept")
+    if options.layers or options.keep_layers:
+        count = model[0].auto_model.config.num_hidden_layers
+        if options.layers is not None and options.layers > count:
+            raise UsageError(f"--layers {options.layers} was requested, but the encoder has {count}.")
+        keep = options.keep_layers or evenly_spaced(count, int(options.layers or 0))
+        reduced = prune_layers(reduced, keep)
+        changes.append(f"layers {', '.join(map(str, sorted(set(keep))))} of {count} kept")
+    return reduced, changes
+
+
+def _sizes(model: SentenceTransformer, reduced: SentenceTransformer, draft: Draft) -> dict[str, dict[str, float]]:
+    encoders: list[Any] = [model[0].auto_model, reduced[0].auto_model]
+    pairs: dict[str, list[float]] = {
+        "megabytes": [round(size / 1e6, 3) for size in (footprint(model), draft.size)],
+        "pieces": [len(model.tokenizer), len(reduced.tokenizer)],
+        "layers": [encoder.config.num_hidden_layers for encoder in encoders],
+        "parameters": [sum(tensor.numel() for tensor in encoder.parameters()) for encoder in encoders],
+    }
+    return {key: {"before": before, "after": after} for key, (before, after) in pairs.items()}
+
+
+# ---------------------------------------------------------------------------------------------------------------- card
+
+
+def _source(name: str) -> Path | None:
+    """The folder of a model, if it has one."""
+    if name == STARTER:
+        return starter.starter_path()
+    return Path(name) if Path(name).is_dir() else None
+
+
+def _own_card(
+    model: SentenceTransformer, options: ExportOptions, notify: Callable[[str], None]
+) -> tuple[dict[str, Any], str]:
+    """Metadata and text of the original model's card; of a Hub model only the metadata that also hold for the export."""
+    source = _source(options.model)
+    path = source / CARD if source is not None else _hub_card(options.model, model.model_card_data.base_model_revision)
+    if path is None or not path.is_file():
+        return {}, ""
+    content = path.read_text(encoding="utf-8-sig", errors="replace")
+    block = REGEX_YAML_BLOCK.search(content)
+    text = content[block.end() :] if block else content
+    try:
+        metadata = (yaml.safe_load(block[2]) if block else None) or {}
+    except yaml.YAMLError:
+        metadata = None
+    if not isinstance(metadata, dict):
+        notify(f"The metadata of {path} cannot be read. Add the licence to the new card.")
+        metadata = {}
+    if source is None:
+        return {key: metadata[key] for key in _INHERITED if key in metadata}, ""
+    return metadata, text
+
+
+def _hub_card(name: str, revision: str | None) -> Path | None:
+    """The card of a Hub model, if it exists and can be downloaded."""
+    try:
+        path = cached_file(
+            split_revision(name)[0],
+            CARD,
+            revision=revision,
+            _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False,
+        )
+    except OSError:
+        return None
+    return None if path is None else Path(path)
+
+
+def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Rows of the card's results; the mean over the languages only if all come from one test set."""
+    card = AlignmentModelCardData()
+    for name in dict.fromkeys(names.values()):
+        rows = {language: row for language, row in comparison["languages"].items() if names[language] == name}
+        card.add_comparison(name, {"languages": rows, "pooled": comparison["pooled"]})
+    mixed = len(set(names.values())) > 1
+    return [row for row in card.results if not (mixed and row["language"] == "all")]
+
+
+def _metadata(
+    own: Mapping[str, Any],
+    model: SentenceTransformer,
+    export: Export,
+    languages: Sequence[str],
+    results: list[dict[str, Any]],
+    command: str,
+) -> str:
+    """Metadata of the new card: those of the original card that still hold, and the new results."""
+    options = export.options
+    card = AlignmentModelCardData(
+        model_name=Path(options.output_dir).name,
+        results=results,
+        command=command,
+        weights=export.draft.weights,
+        tags=["sentence-transformers", "metaphrase"],
+    )
+    kept = {key: value for key, value in own.items() if key not in _STALE}
+    if options.model == STARTER:
+        card.base_model, kept["license"] = starter.HUB_ID, "mit"
+    elif _source(options.model) is None:
+        card.base_model = split_revision(options.model)[0]
+        card.base_model_revision = model.model_card_data.base_model_revision
+    if card.base_model is not None:  # the base model of the original card is not the nearest
+        for key in ("base_model", "base_model_relation"):
+            kept.pop(key, None)
+    if options.trims:
+        kept.pop("language", None)
+        card.language = [*languages, TARGET_LANGUAGE] if languages else None
+    elif isinstance(kept.get("language"), list):  # YAML reads the code of Norwegian as false
+        kept["language"] = ["no" if code is False else code for code in kept["language"]]
+    card.register_model(export.draft.model)
+    new = yaml.safe_load(card.to_yaml())
+    if "metaphrase" in own:
+        new["metaphrase"]["source"] = own["metaphrase"]
+    tags = kept.get("tags") or []
+    tags = [tags] if isinstance(tags, str) else tags
+    head = new | kept | {"tags": [*tags, *(tag for tag in new["tags"] if tag not in tags)]}
+    return yaml.safe_dump(head, sort_keys=False, allow_unicode=True)
+
+
+def _card_text(text: str, export: Export, results: Sequence[Mapping[str, Any]]) -> str:
+    """The text of the original card with a section about the export, or that section alone."""
+    options, source = export.options, _source(export.options.model)
+    sizes = table([{"": name, "Before": before, "After": after} for name, before, after in size_rows(export.sizes)])
+    base = starter.HUB_ID if options.model == STARTER else options.model
+    section = (
+        f"Made with `metaphrase export` from {cell(base if source is None else Path(base).name)}, without further training: "
+        f"{cell('; '.join(export.changes))}.\n\n{sizes}\n\nRetrieval accuracy in percent, mean of both directions. Intervals "
+        f"and verdicts come from a paired bootstrap.\n\n{table([result_row(row) for row in results])}\n\n"
+        f"{how_to_load(options.output_dir)}"
+    )
+    if text.strip():
+        title, rest = _split_title(text)
+        return f"{title}\n## Exported\n\n{section}\n\nThe following sections describe the original model.\n{rest}"
+    return f"# {cell(Path(options.output_dir).name)}\n\n{section}\n"
+
+
+def _split_title(text: str) -> tuple[str, str]:
+    """The title of a card, and the rest."""
+    before, mark, after = f"\n{text}".partition("\n# ")
+    if not mark:
+        return "# Exported encoder\n", text
+    title, _, rest = after.partition("\n")
+    return f"# {title}\n", f"{before}{rest}"

@@ -1,12 +1,13 @@
-"""The before/after report of a run: an HTML page to look at, JSON to compute with, a table for the console."""
+"""The before/after report of a run: an HTML page, JSON, and a table for the console."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup
 from rich import box
 from rich.table import Table
 from rich.text import Text
@@ -15,7 +16,8 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
-from metaphrase.publishing.plots import MARKERS, SIDES, learning_curves
+from metaphrase.publishing.analysis import SIDES
+from metaphrase.publishing.plots import COLOURS, charts, svg
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
 
@@ -25,7 +27,7 @@ Results = Mapping[str, Any]
 
 
 def usage_lines(release: str | Path) -> str:
-    """Eight lines of Python that load a release and match Swahili sentences to English ones.
+    """Return eight lines of Python that load a release and match Swahili sentences with English ones.
 
     >>> len(usage_lines("runs/demo").splitlines())
     8
@@ -42,12 +44,12 @@ for sentence, row in zip(swahili, similarity):
 
 
 def render_table(after: Results, before: Results | None = None, comparison: Results | None = None) -> Table:
-    """A result of `evaluate_retrieval` for the console: a row per language, both directions with their intervals.
+    """Format a result of `evaluate_retrieval` for the console: a row per language, both directions with their intervals.
 
     Args:
         after: The result.
-        before: The baseline's result over the same pairs; adds before → after, the difference and its verdict.
-        comparison: Their `compare`; made here where ``before`` is given without it.
+        before: The baseline's result on the same pairs; adds before → after, the difference and its verdict.
+        comparison: Result of `compare`; computed if ``before`` is given without it.
     """
     if before is not None and comparison is None:
         comparison = compare(before, after)
@@ -106,77 +108,80 @@ def write_report(
 
     Args:
         output_dir: Folder of the two files.
-        title: Heading of the page.
-        before: Results of `evaluate_retrieval` with the model as it was, per data set (``"demo test"``, ``"udhr"``);
-            None for a report without a baseline.
+        title: Title of the page.
+        before: Results of `evaluate_retrieval` with the baseline, per data set (``"demo test"``, ``"udhr"``); None for a
+            report without a baseline.
         after: Results of the trained model, for the same data sets.
-        comparisons: Their `compare`; made here if None.
-        run: Facts of the run (command, seed, data, versions, hardware, seconds, …); ``log_history``, the trainer's
-            log, becomes the learning curves.
-        descriptions: A sentence about each data set.
-        usage: Python that loads the release, from `usage_lines`.
-        analysis: What :mod:`metaphrase.publishing.plots` computes: ``retention`` (per data set), ``tokens``, ``alignments``,
-            ``margins``, ``errors``, ``cost``; each may be missing.
+        comparisons: Results of `compare` per data set; computed if None.
+        run: Facts of the run (command, seed, data, versions, hardware, seconds, …). ``log_history``, the trainer's log,
+            is drawn as learning curves.
+        descriptions: A sentence per data set.
+        usage: Python code that loads the release, as `usage_lines` returns it.
+        analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
+            ``alignments``, ``margins``, ``errors``, ``cost``; all are optional.
 
     Returns:
         Path of ``report.html``.
 
     Raises:
-        ValueError: The two sides are not over the same data sets.
+        ValueError: Data sets before and after differ.
     """
     if before is not None and before.keys() != after.keys():
         raise DataMismatchError(
-            f"A report needs the same data sets before and after, but got {sorted(before)} and {sorted(after)}."
+            f"A report requires the same data sets before and after, but got {sorted(before)} and {sorted(after)}. "
+            "Measure both models on the same data sets."
         )
     if comparisons is None:
         comparisons = {name: compare(before[name], after[name]) for name in after} if before else {}
-    run, descriptions, analysis = run or {}, descriptions or {}, analysis or {}
+    report: dict[str, Any] = {
+        "title": title,
+        "before": before,
+        "after": after,
+        "comparisons": comparisons,
+        "descriptions": descriptions or {},
+        "run": run or {},
+        "usage": usage,
+        "analysis": analysis or {},
+    }
     folder = Path(output_dir)
-    write_json(
-        folder / "report.json",
-        {
-            "title": title,
-            "before": before,
-            "after": after,
-            "comparisons": comparisons,
-            "descriptions": descriptions,
-            "run": run,
-            "usage": usage,
-            "analysis": analysis,
-        },
-    )
+    write_json(folder / "report.json", report)
+    return replace_text(folder / "report.html", _page(report))
+
+
+def _page(report: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    page = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
-        title=title,
+    analysis, run, before = report["analysis"], report["run"], report["before"]
+    drawn = {
+        name: chart for name, chart in charts(report).items() if name != "alignments"
+    }  # the page has tables of them
+    return environment.from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    ).render(
+        title=report["title"],
+        colours=COLOURS,
+        charts={name: Markup(svg(name, chart)) for name, chart in drawn.items()},  # matplotlib escapes text
         sections=[
             _section(
                 name,
-                descriptions.get(name, ""),
+                report["descriptions"].get(name, ""),
                 before[name] if before else None,
-                after[name],
-                comparisons.get(name),
+                after,
+                report["comparisons"].get(name),
             )
-            for name in after
+            for name, after in report["after"].items()
         ],
-        retention={
-            name: {"models": {}, **one, "chart": _waterfall(one)}
-            for name, one in analysis.get("retention", {}).items()
-        },
+        retention={name: {"models": {}, **one} for name, one in analysis.get("retention", {}).items()},
         tokens=analysis.get("tokens"),
-        maps=_maps(analysis["tokens"]) if analysis.get("tokens") else [],
         alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
         margins=analysis.get("margins"),
-        histograms=_histograms(analysis["margins"]) if analysis.get("margins") else [],
         errors=analysis.get("errors"),
         sides=SIDES if before else SIDES[1:],
-        curves=_curves(run.get("log_history", ())),
-        usage=usage,
+        usage=report["usage"],
         facts=_facts({key: value for key, value in run.items() if key != "log_history"}),
         cost=analysis.get("cost"),
     )
-    return replace_text(folder / "report.html", page)
 
 
 def _moved(new: Results, old: Results | None) -> Text:
@@ -189,7 +194,7 @@ def _moved(new: Results, old: Results | None) -> Text:
 def _section(
     name: str, description: str, before: Results | None, after: Results, comparison: Results | None
 ) -> dict[str, Any]:
-    """One data set: rows of the table, geometry of the chart, the verdict in words."""
+    """Content of a data set's section: rows of the table, verdicts, settings."""
     measured = {"before": before, "after": after} if before is not None else {"after": after}
     rows: list[dict[str, Any]] = [
         {
@@ -213,17 +218,16 @@ def _section(
             for side in measured
         ],
         "verdicts": {
-            word: [row["language"] for row in rows if row["test"] and row["test"]["verdict"] == word]
-            for word in ("better", "tie", "worse")
+            verdict: [row["language"] for row in rows if row["test"] and row["test"]["verdict"] == verdict]
+            for verdict in ("better", "tie", "worse")
         },
-        "chart": _dumbbells(rows, list(measured)),
         "settings": {side: describe_model(one) for side, one in measured.items()},
         "test": comparison["settings"] if comparison else None,
     }
 
 
 def describe_model(results: Results) -> str:
-    """Which model a result of `evaluate_retrieval` is of, and how it was used, in words."""
+    """Describe the model of an `evaluate_retrieval` result and how it was used."""
     settings = results["settings"]
     parts = [
         str(results["model"]),
@@ -233,124 +237,8 @@ def describe_model(results: Results) -> str:
     return ", ".join(parts)
 
 
-def _dumbbells(rows: Sequence[Mapping[str, Any]], sides: Sequence[str]) -> dict[str, Any]:
-    """Geometry of before → after per language: the mean of both directions with its interval, best gain first."""
-    left, right, row_height = 64, 900, 30
-    intervals = [row[side]["mean"]["interval"] for row in rows for side in sides]
-    low = 10 * int(min(interval[0] for interval in intervals) // 10)
-    high = min(100, 10 * int(-(-max(interval[1] for interval in intervals) // 10)))
-    low = min(low, high - 10)
-
-    def x(value: float) -> float:
-        return round(left + (right - left) * (value - low) / (high - low), 1)
-
-    ordered = sorted(
-        rows, key=lambda row: -(row["test"] or {"difference": row["after"]["mean"]["accuracy"]})["difference"]
-    )
-    return {
-        "width": right + 20,
-        "height": row_height * len(ordered) + 44,
-        "ticks": [{"x": x(value), "label": value} for value in range(low, high + 1, 10)],
-        "rows": [
-            {
-                "language": row["language"],
-                "test": row["test"],
-                "y": 30 + row_height * i,
-                **{
-                    side: {
-                        "x": x(row[side]["mean"]["accuracy"]),
-                        "from": x(row[side]["mean"]["interval"][0]),
-                        "to": x(row[side]["mean"]["interval"][1]),
-                        "accuracy": row[side]["mean"]["accuracy"],
-                    }
-                    for side in sides
-                },
-            }
-            for i, row in enumerate(ordered)
-        ],
-    }
-
-
-def _waterfall(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Geometry of retention: a column for each language, the largest loss first, and the pooled difference."""
-    rows, pooled, limit = one["languages"], one["pooled"], one["limit"]
-    ends = [end for row in (*rows, pooled) for end in row["interval"]]
-    low, high = min(*ends, -2 * limit), max(*ends, limit)
-    step = next(step for step in (1, 2, 5, 10, 20, 50) if (high - low) / step <= 8)
-    low, high = step * int(low // step), step * int(-(-high // step))
-    left, top, bottom, column = 46, 14, 330, max(10, min(34, 900 // len(rows)))
-
-    def y(points: float) -> float:
-        return round(bottom - (bottom - top) * (points - low) / (high - low), 1)
-
-    def place(row: Mapping[str, Any], x: float) -> dict[str, Any]:
-        return {**row, "x": x, "y": y(row["difference"]), "from": y(row["interval"][0]), "to": y(row["interval"][1])}
-
-    first = left + 48
-    return {
-        "left": left,
-        "right": first + column * len(rows),
-        "width": max(first + column * len(rows) + 8, 420),
-        "height": bottom + 44,
-        "bottom": bottom,
-        "ticks": [{"y": y(value), "label": f"{value:+d}" if value else "0"} for value in range(low, high + 1, step)],
-        "upright": len(rows) > 24,
-        "zero": y(0),
-        "red": y(-limit),
-        "pooled": place(pooled, left + 20),
-        "rows": [place(row, first + column * at + column / 2) for at, row in enumerate(rows)],
-    }
-
-
-#: Outlines of the markers, around the origin.
-_SHAPES = {
-    "o": "m-3.2 0a3.2 3.2 0 1 0 6.4 0a3.2 3.2 0 1 0-6.4 0",
-    "s": "m-2.8-2.8h5.6v5.6h-5.6z",
-    "^": "m0-3.8l3.6 6.4h-7.2z",
-    "D": "m0-4l3.6 4l-3.6 4l-3.6-4z",
-    "v": "m0 3.8l3.6-6.4h-7.2z",
-    "p": "m0-3.8l3.6 2.6l-1.4 4.3h-4.4l-1.4-4.3z",
-    "*": "m0-4.4l1.2 3.2h3.2l-2.6 2l1 3.4l-2.8-2.1l-2.8 2.1l1-3.4l-2.6-2h3.2z",
-    "X": "m-3.4-2l1.4-1.4l2 2l2-2l1.4 1.4l-2 2l2 2l-1.4 1.4l-2-2l-2 2l-1.4-1.4l2-2z",
-}
-
-
-def _maps(tokens: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Panels of the word maps: each projection, before and after."""
-    size, edge = 400, 12
-    numbers = {language: at for at, language in enumerate(tokens["languages"])}
-    panels = []
-    for kind, label in (("pca", "PCA"), ("tsne", "t-SNE")):
-        for side in SIDES:
-            points = tokens.get(side, {}).get(kind)
-            if not points:
-                continue
-            columns = list(zip(*points, strict=True))
-            centre = [(min(column) + max(column)) / 2 for column in columns]
-            spread = max(max(column) - min(column) for column in columns) or 1.0
-            scale = (size - 2 * edge) / spread
-            panels.append(
-                {
-                    "title": f"{label}, {side}",
-                    "size": size,
-                    "marks": [
-                        {
-                            "x": round(size / 2 + scale * (x - centre[0]), 1),
-                            "y": round(size / 2 - scale * (y - centre[1]), 1),
-                            "language": language,
-                            "marker": numbers[language] % len(MARKERS),
-                            "shape": _SHAPES[MARKERS[numbers[language] % len(MARKERS)]],
-                            "word": word,
-                        }
-                        for (x, y), language, word in zip(points, tokens["language_of"], tokens["words"], strict=True)
-                    ],
-                }
-            )
-    return panels
-
-
 def _shaded(one: Mapping[str, Any]) -> dict[str, Any]:
-    """An alignment matrix with the shade of each cell, from the smallest to the largest cosine of both sides."""
+    """An alignment matrix with the shade of each cell, scaled from the smallest to the largest cosine of both sides."""
     sides = [side for side in SIDES if side in one]
     values = [value for side in sides for row in one[side]["cosine"] for value in row]
     low, spread = min(values), (max(values) - min(values)) or 1.0
@@ -379,71 +267,8 @@ def _shaded(one: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _histograms(margins: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Geometry of the margins of translations (filled) and nearest others (outlined), before and after."""
-    left, right, top, bottom = 40, 420, 16, 170
-
-    def panel(side: str, one: Mapping[str, Any]) -> dict[str, Any]:
-        edges, most = one["edges"], max(*one["translations"], *one["others"], 1)
-
-        def x(value: float) -> float:
-            return round(left + (right - left) * (value - edges[0]) / (edges[-1] - edges[0]), 1)
-
-        def outline(counts: Sequence[int]) -> str:
-            steps = [f"M{x(edges[0])} {bottom}"]
-            for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
-                height = round(bottom - (bottom - top) * count / most, 1)
-                steps.append(f"L{x(start)} {height}L{x(end)} {height}")
-            return "".join(steps) + f"L{x(edges[-1])} {bottom}"
-
-        marks = [edges[0] + (edges[-1] - edges[0]) * at / 4 for at in range(5)]
-        return {
-            "side": side,
-            "translations": outline(one["translations"]),
-            "others": outline(one["others"]),
-            "most": most,
-            "ticks": [{"x": x(value), "label": f"{value:.2f}"} for value in marks],
-            "left": left,
-            "right": right,
-            "top": top,
-            "bottom": bottom,
-        }
-
-    return [panel(side, margins[side]) for side in SIDES if side in margins]
-
-
-def _curves(history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A small chart for the loss, each objective and each accuracy measured during training."""
-    return [_curve(name, points) for name, points in learning_curves(history).items()]
-
-
-def _curve(name: str, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    left, right, top, bottom = 56, 330, 14, 120
-    steps, values = zip(*points, strict=True)
-    low, high = min(values), max(values)
-    spread = (high - low) or 1.0
-    width = (max(steps) - min(steps)) or 1
-    return {
-        "name": name,
-        "points": " ".join(
-            f"{left + (right - left) * (step - min(steps)) / width:.1f},"
-            f"{bottom - (bottom - top) * (value - low) / spread:.1f}"
-            for step, value in points
-        ),
-        "low": f"{low:.3g}",
-        "high": f"{high:.3g}",
-        "last": f"{values[-1]:.3g}",
-        "first_step": steps[0],
-        "last_step": steps[-1],
-        "left": left,
-        "right": right,
-        "top": top,
-        "bottom": bottom,
-    }
-
-
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
-    """The facts of a run as a label and lines of text each."""
+    """The facts of a run: a label and lines of text each."""
     facts = []
     for key, value in run.items():
         if key == "seconds":

@@ -1,261 +1,474 @@
-"""What ``metaphrase adapt`` decides for a user: what is held out, what is mixed in, and settings for the machine.
+"""Adapting an encoder to a language: check the corpus, hold out test pairs, plan, train, measure, and a verdict.
 
-Everything here is a pure function of corpus, machine and seed, so that a run can be explained and made again.
+:class:`Adaptation` is what ``metaphrase adapt`` calls. It builds a :class:`metaphrase.TrainingRun`; encoder and corpus are
+loaded once.
 """
 
 from __future__ import annotations
 
-import gzip
-import random
-from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+import json
+import logging
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.corpus.text import normalised
-from metaphrase.exceptions import CorpusError
+import xxhash
+from datasets import Dataset
+from transformers import EarlyStoppingCallback
 
-#: Of the user's pairs so many are held out at most, and so large a share of them at most.
-TEST, DEV, SHARE = 500, 250, 0.1
-#: Fewer pairs than this cannot be trained on and measured at once.
-FEWEST = 100
-#: Epochs over the user's pairs at most.
-EPOCHS = 3
-#: Evaluations of the dev set during training, and how many without improvement end it.
-EVALUATIONS, PATIENCE = 8, 3
+from metaphrase.checkpoints.folders import checkpoint_folders, differences, tidy
+from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
+from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.identification import language_name
+from metaphrase.corpus.loading import Corpus
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.corpus.report import CorpusReport
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
+from metaphrase.io.digests import file_facts
+from metaphrase.io.files import PACKAGED_DATA, write_json
+from metaphrase.io.locks import exclusive
+from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.planning import PATIENCE, Plan, plan_run
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.run import Inputs, RunResult, TrainingRun
+from metaphrase.training.splits import Pair, Split, file_name, held_out, one_line, replay, split_all, write_pairs
 
-Pair = tuple[str, str]
+logger = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True)
-class Split:
-    """A language's pairs, divided.
-
-    Attributes:
-        train: To train on; no sentence of them is in dev or test.
-        dev: To stop by.
-        test: To judge by.
-        left_out: Pairs that share a sentence with dev or test, or repeat another pair.
-    """
-
-    train: tuple[Pair, ...]
-    dev: tuple[Pair, ...]
-    test: tuple[Pair, ...]
-    left_out: int
+#: File of the plan in the output folder, with the settings that it was made for.
+PLAN = "plan.json"
+#: Names of the test sets: held-out pairs, and the Declaration of Human Rights, which comes with the package.
+HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
 
 
-def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
-    """Hold out dev and test pairs whose sentences do not occur in what is trained on.
+@dataclass
+class AdaptationConfig:
+    """What is adapted, to what."""
 
-    Args:
-        pairs: A language's pairs.
-        seed: Of the choice.
-
-    Raises:
-        CorpusError: There are too few pairs.
-    """
-    unique = list(dict.fromkeys((s.strip(), t.strip()) for s, t in zip(pairs.sources, pairs.targets, strict=True)))
-    unique = [pair for pair in unique if all(pair)]
-    if len(unique) < FEWEST:
-        raise CorpusError(
-            f"{pairs.language} has {len(unique)} different pairs; adapting, and judging what came of it, needs at least "
-            f"{FEWEST}. Mine some more (metaphrase mine), or train with a test set of your own (metaphrase train)."
-        )
-    random.Random(seed).shuffle(unique)
-    tests, devs = (min(most, int(SHARE * len(unique))) for most in (TEST, DEV))
-    test, dev, rest = unique[:tests], unique[tests : tests + devs], unique[tests + devs :]
-    # One copy of a sentence in a set that is searched, so that every sentence has one right answer.
-    test, dev = _one_each(test), _one_each(dev)
-    held = {normalised(side) for pair in (*test, *dev) for side in pair}
-    seen = {normalised(side) for pair in test for side in pair}
-    dev = [pair for pair in dev if not seen & {normalised(side) for side in pair}]
-    train = without(rest, held)
-    kept = len(train) + len(dev) + len(test)
-    return Split(tuple(train), tuple(dev), tuple(test), len(pairs.sources) - kept)
-
-
-def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
-    """Hold out pairs of every language; what is held out of one is trained on in none, in English either.
-
-    Args:
-        sets: The pairs of each language.
-        seed: Of the choice.
-
-    Raises:
-        CorpusError: A language has too few pairs.
-    """
-    splits = {language: split(pairs, seed=seed) for language, pairs in sets.items()}
-    held = held_out(splits.values())
-    for language, one in splits.items():
-        train = without(one.train, held)
-        splits[language] = replace(one, train=train, left_out=one.left_out + len(one.train) - len(train))
-    return splits
-
-
-def held_out(splits: Iterable[Split]) -> set[str]:
-    """The normalised sentences, of either side, that are in a dev or test set."""
-    return {normalised(side) for one in splits for pair in (*one.dev, *one.test) for side in pair}
-
-
-def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
-    """The pairs no side of which is among the held-out sentences."""
-    return tuple(pair for pair in pairs if held.isdisjoint(map(normalised, pair)))
-
-
-def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs neither side of which occurred before."""
-    seen: tuple[set[str], set[str]] = (set(), set())
-    kept = []
-    for pair in pairs:
-        sides = [normalised(side) for side in pair]
-        if not any(side in there for side, there in zip(sides, seen, strict=True)):
-            kept.append(pair)
-        for side, there in zip(sides, seen, strict=True):
-            there.add(side)
-    return kept
-
-
-def replay(
-    others: Mapping[str, ParallelSet], wanted: int, *, held: Set[str] = frozenset(), seed: int = 0
-) -> dict[str, tuple[Pair, ...]]:
-    """Pairs of other languages to train on beside the user's, so that these are kept: as evenly as there are pairs.
-
-    Args:
-        others: Pairs of each other language.
-        wanted: Pairs of all of them together.
-        held: Normalised sentences that must not be trained on, in whatever language.
-        seed: Of the choice.
-    """
-    chosen: dict[str, tuple[Pair, ...]] = {}
-    left = wanted
-    allowed = {
-        language: without(zip(pairs.sources, pairs.targets, strict=True), held) for language, pairs in others.items()
-    }
-    ordered = sorted(allowed.items(), key=lambda item: (len(item[1]), item[0]))
-    for number, (language, pairs) in enumerate(ordered):
-        share = min(left // (len(ordered) - number), len(pairs))
-        chosen[language] = tuple(random.Random(seed).sample(pairs, share))
-        left -= share
-    return {language: pairs for language, pairs in sorted(chosen.items()) if pairs}
-
-
-def file_name(language: str, part: str) -> str:
-    """``xx-en.PART.tsv.gz``."""
-    return f"{language}-{TARGET_LANGUAGE}.{part}.tsv.gz"
-
-
-def write_pairs(folder: Path, language: str, part: str, pairs: Sequence[Pair]) -> Path:
-    """Write ``xx-en.PART.tsv.gz``, the same bytes for the same pairs."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(language, part)
-    lines = ["source\ttarget", *("\t".join(" ".join(side.split()) for side in pair) for pair in pairs)]
-    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
-    return path
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Settings of a training run.
-
-    Attributes:
-        batch_size: Pairs ranked against each other.
-        micro_batch_size: Rows encoded at a time, by memory; None encodes a batch at once.
-        max_steps: Optimiser steps at most.
-        eval_steps: Steps between two looks at the dev set.
-        freeze_word_embeddings: Whether the word embeddings stay as they are.
-        learning_rate: Peak learning rate.
-        reasons: Why, a line each.
-    """
-
-    batch_size: int
-    micro_batch_size: int | None
-    max_steps: int
-    eval_steps: int
-    freeze_word_embeddings: bool
-    learning_rate: float
-    reasons: tuple[str, ...]
-
-
-def batch_size_for(pairs: int) -> int:
-    """Pairs ranked against each other: more where there are enough of them for some hundred steps."""
-    return 64 if pairs >= 4000 else 32 if pairs >= 1000 else 16
-
-
-def make_plan(
-    *,
-    pairs: int,
-    replayed: int,
-    seconds_per_step: float,
-    minutes: float,
-    memory: float,
-    parameters: int,
-    table: int,
-    row_bytes: float,
-    cuda: bool,
-) -> Plan:
-    """Choose settings by data, time and memory.
-
-    Args:
-        pairs: The user's pairs to train on.
-        replayed: Pairs of other languages beside them.
-        seconds_per_step: What a step takes here, measured.
-        minutes: Time for training.
-        memory: Bytes that are free.
-        parameters: Parameters of the encoder.
-        table: Those of its word embeddings.
-        row_bytes: Activations of a sentence, in bytes.
-        cuda: Whether there is a GPU.
-    """
-    batch = batch_size_for(pairs + replayed)
-    reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs"]
-    whole = 16 * parameters  # weights, gradients, two moments
-    freeze = not cuda or whole > 0.5 * memory
-    if freeze:
-        why = "on a CPU" if not cuda else f"as training them takes {16 * table / 1e9:.1f} GB of {memory / 1e9:.1f}"
-        reasons.append(f"word embeddings stay as they are, {why}")
-    held = 4 * parameters + 12 * (parameters - table if freeze else parameters)
-    room = max(memory - held, 0.0) * 0.5
-    rows = int(room // row_bytes)
-    micro = None if rows >= 2 * batch else max(rows, 4)
-    if micro is not None:
-        reasons.append(f"{micro} rows are encoded at a time, for {memory / 1e9:.1f} GB of free memory")
-    wanted = max(EPOCHS * (pairs + replayed) // batch, 1)
-    affordable = max(int(60 * minutes / seconds_per_step), 1)
-    steps = min(wanted, affordable)
-    which = f"{EPOCHS} epochs" if steps == wanted else f"{minutes:g} minutes at {seconds_per_step:.1f} s a step"
-    reasons.append(f"{steps} steps at most: {which}")
-    evaluate = max(steps // EVALUATIONS, 1)
-    reasons.append(
-        f"the dev set is measured every {evaluate} steps; training ends after {PATIENCE} without improvement"
+    corpus: list[str] = field(
+        metadata={"help": "Your bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
     )
-    return Plan(batch, micro, steps, evaluate, freeze, 5e-5, tuple(reasons))
+    languages: list[str] = field(metadata={"help": "The language, or languages, to adapt to."})
+    model: str = field(
+        default="starter", metadata={"help": "Encoder to adapt: 'starter', a Hub id or a folder (default: starter)."}
+    )
+    output_dir: str | None = field(
+        default=None,
+        metadata={"help": "Folder of the release, its report and the split (default: runs/adapt-XX)."},
+    )
+    recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
+    minutes: float = field(default=20.0, metadata={"help": "Time for training; checks and measurements are extra."})
+    replay: float = field(
+        default=1.0,
+        metadata={"help": "Packaged pairs of other languages for each of your pairs, to preserve them; 0 for none."},
+    )
+    anchor: float = field(
+        default=0.0,
+        metadata={"help": "Weight of an objective that keeps English where the original encoder has it; 0 for none."},
+    )
+    data_license: str | None = field(default=None, metadata={"help": "Licence of your bitext, for the model card."})
+    force: bool = field(default=False, metadata={"help": "Train even if the checks find errors."})
+    seed: int = field(default=42, metadata={"help": "Seed of split and training."})
+
+
+@dataclass(frozen=True)
+class AdaptationResult:
+    """What an adaptation produced.
+
+    Attributes:
+        run: The result of the training run.
+        verdict: What changed, in sentences: one for each language, and one for languages that were not trained on.
+        languages: For each language, held-out retrieval before and after with its interval.
+        retention: Retention of languages that were not trained on; None if none was measured.
+        plan: Settings of the run, and why.
+        read: What was read of the corpus.
+        findings: What the checks found.
+        seconds: Duration of everything.
+    """
+
+    run: RunResult
+    verdict: list[str]
+    languages: Mapping[str, Any]
+    retention: Mapping[str, Any] | None
+    plan: Plan
+    read: CorpusReport
+    findings: Sequence[Finding]
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data, as in ``verdict.json``."""
+        return {
+            "verdict": self.verdict,
+            "languages": self.languages,
+            "retention": self.retention,
+            "plan": asdict(self.plan),
+            "read": self.read.to_dict(),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "seconds": self.seconds,
+        }
+
+
+class Adaptation:
+    """Adapts an encoder to a language or several.
+
+    Example::
+
+        from metaphrase.training.adaptation import Adaptation, AdaptationConfig
+
+        result = Adaptation(AdaptationConfig(corpus=["my.tsv"], languages=["sw"])).execute()
+        print(" ".join(result.verdict))
+
+    Args:
+        config: The configuration.
+        command: How it was called, for card and report.
+        show_progress: Show progress bars.
+
+    Attributes:
+        output: The output folder.
+        read: What was read of the corpus, once it is checked.
+        findings: What the checks found.
+        run: The training run, once it has begun.
+
+    Raises:
+        UsageError: A number is out of range, or the corpus lies where this run writes its data.
+    """
+
+    def __init__(
+        self, config: AdaptationConfig, *, command: Sequence[str] | None = None, show_progress: bool = True
+    ) -> None:
+        if config.minutes <= 0 or config.replay < 0 or config.anchor < 0:
+            raise UsageError(
+                f"--minutes must be positive, --replay and --anchor at least 0; they are {config.minutes:g}, "
+                f"{config.replay:g} and {config.anchor:g}."
+            )
+        self.config = config
+        self.command = command
+        self.show_progress = show_progress
+        self.started = time.time()
+        languages = [code for item in config.languages for code in item.replace(",", " ").split()]
+        self.output = Path(config.output_dir or f"runs/adapt-{'-'.join(languages)}")
+        self.data = self.output / "data"
+        self.languages = languages
+        self.sets: dict[str, ParallelSet] = {}
+        self.read = CorpusReport()
+        self.findings: list[Finding] = []
+        self.run: TrainingRun | None = None
+        inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
+        if inside:
+            raise UsageError(
+                f"{inside[0]} lies where this run writes its own data. Copy it elsewhere, or choose another --output_dir."
+            )
+
+    def check(self) -> list[Finding]:
+        """Read the corpus and check it.
+
+        Returns:
+            What the checks found.
+
+        Raises:
+            CorpusError: The corpus cannot be read.
+        """
+        self.sets, self.read = read_corpus(self.config.corpus, languages=self.languages)
+        self.findings = check_corpus(self.sets, seed=self.config.seed)
+        return self.findings
+
+    def execute(self) -> AdaptationResult | None:
+        """Check the corpus, if :meth:`check` has not yet been called; split, plan, train and measure.
+
+        A run that was interrupted resumes from its last checkpoint, with its plan.
+
+        Returns:
+            The result; None on other processes than the first.
+
+        Raises:
+            CorpusError: The checks found errors, or there are too few pairs.
+            CheckpointError: Another process uses the output folder, or it holds checkpoints of another run.
+        """
+        if not self.sets:
+            self.check()
+        if (wrong := errors(self.findings)) and not self.config.force:
+            raise CorpusError(
+                f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Fix the corpus, or pass --force."
+            )
+        splits = split_all(self.sets, seed=self.config.seed)
+        pairs = sum(len(one.train) for one in splits.values())
+        kept = replay(
+            other_languages(self.config, self.sets),
+            int(self.config.replay * pairs),
+            held=held_out(splits.values()),
+            seed=self.config.seed,
+        )
+        with exclusive(self.output):
+            return self._train(splits, kept, pairs)
+
+    def _train(
+        self, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]], pairs: int
+    ) -> AdaptationResult | None:
+        """Train and measure in a folder that no other process writes to."""
+        content = recipe_content(self.config)
+        asked = {
+            "model": self.config.model,
+            "languages": sorted(splits),
+            "recipe": content,
+            "minutes": self.config.minutes,
+            "replay": self.config.replay,
+            "seed": self.config.seed,
+            "pairs": pairs_digest(splits, kept),
+        }
+        tidy(self.output)
+        plan = plan_of_checkpoints(self.output, asked)
+        folders = write_data(self.data, splits, kept)
+        path = write_json(self.data / "recipe.yaml", content)  # JSON is YAML, and writes floats exactly
+        recipe = Recipe.load(path)
+        encoder = load_encoder(self.config.model, default_pooling=recipe.pooling)
+        own = {code: one.train for code, one in splits.items()}
+        corpus = build_corpus(folders["training"], own | dict(kept))
+        if plan is None:
+            plan = plan_run(encoder, recipe, corpus, pairs=pairs, minutes=self.config.minutes, seed=self.config.seed)
+            write_json(self.output / PLAN, {"asked": asked, "plan": asdict(plan)})
+        log_plan(splits, kept, plan)
+        inputs = Inputs(
+            encoder=encoder,
+            corpus=corpus,
+            dev=parallel_sets(folders["dev"], "dev", {code: one.dev for code, one in splits.items()}),
+            tests={
+                HELD_OUT: parallel_sets(folders[HELD_OUT], "test", {code: one.test for code, one in splits.items()}),
+                RETENTION: load_parallel_folder(PACKAGED_DATA / RETENTION),
+            },
+        )
+        self.run = self._run(folders, path, plan, inputs, replayed=kept)
+        result = self.run.execute()
+        return None if result is None else self._judge(result, plan)
+
+    def _run(
+        self, folders: Mapping[str, Path], recipe: Path, plan: Plan, inputs: Inputs, *, replayed: Iterable[str]
+    ) -> TrainingRun:
+        """The training run."""
+        config = RunConfig(
+            model=self.config.model,
+            recipe=str(recipe),
+            corpus=[str(folders["training"])],
+            dev=[str(folders["dev"])],
+            test=[str(folders[HELD_OUT]), str(PACKAGED_DATA / RETENTION)],
+            output_dir=str(self.output),
+            data_license=self.config.data_license,
+            seed=self.config.seed,
+            max_steps=plan.max_steps,
+            per_device_train_batch_size=plan.batch_size,
+            micro_batch_size=plan.micro_batch_size,
+            freeze_word_embeddings=plan.freeze_word_embeddings,
+            learning_rate=plan.learning_rate,
+            head_learning_rate=5e-4,
+            warmup_steps=0.1,
+            batch_sampler="no_duplicates",
+            eval_strategy="steps",
+            eval_steps=plan.eval_steps,
+            save_steps=plan.eval_steps,
+            load_best_model_at_end=True,
+            metric_for_best_model="eval_dev_mean_accuracy",
+            greater_is_better=True,
+            save_total_limit=1,
+            logging_steps=5,
+            resume_from_checkpoint="true",
+            disable_tqdm=not self.show_progress,
+        )
+        return TrainingRun(
+            config,
+            inputs=inputs,
+            callbacks=[EarlyStoppingCallback(early_stopping_patience=PATIENCE)],
+            command=self.command or self._command(),
+            title=f"{self.config.model} adapted to {', '.join(map(language_name, self.sets))}",
+            origins={file_name(language, "train"): PACKAGED for language in replayed},
+        )
+
+    def _command(self) -> list[str]:
+        """The ``metaphrase adapt`` command with these settings."""
+        words = ["metaphrase", "adapt", "--corpus", *self.config.corpus, "--languages", *self.languages]
+        for name in ("model", "recipe", "minutes", "replay", "anchor", "seed", "data_license"):
+            if (value := getattr(self.config, name)) is not None:
+                words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        return words
+
+    def _judge(self, result: RunResult, plan: Plan) -> AdaptationResult:
+        """The verdict on the user's languages and on those that were not trained on; it is written to ``verdict.json``."""
+        own, retained = result.comparisons[HELD_OUT]["languages"], result.retention.get(RETENTION)
+        names = {language: language_name(language) for language in own}
+        verdict = AdaptationResult(
+            run=result,
+            verdict=verdict_in_words(own, retained, names),
+            languages=own,
+            retention=retained,
+            plan=plan,
+            read=self.read,
+            findings=self.findings,
+            seconds=round(time.time() - self.started, 1),
+        )
+        write_json(self.output / "verdict.json", verdict.to_dict())
+        return verdict
+
+
+def parallel_sets(folder: Path, part: str, pairs: Mapping[str, Sequence[Pair]]) -> dict[str, ParallelSet]:
+    """Test sets of the pairs that were written to a folder, from memory."""
+    sets = {}
+    for language, own in pairs.items():
+        sources, targets = (tuple(side) for side in zip(*map(one_line, own), strict=True))
+        sets[language] = ParallelSet(language, sources, targets, folder / file_name(language, part))
+    return sets
+
+
+def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
+    """The recipe of a run: vocabularies are read from the corpus, which suits small machines; with the anchor, if any."""
+    content = Recipe.load(config.recipe).to_dict()
+    for term in content["terms"]:
+        if term["objective"] == "rtl":
+            term["args"] = {**term.get("args", {}), "vocabulary": "english"}
+    if config.anchor:
+        content["terms"].append({"objective": "anchor", "weight": config.anchor})
+    return content
+
+
+def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
+    """The packaged bitext of all languages but the user's; none if nothing is replayed."""
+    if config.replay == 0:
+        return {}
+    packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train")
+    return {language: pairs for language, pairs in packaged.items() if language not in sets}
+
+
+def pairs_digest(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> str:
+    """Digest of all pairs: those for training, early stopping and evaluation."""
+    parts = [[language, one.train, one.dev, one.test] for language, one in sorted(splits.items())]
+    return xxhash.xxh3_64_hexdigest(json.dumps([parts, sorted(kept.items())]).encode())
+
+
+def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
+    """The plan of the run whose checkpoints a folder holds, so that its schedule stays; None if there are none.
+
+    Raises:
+        CheckpointError: They are of another run, or of an unknown one.
+    """
+    if not (present := checkpoint_folders(output)):
+        return None
+    hint = "Choose another --output_dir, or delete that folder to start over."
+    try:
+        left = json.loads((output / PLAN).read_text(encoding="utf-8"))
+        plan, before = Plan(**left["plan"]), dict(left["asked"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(
+            f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or damaged ({error}). "
+            f"{hint}"
+        ) from error
+    now = json.loads(json.dumps(asked))
+    if changed := differences(before, now):
+        raise CheckpointError(
+            f"{output} holds {present[-1].name} of a run that differs in: {', '.join(changed)}. Use the original options to "
+            f"resume it. {hint}"
+        )
+    return plan
+
+
+def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> dict[str, Path]:
+    """Write the pairs that are trained on and held out, so that a run can be repeated and others compared with it.
+
+    Data of an earlier run are deleted.
+    """
+    folders = {name: folder / name for name in ("training", "dev", HELD_OUT)}
+    for part in folders.values():
+        shutil.rmtree(part, ignore_errors=True)
+    for language, one in splits.items():
+        write_pairs(folders["training"], language, "train", one.train)
+        write_pairs(folders["dev"], language, "dev", one.dev)
+        write_pairs(folders[HELD_OUT], language, "test", one.test)
+    for language, pairs in kept.items():
+        write_pairs(folders["training"], language, "train", pairs)
+    return folders
+
+
+def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
+    """The corpus that was written to a folder, from the pairs in memory.
+
+    Args:
+        folder: The folder, with a file for each language.
+        pairs: The pairs of each language.
+
+    Raises:
+        CorpusError: No pair has words on both sides.
+    """
+    cleaning, report = Cleaning(), CorpusReport()
+    rows: dict[tuple[str, str, str], None] = {}
+    files = []
+    for language in sorted(pairs):
+        path = folder / file_name(language, "train")
+        counts = report.of(str(path), language)
+        for line, pair in enumerate(pairs[language], 2):
+            source, target = map(cleaning.tidy, one_line(pair))
+            counts.read += 1
+            reason = cleaning.fault(source, target)
+            if reason is None and (source, target, language) in rows:
+                reason = "duplicate"
+            if reason is not None:
+                counts.drop(reason, f"{path}:{line}")
+                continue
+            counts.kept += 1
+            rows[source, target, language] = None
+        facts: dict[str, Any] = {"path": str(path), "file": path.name, "language": language}
+        facts |= {"languages": sorted({language, TARGET_LANGUAGE}), "pairs": counts.kept}
+        files.append(facts | {"sha256": file_facts(path)["sha256"]})
+    if not rows:
+        raise CorpusError(f"No pair was kept of {folder}.\n{report}")
+    sources, targets, languages = zip(*rows, strict=True)
+    columns = {"source": sources, "target": targets, "source_lang": languages}
+    columns["target_lang"] = (TARGET_LANGUAGE,) * len(rows)
+    return Corpus(Dataset.from_dict({name: list(values) for name, values in columns.items()}), report, files)
+
+
+def log_plan(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]], plan: Plan) -> None:
+    """Log what will be done."""
+    for language, one in splits.items():
+        logger.info(
+            "%s: %s pairs for training, %d for early stopping, %d for evaluation; %s excluded (repeated, or too similar to a "
+            "held-out pair).",
+            language_name(language),
+            f"{len(one.train):,}",
+            len(one.dev),
+            len(one.test),
+            f"{one.excluded:,}",
+        )
+    if kept:
+        logger.info("Other languages in the training data: %s.", ", ".join(sorted(kept)))
+    for reason in plan.reasons:
+        logger.info("- %s", reason)
 
 
 def verdict_in_words(
     languages: Mapping[str, Mapping[str, Any]], retained: Mapping[str, Any] | None, names: Mapping[str, str]
 ) -> list[str]:
-    """What came of it, a sentence for each language, and one for the others.
+    """What changed: a sentence for each language, and one for the others.
 
     Args:
         languages: For each adapted language its row of `compare`.
-        retained: `plots.retention` of the languages that were not adapted; None where none was measured.
+        retained: `plots.retention` of the languages that were not adapted; None if none was measured.
         names: Names of languages.
     """
-    said = {"better": "Better", "tie": "Tie: no difference can be told from chance", "worse": "Worse"}
+    verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
     lines = []
     for language, row in languages.items():
         low, high = row["interval"]
         lines.append(
-            f"{names.get(language, language)}: {said[row['verdict']]}. {row['before']:.1f} → "
+            f"{names.get(language, language)}: {verdicts[row['verdict']]}. {row['before']:.1f} → "
             f"{row['after']:.1f} % on {row['n']} held-out pairs, {row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]."
         )
     if retained is not None:
         pooled, limit = retained["pooled"], retained["limit"]
         low, high = pooled["interval"]
         kept = {
-            "kept": f"were kept (a loss above {limit:g} points can be excluded)",
-            "lost": f"were damaged by more than {limit:g} points",
+            "kept": f"were preserved (a loss of more than {limit:g} points can be excluded)",
+            "lost": f"lost more than {limit:g} points",
             "uncertain": f"may have lost more than {limit:g} points, or not",
         }[retained["verdict"]]
         lines.append(

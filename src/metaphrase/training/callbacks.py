@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from transformers import TrainerCallback
 
 if TYPE_CHECKING:
     from metaphrase.training.trainer import AlignmentTrainer
+
+logger = logging.getLogger(__name__)
 
 
 class StepCallback(TrainerCallback):
@@ -37,3 +40,12 @@ class StepCallback(TrainerCallback):
         if self.trainer.end_step(evaluation_due=control.should_evaluate):
             control.should_training_stop = control.should_save = True
             control.should_evaluate = False
+
+
+class LoggingCallback(TrainerCallback):
+    """Logs what the trainer would print to stdout, which belongs to results."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Log the trainer's values."""
+        if state.is_local_process_zero:
+            logger.info("%s", logs)

@@ -12,14 +12,16 @@ from transformers.trainer_utils import HubStrategy
 from metaphrase.checkpoints.folders import last_good
 from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.exceptions import HubError, UsageError
-from metaphrase.publishing.hub import make_repository, may_pass, push, push_command, release
+from metaphrase.io.hub import is_transient
+from metaphrase.publishing.hub import make_repository, push, push_command
+from metaphrase.publishing.release import release
 from metaphrase.training.loss import AlignmentLoss
 
 logger = logging.getLogger(__name__)
 
 _ONE_RELEASE_PER_LANGUAGE = (
     "A model with a language embedding has one release per language. Write them with "
-    "`metaphrase.publishing.hub.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
+    "`metaphrase.publishing.release.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
 )
 
 
@@ -64,7 +66,7 @@ class PushesReleases(AtomicCheckpoints):
         try:
             self.hub_model_id = make_repository(name, private=private, token=token or self.args.hub_token, later=later)
         except HubError as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise
             if "/" not in name:
                 raise UsageError(

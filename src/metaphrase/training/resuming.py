@@ -15,7 +15,7 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from metaphrase.checkpoints.folders import MANIFEST, differences, last_good, newest, verify
+from metaphrase.checkpoints.folders import MANIFEST, checkpoint_folders, differences, last_good, newest, verify
 from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.loading import origin_of
 from metaphrase.exceptions import CheckpointError
@@ -205,3 +205,31 @@ class ResumableCollator(ParallelCollator):
             self.batches_to_skip -= 1
             return {}
         return super().__call__(examples)
+
+
+def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
+    """The checkpoint of ``--resume_from_checkpoint``: a path, or the last good one of the output folder for ``true``.
+
+    Raises:
+        CheckpointError: The checkpoint does not exist or is damaged, or the folder holds checkpoints and resuming is not
+            configured: a later resume could not tell them from this run's.
+    """
+    output = str(arguments.output_dir)
+    asked = str(arguments.resume_from_checkpoint or "false")
+    if asked.lower() in ("false", "no", "0"):
+        if present := checkpoint_folders(output):
+            raise CheckpointError(
+                f"{output} holds {present[-1].name} of an earlier run. Resume it with "
+                "--resume_from_checkpoint true, or choose another --output_dir."
+            )
+        return None
+    if asked.lower() in ("true", "yes", "1"):
+        checkpoint = newest(output)
+        if checkpoint is None:
+            logger.info("No checkpoint in %s yet; training starts from the beginning.", output)
+    else:
+        checkpoint = Path(asked)
+        verify(checkpoint)
+    if checkpoint is not None:
+        logger.info("Resuming from %s.", checkpoint)
+    return None if checkpoint is None else str(checkpoint)

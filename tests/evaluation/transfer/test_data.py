@@ -58,7 +58,7 @@ def test_machine_translated_training_data(tmp_path):
 
 def test_a_malformed_line_is_named(tmp_path):
     (tmp_path / "dev-en.tsv").write_text("a\tb\tentailment\na\tb\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"dev-en.tsv:2: a line should hold two sentences"):
+    with pytest.raises(ValueError, match=r"dev-en.tsv:2: a line must have two sentences"):
         read_languages(str(tmp_path), XNLI, split="dev")
     (tmp_path / "dev-en.tsv").write_text("a\tb\tperhaps\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"dev-en.tsv:1: .* one of entailment, neutral, contradiction"):
@@ -83,7 +83,7 @@ def test_questions_of_squad_xquad_and_mlqa(questions, tmp_path):
 
 def test_a_file_that_is_no_squad(tmp_path):
     (tmp_path / "dev-en.json").write_text(json.dumps([1]))
-    with pytest.raises(ValueError, match="there is no 'data'"):
+    with pytest.raises(ValueError, match="the key 'data' is missing"):
         read_languages(str(tmp_path), QUESTIONS, split="dev")
 
 
@@ -132,7 +132,7 @@ def test_treebanks_of_a_language_are_joined_and_need_tags(tmp_path):
     (joined,) = read_languages(str(tmp_path), treebank_format(), split="test").values()
     assert len(joined) == 4
     (tmp_path / "es_y-ud-test.conllu").write_text(CONLLU.replace("\tADV\t", "\t_\t"), encoding="utf-8")
-    with pytest.raises(ValueError, match="come without tags"):
+    with pytest.raises(ValueError, match="have no tags"):
         read_languages(str(tmp_path), treebank_format(), split="test")
 
 

@@ -17,20 +17,17 @@ from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, PairCollator, finetune_classification
 from metaphrase.evaluation.transfer.data import Benchmark, pairs_format
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.evaluation.transfer.planning import load_benchmark, plan
 from metaphrase.evaluation.transfer.running import (
     FineTuner,
-    FineTuningArguments,
-    FineTuningOptions,
     KeepChosen,
     choose,
     dev_history,
     last_checkpoint,
-    load_benchmark,
-    plan,
-    predict,
-    ratio_interval,
     results_table,
 )
+from metaphrase.evaluation.transfer.tasks import predict, ratio_interval
 from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
@@ -186,7 +183,7 @@ def test_dev_data_are_given_or_held_out(nli):
     found = load_benchmark(replace(options, dev=None), XNLI, seed=0)
     assert [len(data["sw"]) for data in (found.train, found.dev, found.test)] == [54, 6, 60]
     assert not set(found.train["en"]["premise"]) & set(found.dev["en"]["premise"])
-    with pytest.raises(ValueError, match="in place of"):
+    with pytest.raises(ValueError, match="--halves replaces"):
         load_benchmark(replace(options, halves=str(nli)), XNLI, seed=0)
     with pytest.raises(ValueError, match="Give --train and --test"):
         load_benchmark(FineTuningOptions(train=str(nli)), XNLI, seed=0)
@@ -308,11 +305,11 @@ def test_a_finished_program_runs_nothing_again(options, tmp_path, monkeypatch):
     assert finetune_classification(options, arguments(tmp_path)) == json.loads(json.dumps(first))
     (tmp_path / "results.json").unlink()  # the runs are there still
     assert finetune_classification(options, arguments(tmp_path))["languages"] == first["languages"]
-    with pytest.raises(ValueError, match=r"begun with learning_rate 0.001, not 0.01"):
+    with pytest.raises(ValueError, match=r"started with learning_rate 0.001, not 0.01"):
         finetune_classification(options, arguments(tmp_path, learning_rate=1e-2))
-    with pytest.raises(ValueError, match=r"begun with max_length 48, not 40"):
+    with pytest.raises(ValueError, match=r"started with max_length 48, not 40"):
         finetune_classification(replace(options, max_length=40), arguments(tmp_path))
-    with pytest.raises(ValueError, match="give --output_dir"):
+    with pytest.raises(ValueError, match="Give --output_dir"):
         finetune_classification(options, arguments(""))
 
 

@@ -11,7 +11,7 @@ from tokenizers import decoders
 from transformers import XLMRobertaConfig, XLMRobertaModel
 
 from metaphrase.evaluation.transfer.encoders import encoder_source
-from metaphrase.evaluation.transfer.running import FineTuningArguments
+from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.translation import (
     IGNORED,
     TargetPieces,
@@ -232,7 +232,7 @@ def test_program(tiny_encoder_dir, bitext_dir, tmp_path, capsys):
     capsys.readouterr()
     assert program("finetune_translation").main(arguments) == 0  # finished: the table again
     assert "bleu" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="begun with num_beams 2, not 3"):
+    with pytest.raises(ValueError, match="started with num_beams 2, not 3"):
         program("finetune_translation").main([*arguments, "--num_beams", "3"])
 
 

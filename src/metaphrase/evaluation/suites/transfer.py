@@ -30,8 +30,9 @@ from metaphrase.evaluation.suites.benchmarks import (
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
 from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
 from metaphrase.evaluation.transfer.data import ENGLISH, pairs_format
+from metaphrase.evaluation.transfer.options import FineTuningArguments
+from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
-from metaphrase.evaluation.transfer.running import FineTuningArguments, load_benchmark
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
 
 #: Hyperparameters of the fine-tuned suites: minutes on two CPU cores, enough to compare encoders with each other.

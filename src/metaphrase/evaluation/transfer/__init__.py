@@ -1,13 +1,15 @@
-"""The fine-tuned benchmarks: an encoder under one of transformers' own heads, trained on English, measured in every language.
+"""Fine-tuned benchmarks: an encoder with a task head is trained on English and measured in every language.
 
-The programs are ``trainers/finetune_*.py``; each task has a module here. Translation needs ``metaphrase[finetuning]``.
+The programs are ``trainers/finetune_*.py``; each task is a module of this package. Translation requires the extra
+``metaphrase[finetuning]``.
 """
 
 from pathlib import Path
 
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, finetune_classification
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
-from metaphrase.evaluation.transfer.running import FineTuningArguments, FineTuningOptions, results_table
+from metaphrase.evaluation.transfer.running import results_table
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
 
 #: Folder of the hyperparameters at a small scale.

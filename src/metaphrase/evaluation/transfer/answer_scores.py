@@ -1,10 +1,10 @@
-"""Extractive question answering: exact match and F1 of answers, as the official scripts of MLQA and SQuAD count them.
+"""Scores of extractive question answering: exact match and F1, as in the official scripts of MLQA and SQuAD.
 
-MLQA's script normalises an answer by its language; SQuAD's, which also scores XQuAD, takes every text for English. Both
-score a question by the best of its gold answers and give 0 for a question without an answer.
+The script of MLQA normalizes an answer by its language. The script of SQuAD, which also scores XQuAD, treats every text as
+English. Both score a question by the best of its gold answers, and give 0 to a question without an answer.
 
-References: Lewis et al. 2020, "MLQA: Evaluating Cross-lingual Extractive Question Answering" (section 6.1 and its evaluation
-script); Rajpurkar et al. 2016, "SQuAD" (section 6.1 and its evaluation script).
+References: Lewis et al. 2020, "MLQA: Evaluating Cross-lingual Extractive Question Answering" (section 6.1 and its
+evaluation script); Rajpurkar et al. 2016, "SQuAD" (section 6.1 and its evaluation script).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from metaphrase.exceptions import DataError
 
-#: What is dropped as an article, by language. Hindi and Chinese have none. The Arabic article goes wherever its two
-#: letters stand, inside a word too: so the official script does it.
+#: Articles that are removed, by language. Hindi and Chinese have none. The two letters of the Arabic article are removed
+#: everywhere, even inside a word, as in the official script.
 ARTICLES = {
     "en": r"\b(?:a|an|the)\b",
     "es": r"\b(?:un|una|unos|unas|el|la|los|las)\b",
@@ -38,7 +38,7 @@ class AnswerScores:
 
     Attributes:
         f1: Mean F1 over the words of an answer, in percent.
-        exact_match: Share of answers that are right to the word, in percent.
+        exact_match: Share of answers that match exactly, in percent.
         f1_n: F1 of each question, in [0, 1].
     """
 
@@ -52,11 +52,12 @@ def normalise_answer(text: str, language: str | None) -> str:
 
     Args:
         text: The answer.
-        language: One of MLQA's seven: en es hi vi de ar zh. Punctuation is then all that Unicode calls so and ASCII's
-            symbols; each Chinese character is a word. None normalises as SQuAD: English articles, ASCII punctuation.
+        language: One of the seven languages of MLQA: en es hi vi de ar zh. Punctuation is then Unicode's punctuation and
+            the ASCII symbols, and each Chinese character is a word. None normalizes as SQuAD does: English articles,
+            ASCII punctuation.
 
     Raises:
-        ValueError: MLQA has no such language.
+        DataError: MLQA does not have the language.
 
     >>> normalise_answer("The U.S. «Army»", "en"), normalise_answer("The U.S. «Army»", None)
     ('us army', 'us «army»')
@@ -65,7 +66,7 @@ def normalise_answer(text: str, language: str | None) -> str:
     """
     if language is not None and language not in ARTICLES:
         raise DataError(
-            f"MLQA's normalisation knows {', '.join(ARTICLES)}, not {language!r}; score other languages as SQuAD does."
+            f"MLQA normalizes {', '.join(ARTICLES)}, not {language!r}. Score other languages as SQuAD does."
         )
     text = "".join(char for char in text.lower() if not _is_punctuation(char, everywhere=language is not None))
     articles = ARTICLES["en" if language is None else language]
@@ -83,7 +84,7 @@ def _is_punctuation(char: str, *, everywhere: bool) -> bool:
 def answer_f1(prediction: str, gold: str, language: str | None) -> float:
     """Harmonic mean of precision and recall over the words of an answer, in [0, 1].
 
-    Two answers that normalise to nothing have no word in common: 0, although they match exactly.
+    Two answers that are empty after normalization have no common word: their F1 is 0, although they match exactly.
 
     >>> answer_f1("the red house", "a red car", "en")
     0.5
@@ -97,22 +98,22 @@ def answer_f1(prediction: str, gold: str, language: str | None) -> float:
 
 
 def exact_match(prediction: str, gold: str, language: str | None) -> bool:
-    """Whether two answers are equal once normalised."""
+    """Whether two answers are equal after normalization."""
     return normalise_answer(prediction, language) == normalise_answer(gold, language)
 
 
 def answer_scores(
     predictions: Mapping[str, str], golds: Mapping[str, Sequence[str]], language: str | None
 ) -> AnswerScores:
-    """Score answers against the gold ones, each by the best of its question.
+    """Score answers against gold answers; the best gold answer of a question counts.
 
     Args:
-        predictions: Answers by question id. A question that is not there scores 0.
-        golds: Gold answers by question id, at least one each.
+        predictions: Answers by question id. A missing question scores 0.
+        golds: Gold answers by question id, at least one per question.
         language: Language of the contexts, see :func:`normalise_answer`.
 
     Raises:
-        ValueError: There is no question.
+        ValueError: There are no questions.
     """
     if not golds:
         raise ValueError("There are no questions to score.")

@@ -1,4 +1,4 @@
-"""Pairs of sentences: natural language inference (XNLI) and paraphrases (PAWS-X).
+"""Classification of sentence pairs: natural language inference (XNLI) and paraphrases (PAWS-X).
 
 References: Conneau et al. 2018, "XNLI: Evaluating Cross-lingual Sentence Representations"; Yang et al. 2019, "PAWS-X: A
 Cross-lingual Adversarial Dataset for Paraphrase Identification".
@@ -18,15 +18,10 @@ from metaphrase.corpus.code_switching import NLI, PARAPHRASES, PairedTexts
 from metaphrase.evaluation.significance import bootstrap_interval
 from metaphrase.evaluation.transfer.data import Row, pairs_format
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head, make_linear
-from metaphrase.evaluation.transfer.running import (
-    FineTuningArguments,
-    FineTuningOptions,
-    Score,
-    Task,
-    fine_tune,
-    load_benchmark,
-    predict,
-)
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.evaluation.transfer.planning import load_benchmark
+from metaphrase.evaluation.transfer.running import fine_tune
+from metaphrase.evaluation.transfer.tasks import Score, Task, predict
 
 #: Columns and classes of a task.
 TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
@@ -37,26 +32,28 @@ TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
 
 @dataclass
 class ClassificationOptions(FineTuningOptions):
-    """Which encoder, on which pairs, how measured."""
+    """Which encoder is fine-tuned, on which pairs, and how it is measured."""
 
-    task: Literal["xnli", "pawsx"] = field(default="xnli", metadata={"help": "Whose columns and classes."})
+    task: Literal["xnli", "pawsx"] = field(
+        default="xnli", metadata={"help": "Task, which defines the columns and classes."}
+    )
     head: Literal["model", "linear"] = field(
         default="model",
         metadata={
-            "help": "model: transformers' own, a dense layer with tanh before the classifier; linear: none, the classifier "
-            "sees the first token (MGC)."
+            "help": "model: the head of transformers, with a dense layer and tanh before the classifier; linear: a linear "
+            "classifier on the first token (MGC)."
         },
     )
 
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Turns pairs of texts into a batch; where they are too long, the longer text is cut.
+    """Turns pairs of texts into a batch. If a pair is too long, its longer text is truncated.
 
     Attributes:
-        tokenizer: The encoder's.
+        tokenizer: Tokenizer of the encoder.
         columns: Names of the two texts.
-        max_length: Pieces of a pair, special ones included.
+        max_length: Maximum number of pieces of a pair, including special tokens.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -73,7 +70,7 @@ class PairCollator:
 
 
 def classify(model: PreTrainedModel, data: Dataset, collate: PairCollator, *, batch_size: int = 32) -> list[int]:
-    """The class that a model gives to each pair."""
+    """Class that a model predicts for each pair."""
     columns = collate.columns
     return predict(
         model,

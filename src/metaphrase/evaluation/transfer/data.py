@@ -1,15 +1,15 @@
-"""Reading the benchmarks of the fine-tuned tasks, from folders in their own formats or from the Hub.
+"""Reading the data of the fine-tuned tasks, from folders in their own formats or from the Hub.
 
-A source is ``PATH[@split]`` or ``hf:org/name[:config][@split]``. A path is a file or a folder of files that are named as
-their benchmark names them; a config may hold ``{language}``::
+A source is ``PATH[@split]`` or ``hf:org/name[:config][@split]``. A path is a file, or a folder of files with the names of
+their benchmark. A config may contain ``{language}``::
 
     data/xnli@dev                       dev-en.tsv.gz, dev-sw.tsv.gz, …
-    data/train-v1.1.json                SQuAD: English, as no language is named
-    data/ud@test                        en_ewt-ud-test.conllu, sw_…: the treebanks of a language are joined
+    data/train-v1.1.json                SQuAD: English, because the name has no language
+    data/ud@test                        en_ewt-ud-test.conllu, sw_…: the treebanks of a language are concatenated
     hf:facebook/xnli:{language}@test
 
-Every reader gives a data set for each language; its column ``item`` names an item, the same in all languages of a parallel
-benchmark, by which translations find each other.
+Every reader returns a data set per language. Its column ``item`` identifies an item. In a parallel benchmark, the
+translations of an item have the same identifier.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ENGLISH = "en"
 _TAGS = "ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X"
 UPOS = tuple(_TAGS.split())
 
-#: What the word that stands for several (Spanish "del") is tagged as, where none of them heads the others: the first of
-#: these. XTREME's conversion of the treebanks.
+#: Priority of tags for a written word that consists of several syntactic words (Spanish "del") if none of them is the
+#: head of the others, as in XTREME's conversion of the treebanks.
 _FUSED_TAGS = {
     "": [
         "VERB",
@@ -73,7 +73,7 @@ Languages = dict[str, Dataset]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What is trained on, what chooses the checkpoint, what is measured: a data set for each language."""
+    """Training data, dev data, which choose the checkpoint, and test data: a data set per language each."""
 
     train: Languages
     dev: Languages
@@ -82,13 +82,13 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Format:
-    """How the files of a task are named, and what their rows are.
+    """Names and rows of the files of a task.
 
     Attributes:
-        names: File names with a group ``language``, and ``split`` where the name tells it.
-        read: The rows of a file, and its language.
-        adapt: Number and row of a Hub data set to a row, or None for one to drop.
-        group: Column whose equal values must not be torn apart when items are split.
+        names: Patterns of file names with a group ``language``, and ``split`` if the name has it.
+        read: Reads the rows of a file of a language.
+        adapt: Turns the number and row of a Hub data set into a row, or None to drop it.
+        group: Column whose equal values stay together when items are split.
     """
 
     names: tuple[re.Pattern[str], ...]
@@ -103,17 +103,17 @@ def read_languages(
     """Read a source.
 
     Args:
-        source: See the module.
-        form: The task's files.
-        split: Split of a source that names none.
-        languages: Languages to read; None reads all. A file that names no language is English.
-        limit: Rows of each language, the first so many.
+        source: See the module docstring.
+        form: Format of the task.
+        split: Split to read if the source does not name one.
+        languages: Languages to read; None reads all. A file without a language in its name is English.
+        limit: Maximum number of rows per language.
 
     Returns:
-        English first, the others by their codes.
+        English first, then the others sorted by code.
 
     Raises:
-        FileNotFoundError: There is no such folder, split or language.
+        FileNotFoundError: The folder, the split or a language does not exist.
         ValueError: A file is malformed or empty.
     """
     place, _, asked = source.partition("@")
@@ -123,7 +123,7 @@ def read_languages(
     for language, found in rows(place, form, split, languages):
         part = list(found if limit is None else _first(found, limit))
         if not part:
-            raise DataError(f"{source} holds nothing for {language!r}.")
+            raise DataError(f"{source} has no rows for {language!r}.")
         data = Dataset.from_list(part)
         sets[language] = concatenate_datasets([sets[language], data]) if language in sets else data
     if missing := sorted(set(languages or ()) - set(sets)):
@@ -146,7 +146,7 @@ def _file_rows(
 ) -> Iterator[tuple[str, Iterator[Row]]]:
     path = Path(place)
     if not path.exists():
-        raise MissingFileError(f"There is no {path}.")
+        raise MissingFileError(f"{path} does not exist.")
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         name = file.name.removesuffix(".gz")
         match = next((match for pattern in form.names if (match := pattern.fullmatch(name))), None)
@@ -163,7 +163,7 @@ def _hub_rows(
 ) -> Iterator[tuple[str, Iterator[Row]]]:
     match = _HUB.fullmatch(place)
     if match is None:
-        raise DataError(f"{place!r} is no Hub data set; write hf:org/name[:config][@split].")
+        raise DataError(f"{place!r} is not a Hub data set. Write hf:org/name[:config][@split].")
     name, config = match["name"], match["config"]
     configs: dict[str, str | None] = {ENGLISH: config}
     if config is not None and "{language}" in config:
@@ -180,7 +180,7 @@ def _hub_rows(
 
 
 def _named(data: Dataset) -> Iterator[Row]:
-    """Rows of a Hub data set with the names of its classes in place of their numbers."""
+    """Rows of a Hub data set with class names instead of class numbers."""
     kinds = {name: getattr(kind, "feature", kind) for name, kind in data.features.items()}
     names = {name: kind.names for name, kind in kinds.items() if hasattr(kind, "names")}
     for row in data:
@@ -197,16 +197,18 @@ def _named(data: Dataset) -> Iterator[Row]:
 def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
     """Labelled pairs of sentences: XNLI and PAWS-X.
 
-    Lines are ``first<TAB>second<TAB>label``, an identifier may stand in front, a header is passed over, and there is no
-    quoting. Untranslated rows ("NS" in PAWS-X, or nothing) are dropped.
+    Lines are ``first<TAB>second<TAB>label``, optionally preceded by an identifier. A header is skipped, and quotation marks
+    are text. Untranslated rows ("NS" in PAWS-X, or empty) are dropped.
 
     Args:
         columns: Names of the two columns.
-        labels: The classes; a row's label is its place among them.
+        labels: The classes; the label of a row is an index into them.
     """
     classes = {label: number for number, label in enumerate(labels)}
     if "contradiction" in classes:
-        classes["contradictory"] = classes["contradiction"]  # so the machine-translated training sets call it
+        classes["contradictory"] = classes[
+            "contradiction"
+        ]  # name of the class in the machine-translated training sets
 
     def row_of(item: int, first: str, second: str, label: str) -> Row | None:
         if first.strip() in _UNTRANSLATED or second.strip() in _UNTRANSLATED:
@@ -222,7 +224,7 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
                     continue
                 if len(fields) not in (3, 4) or fields[-1].strip() not in classes:
                     raise DataError(
-                        f"{path}:{number + 1}: a line should hold two sentences and one of {', '.join(labels)}, separated by "
+                        f"{path}:{number + 1}: a line must have two sentences and one of {', '.join(labels)}, separated by "
                         f"tabs, but is {line.rstrip()[:80]!r}."
                     )
                 row = row_of(number, fields[-3], fields[-2], fields[-1].strip())
@@ -260,7 +262,7 @@ def _read_questions(path: Path, language: str) -> Iterator[Row]:
         except (json.JSONDecodeError, RecursionError) as error:
             raise DataError(f"{path} is not in SQuAD's JSON format: {error}.") from error
     if not isinstance(content, dict) or "data" not in content:
-        raise DataError(f"{path} is not in SQuAD's JSON format: there is no 'data'.")
+        raise DataError(f"{path} is not in SQuAD's JSON format: the key 'data' is missing.")
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
@@ -291,9 +293,9 @@ def treebank_format(*, fused: bool = False) -> Format:
     """Words and their universal part-of-speech tags, from CoNLL-U.
 
     Args:
-        fused: Where one written word stands for several syntactic ones ("del", "don't"), take the written word, with the
-            tag of the one that is highest in the tree. XTREME does; without it syntactic words are tagged, as Universal
-            Dependencies are.
+        fused: Read written words. A written word that consists of several syntactic words ("del", "don't") has the tag of
+            the one that is highest in the tree, as in XTREME. By default syntactic words are read, as in Universal
+            Dependencies.
     """
 
     def read(path: Path, language: str) -> Iterator[Row]:
@@ -301,11 +303,11 @@ def treebank_format(*, fused: bool = False) -> Format:
             for number, sentence in enumerate(_sentences(lines)):
                 words, tags = _fused(sentence, language) if fused else _syntactic(sentence)
                 if sum(word == "_" for word in words) >= max(1, len(words) - 1):
-                    continue  # a treebank whose text is not free
+                    continue  # a treebank without its text, for reasons of copyright
                 if unknown := sorted(set(tags) - set(UPOS)):
                     raise DataError(
-                        f"{path}: sentence {number + 1} has the tags {', '.join(unknown)}; known are {', '.join(UPOS)}. "
-                        "XTREME's test files come without tags: take those of Universal Dependencies."
+                        f"{path}: sentence {number + 1} has unknown tags: {', '.join(unknown)}. The tags are "
+                        f"{', '.join(UPOS)}. The test files of XTREME have no tags. Use those of Universal Dependencies."
                     )
                 yield {"item": f"{path.name}#{number}", "words": words, "tags": tags}
 
@@ -366,16 +368,16 @@ def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str],
 
 
 def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, seed: int) -> dict[str, str]:
-    """Deal the English items out to parts.
+    """Distribute the English items over parts.
 
-    Items with the same premise or paragraph go to the same part. Parts are filled one after the other with groups drawn at
-    random; the last one takes what is left.
+    Items with the same premise or paragraph are assigned to the same part. Parts are filled one by one with random groups;
+    the last part takes the rest.
 
     Args:
         english: The English data set.
-        group: Its column whose equal values stay together.
+        group: Column whose equal values stay together.
         shares: Share of the items for each part.
-        seed: Of the drawing.
+        seed: Seed of the random order.
 
     Returns:
         The part of each item.
@@ -398,7 +400,7 @@ def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, se
 
 
 def take(sets: Languages, part_of: Mapping[str, str], part: str) -> Languages:
-    """Of each language the items of a part; items that are in no part are in none."""
+    """Items of a part in each language."""
     return {
         language: data.select([at for at, item in enumerate(data["item"]) if part_of.get(item) == part])
         for language, data in sets.items()
@@ -406,12 +408,12 @@ def take(sets: Languages, part_of: Mapping[str, str], part: str) -> Languages:
 
 
 def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) -> Dataset:
-    """Put the English originals beside translated items, for code-switching.
+    """Add the English originals as columns to translated items, for code-switching.
 
     Args:
         translated: Items of another language.
-        english: The items that they were translated from.
-        columns: Which columns have an original.
+        english: The original items.
+        columns: The columns that have an original.
 
     Returns:
         The items that have an original.
@@ -423,7 +425,7 @@ def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) 
             original = english[place[row["item"]]]
             rows.append(row | {column + columns.suffix: original[column] for column in columns.switched})
     if not rows:
-        raise DataError("No translated item has an English original: their identifiers differ.")
+        raise DataError("No translated item has an English original. Their identifiers differ.")
     if len(rows) < len(translated):
         logger.info("%d of %d items have no English original.", len(translated) - len(rows), len(translated))
     return Dataset.from_list(rows)

@@ -1,4 +1,4 @@
-"""Putting an encoder under one of transformers' own heads."""
+"""Loading an encoder into a transformers model with a task head."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from metaphrase.exceptions import ModelError
 
 @dataclass(frozen=True)
 class EncoderSource:
-    """Where the transformer of an encoder lies.
+    """Location of the transformer of an encoder.
 
     Attributes:
         name: Folder or Hub id.
-        subfolder: Folder in it; older SentenceTransformers have ``0_Transformer``.
+        subfolder: Subfolder; ``0_Transformer`` in older SentenceTransformers.
     """
 
     name: str
@@ -31,7 +31,7 @@ class EncoderSource:
 
     @property
     def sha256(self) -> str | None:
-        """SHA-256 of the encoder's weights; None where they are not in one ``model.safetensors``."""
+        """SHA-256 of the weights; None if they are not in a single ``model.safetensors``."""
         weights = cached_file(
             self.name,
             "model.safetensors",
@@ -52,8 +52,8 @@ def encoder_source(name_or_path: str | Path) -> EncoderSource:
         name_or_path: ``"starter"``, a Hub id or a folder, of a SentenceTransformer or of a bare transformer.
 
     Raises:
-        ValueError: It is a SentenceTransformer whose first module is no transformer.
-        OSError: There is no such encoder.
+        ModelError: It is a SentenceTransformer whose first module is not a transformer.
+        OSError: The encoder does not exist.
     """
     name = str(name_or_path)
     if name == STARTER:
@@ -82,13 +82,13 @@ def load_with_head(
     freeze_word_embeddings: bool = False,
     **config: Any,
 ) -> PreTrainedModel:
-    """Load an encoder's weights into a model with a head of its own, which is initialised at random.
+    """Load the weights of an encoder into a model with a randomly initialized head.
 
     Args:
         source: The encoder.
-        head: ``AutoModelForSequenceClassification`` or another of transformers' classes.
-        dropout: Dropout of hidden states and attention, in place of the encoder's own.
-        freeze_word_embeddings: Keep the word embeddings as they are.
+        head: ``AutoModelForSequenceClassification`` or another auto class of transformers.
+        dropout: Dropout of hidden states and attention; None keeps that of the encoder.
+        freeze_word_embeddings: Freeze the word embeddings.
         config: Settings of the head, such as ``num_labels``.
     """
     settings = AutoConfig.from_pretrained(source.name, subfolder=source.subfolder, **config)
@@ -101,19 +101,19 @@ def load_with_head(
 
 
 def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
-    """The encoder's tokenizer.
+    """Load the tokenizer of an encoder.
 
     Raises:
-        ValueError: It cannot say which characters a piece covers.
+        ModelError: The tokenizer has no character offsets.
     """
     tokenizer = AutoTokenizer.from_pretrained(source.name, subfolder=source.subfolder)
     if not tokenizer.is_fast:
-        raise ModelError(f"{source.name} has a tokenizer without offsets; the tasks need a fast one.")
+        raise ModelError(f"{source.name} has a tokenizer without character offsets. The tasks need a fast tokenizer.")
     return tokenizer
 
 
 class FirstToken(nn.Module):
-    """The state of the first token, in place of a pooler."""
+    """State of the first token, as a replacement of a pooler."""
 
     def forward(self, states_bsh: Tensor) -> Tensor:
         """The first state of each sequence, shape ``(batch, hidden)``."""
@@ -126,7 +126,7 @@ class LinearClassifier(nn.Module):
     Args:
         hidden: Width of the encoder.
         labels: Number of classes.
-        dropout: Share of the state that is dropped in training.
+        dropout: Dropout rate of the state.
     """
 
     def __init__(self, hidden: int, labels: int, dropout: float) -> None:
@@ -140,12 +140,12 @@ class LinearClassifier(nn.Module):
 
 
 def make_linear(model: PreTrainedModel) -> None:
-    """Take the dense layer and its tanh out of a sequence classifier's head: BERT's pooler, or the one in XLM-R's head.
+    """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or that of XLM-R's head.
 
     Reference: Li et al. 2021 (MGC), section 3.3: a linear classifier on top of the first token.
 
     Raises:
-        ValueError: The model has neither.
+        ModelError: The model has neither.
     """
     config = model.config
     if getattr(model.base_model, "pooler", None) is not None:
@@ -156,4 +156,4 @@ def make_linear(model: PreTrainedModel) -> None:
         nn.init.zeros_(model.classifier.out_proj.bias)
         model.classifier.train(model.training)
     else:
-        raise ModelError(f"{type(model).__name__} has no pooler to take out; use its own head.")
+        raise ModelError(f"{type(model).__name__} has no pooler to remove. Use its own head.")

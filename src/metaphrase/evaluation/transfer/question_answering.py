@@ -1,7 +1,7 @@
-"""Questions with answers in a text: trained on SQuAD, measured on XQuAD and MLQA.
+"""Extractive question answering: trained on SQuAD, measured on XQuAD and MLQA.
 
-Question and context are of the same language throughout (MLQA's "XLT"). A context that is too long is read in overlapping
-windows; of the spans that the windows propose the best one is the answer.
+Question and context have the same language (MLQA's "XLT"). A long context is read in overlapping windows. The answer is
+the best span of all windows.
 
 References: Rajpurkar et al. 2016 (SQuAD); Artetxe et al. 2020 (XQuAD); Lewis et al. 2020 (MLQA); the windows are those of
 Devlin et al. 2019 (BERT).
@@ -25,47 +25,45 @@ from metaphrase.evaluation.significance import bootstrap_interval
 from metaphrase.evaluation.transfer.answer_scores import ARTICLES, AnswerScores, answer_scores
 from metaphrase.evaluation.transfer.data import QUESTIONS, Row
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
-from metaphrase.evaluation.transfer.running import (
-    FineTuningArguments,
-    FineTuningOptions,
-    Score,
-    Task,
-    fine_tune,
-    load_benchmark,
-    predict,
-)
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.evaluation.transfer.planning import load_benchmark
+from metaphrase.evaluation.transfer.running import fine_tune
+from metaphrase.evaluation.transfer.tasks import Score, Task, predict
 
 
 @dataclass
 class QuestionAnsweringOptions(FineTuningOptions):
-    """Which encoder, on which questions, how measured."""
+    """Which encoder is fine-tuned, on which questions, and how it is measured."""
 
-    max_length: int = field(default=384, metadata={"help": "Pieces of a window, question and special ones included."})
-    doc_stride: int = field(default=128, metadata={"help": "Pieces from the start of a window to that of the next."})
-    max_query_length: int = field(default=64, metadata={"help": "Pieces kept of a question."})
-    max_answer_length: int = field(default=30, metadata={"help": "Pieces of an answer at most."})
-    n_best: int = field(default=20, metadata={"help": "Starts and ends that are tried of each window."})
+    max_length: int = field(
+        default=384,
+        metadata={"help": "Maximum number of pieces of a window, including the question and special tokens."},
+    )
+    doc_stride: int = field(default=128, metadata={"help": "Pieces between the starts of two windows."})
+    max_query_length: int = field(default=64, metadata={"help": "Maximum number of pieces of a question."})
+    max_answer_length: int = field(default=30, metadata={"help": "Maximum number of pieces of an answer."})
+    n_best: int = field(default=20, metadata={"help": "Number of starts and ends to consider in each window."})
     scoring: Literal["mlqa", "squad"] = field(
         default="mlqa",
         metadata={
-            "help": "mlqa: answers are normalised by their language (languages that MLQA lacks as squad does); squad: all "
-            "as English, as XTREME scores XQuAD."
+            "help": "mlqa: normalize answers by their language (as squad for languages that MLQA lacks); squad: normalize "
+            "all answers as English, as XTREME scores XQuAD."
         },
     )
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of a context, behind its question.
+    """A question with a part of its context.
 
     Attributes:
-        inputs: What the encoder reads: ``input_ids``, ``attention_mask`` and ``token_type_ids`` where it has some, each of
+        inputs: Inputs of the encoder: ``input_ids``, ``attention_mask`` and, if it has them, ``token_type_ids``, each of
             shape ``(pieces,)``.
-        offsets: First character in the context and the one behind the last, of each piece; of a piece that is no part of
-            the context −1, shape ``(pieces, 2)``.
-        central: Whether no other window shows the piece with more context around it, shape ``(pieces,)``.
-        start: The piece where the answer starts; 0, the first special piece, where the window does not hold it all.
-        end: The piece where it ends.
+        offsets: First character and exclusive end of each piece in the context, −1 for pieces outside the context, shape
+            ``(pieces, 2)``.
+        central: Whether the piece has more context in this window than in any other, shape ``(pieces,)``.
+        start: First piece of the answer; 0, the first special token, if the window does not contain the whole answer.
+        end: Last piece of the answer.
     """
 
     inputs: dict[str, NDArray[np.int64]]
@@ -77,13 +75,13 @@ class Window:
 
 @dataclass(frozen=True)
 class Windows:
-    """Cuts questions with their contexts into windows.
+    """Splits questions with their contexts into windows.
 
     Attributes:
-        tokenizer: The encoder's.
-        max_length: Pieces of a window.
-        doc_stride: Pieces of the context from the start of a window to that of the next.
-        max_query_length: Pieces kept of a question.
+        tokenizer: Tokenizer of the encoder.
+        max_length: Maximum number of pieces of a window.
+        doc_stride: Pieces of the context between the starts of two windows.
+        max_query_length: Maximum number of pieces of a question.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -92,13 +90,13 @@ class Windows:
     max_query_length: int = 64
 
     def __call__(self, row: Row) -> list[Window]:
-        """The windows of a question; the first of its answers is marked."""
+        """Windows of a question, with its first answer marked."""
         question, pieces = self._shortened(row["question"].strip())
         room = self.max_length - pieces - self.tokenizer.num_special_tokens_to_add(pair=True)
         if room < 1:
             raise ValueError(
-                f"A question of {pieces} pieces leaves no room for its context in {self.max_length}. Give more --max_length "
-                "or less --max_query_length."
+                f"A question of {pieces} pieces leaves no room for its context in {self.max_length} pieces. Increase "
+                "--max_length or decrease --max_query_length."
             )
         step = min(self.doc_stride, room)
         encoded = self.tokenizer(
@@ -142,7 +140,7 @@ class Windows:
 
 
 def _with_central(windows: Sequence[Window], step: int) -> list[Window]:
-    """Mark in which window each piece of the context has the most context, the first of equals."""
+    """Mark the window in which each piece has the most context; the first of ties."""
     best: dict[int, tuple[float, int]] = {}
     for number, window in enumerate(windows):
         count = int(window.central.sum())
@@ -161,10 +159,10 @@ def _with_central(windows: Sequence[Window], step: int) -> list[Window]:
 
 @dataclass(frozen=True)
 class WindowCollator:
-    """Pads windows to one length.
+    """Pads windows to the same length.
 
     Attributes:
-        tokenizer: The encoder's.
+        tokenizer: Tokenizer of the encoder.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -187,19 +185,19 @@ def best_answer(
     n_best: int = 20,
     max_answer_length: int = 30,
 ) -> str:
-    """The span with the highest sum of its start's and its end's logit, over all windows of a question.
+    """The span with the highest sum of start logit and end logit over all windows of a question.
 
-    A span starts at a piece that has no more context in another window; the first of equals wins.
+    A span starts at a piece that is central in its window. The first of ties is the answer.
 
     Args:
         context: The text.
         windows: Its windows.
-        logits: Of each window those of the start and of the end, shape ``(2, pieces)``.
-        n_best: Highest starts and ends of each window that are tried.
-        max_answer_length: Pieces of a span at most.
+        logits: Logits of the start and of the end for each window, shape ``(2, pieces)``.
+        n_best: Number of highest starts and ends to consider in each window.
+        max_answer_length: Maximum number of pieces of a span.
 
     Returns:
-        The words of the span; nothing where no span is possible.
+        The text of the span; empty if no span is possible.
     """
     best, answer = -np.inf, ""
     for window, scores_2t in zip(windows, logits, strict=True):
@@ -222,7 +220,7 @@ def answer_questions(
     max_answer_length: int = 30,
     batch_size: int = 32,
 ) -> dict[str, str]:
-    """A model's answer to each question, by the question's ``item``."""
+    """Answer of a model to each question, by the ``item`` of the question."""
     rows = data.to_list()
     cut = [windows(row) for row in rows]
     logits = iter(
@@ -253,7 +251,7 @@ def _logits(output: Any, windows: Sequence[Window]) -> list[NDArray[np.floating]
 
 
 def score_answers(answers: Mapping[str, str], data: Dataset, language: str | None) -> AnswerScores:
-    """Score answers against a data set's own; see :func:`metaphrase.evaluation.transfer.answer_scores.answer_scores`."""
+    """Score answers against those of a data set; see :func:`metaphrase.evaluation.transfer.answer_scores.answer_scores`."""
     golds = {item: answers["text"] for item, answers in zip(data["item"], data["answers"], strict=True)}
     return answer_scores(answers, golds, language)
 

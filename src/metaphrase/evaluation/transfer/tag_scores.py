@@ -1,15 +1,16 @@
-"""Tagging: F1 over chunks of equal tags, and accuracy over words.
+"""Scores of tagging: F1 over chunks of equal tags, and accuracy over words.
 
-XTREME scores part-of-speech tags with seqeval, a scorer of named entities (``B-PER I-PER O``), by passing it bare tags
-(``NOUN VERB``). It then reads the first letter of a tag as the entity's ``B I E S O`` and the rest as its type, so that
+XTREME scores part-of-speech tags with seqeval, a scorer of named entities (``B-PER I-PER O``), and passes bare tags
+(``NOUN VERB``) to it. seqeval reads the first letter of a tag as one of ``B I E S O`` and the rest as the entity type, so
+that
 
-- a run of equal tags is one chunk, and one wrong word in it costs the whole chunk;
-- ``SCONJ`` and ``SYM`` (S: an entity of one word) are never joined to a run;
-- ``SCONJ`` and ``CCONJ`` are chunks of one type, ``CONJ``, which mistakes of one for the other go unpunished;
-- ``X`` has the type of nothing: at the end of a sentence nothing ends its chunk, and at the start of one it begins where the
-  chunk before it began.
+- a run of equal tags is one chunk, and one wrong word makes the whole chunk wrong;
+- ``SCONJ`` and ``SYM`` (S: an entity of one word) are never part of a run;
+- ``SCONJ`` and ``CCONJ`` are chunks of the same type ``CONJ``, and confusing them is no error;
+- ``X`` has the type of no entity: at the end of a sentence its chunk does not end, and at the start of a sentence its chunk
+  begins at the start of the previous chunk.
 
-Such scores cannot be compared with accuracies; both are given here.
+These scores are not comparable with accuracies. This module computes both.
 
 References: Hu et al. 2020 (XTREME), section 3.2; seqeval 1.2 in its default mode, which follows conlleval
 (Tjong Kim Sang and Buchholz 2000).
@@ -29,12 +30,12 @@ class TagScores:
     """Scores of the tags of some sentences, in percent.
 
     Attributes:
-        f1: Over the chunks.
-        precision: Share of the predicted chunks that are right.
+        f1: F1 over the chunks.
+        precision: Share of the predicted chunks that are correct.
         recall: Share of the gold chunks that were found.
-        accuracy: Share of the words whose tag is right.
-        chunks: For each sentence the right, predicted and gold chunks.
-        words: For each sentence the right tags and the words.
+        accuracy: Share of the words with the correct tag.
+        chunks: Numbers of correct, predicted and gold chunks of each sentence.
+        words: Numbers of correct tags and of words of each sentence.
     """
 
     f1: float
@@ -46,12 +47,12 @@ class TagScores:
 
 
 def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, int, int]]:
-    """The chunks of tagged sentences as seqeval sees them.
+    """The chunks of tagged sentences, as seqeval defines them.
 
     Args:
-        sentences: Tags of each sentence. In the numbering of words a gap of one follows each sentence.
-        whole_types: Take the whole bare tag for the chunk's type, as seqeval did before version 1.0; that tells ``SCONJ``
-            from ``CCONJ``.
+        sentences: Tags of each sentence. The numbering of words has a gap of one after each sentence.
+        whole_types: Use the whole tag as the type of a chunk, as seqeval did before version 1.0. This distinguishes
+            ``SCONJ`` from ``CCONJ``.
 
     Returns:
         Type, first and last word of each chunk.
@@ -75,16 +76,16 @@ def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, 
 def tag_scores(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> TagScores:
     """Score predicted tags.
 
-    A chunk is right where one of the same type has the same first and last word; the mean is over chunks ("micro"). A share
-    of no chunks is 0.
+    A chunk is correct if a gold chunk of the same type has the same first and last word. Scores are means over chunks
+    ("micro"); without chunks they are 0.
 
     Args:
         gold: Tags of each sentence.
-        predicted: As many for each sentence.
+        predicted: Predicted tags of each sentence.
         whole_types: See :func:`tag_chunks`.
 
     Raises:
-        ValueError: A sentence has more or fewer predicted than gold tags, or there is no word at all.
+        ValueError: The numbers of predicted and gold tags of a sentence differ, or there are no words.
 
     >>> scores = tag_scores([["DET", "NOUN", "NOUN"]], [["DET", "NOUN", "VERB"]])
     >>> round(scores.f1, 1), round(scores.accuracy, 1)

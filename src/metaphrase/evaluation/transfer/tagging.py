@@ -1,7 +1,7 @@
-"""Parts of speech: trained on an English treebank of Universal Dependencies, measured on those of other languages.
+"""Part-of-speech tagging: trained on an English treebank of Universal Dependencies, measured on those of other languages.
 
-A word's tag is predicted from its first piece. A sentence that is too long is cut between words, so that every word is
-tagged and counted.
+The tag of a word is predicted from its first piece. A long sentence is split between words, so that every word is tagged
+and counted.
 
 References: Hu et al. 2020 (XTREME), section 3.2; Hu et al. 2021 (AMBER), section 3.2.
 """
@@ -19,34 +19,28 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTr
 
 from metaphrase.evaluation.transfer.data import UPOS, Row, treebank_format
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
-from metaphrase.evaluation.transfer.running import (
-    FineTuningArguments,
-    FineTuningOptions,
-    Score,
-    Task,
-    fine_tune,
-    load_benchmark,
-    predict,
-    ratio_interval,
-)
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.evaluation.transfer.planning import load_benchmark
+from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tag_scores import tag_scores
+from metaphrase.evaluation.transfer.tasks import Score, Task, predict, ratio_interval
 
 IGNORED = -100
 
 
 @dataclass
 class TaggingOptions(FineTuningOptions):
-    """Which encoder, on which treebanks, how measured."""
+    """Which encoder is fine-tuned, on which treebanks, and how it is measured."""
 
     fused: bool = field(
         default=False,
         metadata={
-            "help": "Tag written words in place of the several syntactic ones that some stand for (Spanish 'del'), as XTREME."
+            "help": "Tag written words instead of the syntactic words that they consist of (Spanish 'del'), as XTREME does."
         },
     )
     whole_types: bool = field(
         default=False,
-        metadata={"help": "Tell SCONJ from CCONJ in the chunks, as seqeval did before its version 1."},
+        metadata={"help": "Distinguish SCONJ from CCONJ in the chunks, as seqeval did before version 1."},
     )
 
 
@@ -55,8 +49,8 @@ class TaggedPieces:
     """The pieces of a sentence, or of a part of one.
 
     Attributes:
-        inputs: What the encoder reads, by name.
-        first: Place of each word's first piece.
+        inputs: Inputs of the encoder, by name.
+        first: Position of the first piece of each word.
         tags: Tag of each word.
     """
 
@@ -67,18 +61,18 @@ class TaggedPieces:
 
 @dataclass(frozen=True)
 class Tagger:
-    """Cuts sentences and makes batches of them.
+    """Splits sentences into parts and turns these into batches.
 
     Attributes:
-        tokenizer: The encoder's.
-        max_length: Pieces of a part, special ones included.
+        tokenizer: Tokenizer of the encoder.
+        max_length: Maximum number of pieces of a part, including special tokens.
     """
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int = 128
 
     def parts(self, row: Row) -> Iterator[TaggedPieces]:
-        """A sentence in as few parts as go; a word without a piece stands as the unknown one."""
+        """Split a sentence into as few parts as possible. A word without pieces becomes the unknown token."""
         pieces = self.tokenizer(row["words"], add_special_tokens=False)["input_ids"]
         unknown = self.tokenizer.unk_token
         words = [word if ids else unknown for word, ids in zip(row["words"], pieces, strict=True)]
@@ -110,7 +104,7 @@ class Tagger:
 def tag_sentences(
     model: PreTrainedModel, parts: Sequence[TaggedPieces], tagger: Tagger, *, batch_size: int = 32
 ) -> list[list[str]]:
-    """The tag that a model gives to each word."""
+    """Tag that a model predicts for each word."""
 
     def read(output: Any, batch: Sequence[TaggedPieces]) -> list[list[str]]:
         best = output.logits.argmax(-1).tolist()

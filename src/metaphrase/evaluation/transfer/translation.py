@@ -1,7 +1,7 @@
-"""Translation: an encoder below a decoder of its own kind that starts at random.
+"""Translation: an encoder with a randomly initialized decoder of the same architecture.
 
-Encoder and decoder are trained together; the weights of the last checkpoints are averaged, translations are searched with a
-beam and scored with sacreBLEU, whose signature names the tokenisation.
+Encoder and decoder are trained together. The weights of the last checkpoints are averaged. Translations are decoded with
+beam search and scored with sacreBLEU, whose signature names the tokenization.
 
 Reference: Li et al. 2021 (MGC), section 3.2.
 """
@@ -43,15 +43,9 @@ from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
-from metaphrase.evaluation.transfer.running import (
-    PACKAGES,
-    RESULTS,
-    FineTuningArguments,
-    check_settings,
-    last_checkpoint,
-    predict,
-    split_languages,
-)
+from metaphrase.evaluation.transfer.options import FineTuningArguments, split_languages
+from metaphrase.evaluation.transfer.running import PACKAGES, RESULTS, check_settings, last_checkpoint
+from metaphrase.evaluation.transfer.tasks import predict
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.environment import hardware
 from metaphrase.io.files import write_json
@@ -60,52 +54,61 @@ logger = logging.getLogger(__name__)
 
 IGNORED = -100
 
-#: sacreBLEU's tokenisation of the languages that need one of their own; mteval's 13a for the others.
+#: Tokenization of sacreBLEU for languages with a special one; the others use 13a.
 TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
 @dataclass
 class TranslationOptions:
-    """Which encoder, on which bitext, how measured."""
+    """Which encoder is fine-tuned, on which bitext, and how it is measured."""
 
     model: str = field(default="starter", metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
-    train: str | None = field(default=None, metadata={"help": "Bitext to train on: a file, a folder or hf:org/name."})
-    train_split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, …"})
-    test: str | None = field(default=None, metadata={"help": "Bitext that is measured."})
-    test_split: str = field(default="test", metadata={"help": "Its split."})
-    language: str | None = field(default=None, metadata={"help": "The language beside English."})
-    direction: Literal["to-english", "from-english"] = field(
-        default="to-english", metadata={"help": "Into English or out of it."}
+    train: str | None = field(default=None, metadata={"help": "Training bitext: a file, a folder or hf:org/name."})
+    train_split: str = field(
+        default="train", metadata={"help": "Split of the training bitext (xx-en.train.tsv.gz, xx-en.dev.tsv.gz, …)."}
     )
-    decoder_layers: int = field(default=6, metadata={"help": "Layers of the decoder."})
+    test: str | None = field(default=None, metadata={"help": "Test bitext."})
+    test_split: str = field(default="test", metadata={"help": "Split of the test bitext."})
+    language: str | None = field(default=None, metadata={"help": "The other language of the bitext, besides English."})
+    direction: Literal["to-english", "from-english"] = field(
+        default="to-english", metadata={"help": "Translate into English or from English."}
+    )
+    decoder_layers: int = field(default=6, metadata={"help": "Number of layers of the decoder."})
     decoder_vocabulary: Literal["full", "corpus"] = field(
         default="full",
         metadata={
-            "help": "full: the tokenizer's; corpus: the pieces of the training targets, as a decoder that starts at random "
-            "learns no others."
+            "help": "full: the vocabulary of the tokenizer; corpus: only the pieces of the training targets, because a "
+            "randomly initialized decoder learns no others."
         },
     )
-    max_length: int = field(default=128, metadata={"help": "Pieces of a sentence, special ones included."})
-    dropout: float | None = field(default=None, metadata={"help": "Dropout in place of the encoder's own."})
-    freeze_word_embeddings: bool = field(default=False, metadata={"help": "Keep the encoder's word embeddings."})
-    freeze_encoder: bool = field(default=False, metadata={"help": "Keep all of the encoder: train the decoder alone."})
-    average_checkpoints: int = field(default=10, metadata={"help": "Checkpoints, the last so many, to average."})
-    num_beams: int = field(default=5, metadata={"help": "Width of the beam."})
-    length_penalty: float = field(default=1.0, metadata={"help": "Exponent of the length that a score is divided by."})
-    tokenisation: str | None = field(
-        default=None, metadata={"help": "sacreBLEU's tokenisation: 13a, zh, intl, …; default: by the target language."}
+    max_length: int = field(
+        default=128, metadata={"help": "Maximum number of pieces of a sentence, including special tokens."}
     )
-    limit_train: int | None = field(default=None, metadata={"help": "Train on the first so many pairs."})
-    limit_test: int | None = field(default=None, metadata={"help": "Measure the first so many pairs."})
+    dropout: float | None = field(default=None, metadata={"help": "Dropout; default: that of the encoder."})
+    freeze_word_embeddings: bool = field(
+        default=False, metadata={"help": "Freeze the word embeddings of the encoder."}
+    )
+    freeze_encoder: bool = field(default=False, metadata={"help": "Freeze the encoder and train only the decoder."})
+    average_checkpoints: int = field(default=10, metadata={"help": "Number of last checkpoints to average."})
+    num_beams: int = field(default=5, metadata={"help": "Width of the beam."})
+    length_penalty: float = field(
+        default=1.0, metadata={"help": "Exponent of the length by which a score is divided."}
+    )
+    tokenisation: str | None = field(
+        default=None,
+        metadata={"help": "Tokenization of sacreBLEU: 13a, zh, intl, …; default: by the target language."},
+    )
+    limit_train: int | None = field(default=None, metadata={"help": "Maximum number of training pairs."})
+    limit_test: int | None = field(default=None, metadata={"help": "Maximum number of test pairs."})
 
 
 class TargetPieces:
-    """The decoder's vocabulary: some of the tokenizer's pieces, in its order.
+    """Vocabulary of the decoder: some pieces of the tokenizer, in the same order.
 
     Args:
-        ids: Their ids, sorted, special ones among them.
-        size: Number of pieces of the tokenizer.
-        unknown: Id of what stands for all others.
+        ids: Sorted ids of the pieces, including special tokens.
+        size: Size of the vocabulary of the tokenizer.
+        unknown: Id of the unknown token, which replaces all other pieces.
     """
 
     def __init__(self, ids: Tensor, size: int, unknown: int) -> None:
@@ -117,11 +120,11 @@ class TargetPieces:
         return len(self.ids)
 
     def encode(self, ids: Tensor) -> Tensor:
-        """Ids of the tokenizer as places in the vocabulary, any shape."""
+        """Convert ids of the tokenizer to ids of the vocabulary, any shape."""
         return self._place[ids]
 
     def decode(self, places: Tensor) -> Tensor:
-        """Places in the vocabulary as ids of the tokenizer, any shape."""
+        """Convert ids of the vocabulary to ids of the tokenizer, any shape."""
         return self.ids[places]
 
 
@@ -130,9 +133,9 @@ class TranslationCollator:
     """Turns rows of ``source`` and ``target`` into a batch.
 
     Attributes:
-        tokenizer: The encoder's.
-        pieces: The decoder's vocabulary.
-        max_length: Pieces of a side, special ones included.
+        tokenizer: Tokenizer of the encoder.
+        pieces: Vocabulary of the decoder.
+        max_length: Maximum number of pieces of a side, including special tokens.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -140,7 +143,7 @@ class TranslationCollator:
     max_length: int
 
     def __call__(self, rows: Sequence[Mapping[str, str]]) -> dict[str, Tensor]:
-        """The encoder's inputs, ``decoder_input_ids``, which start at the first special piece, and ``labels``, one ahead."""
+        """Inputs of the encoder, ``decoder_input_ids``, and ``labels``, which are shifted by one piece."""
         source, target = (
             self.tokenizer(
                 [row[side] for row in rows],
@@ -167,21 +170,21 @@ def make_translator(
     freeze_word_embeddings: bool = False,
     freeze_encoder: bool = False,
 ) -> EncoderDecoderModel:
-    """An encoder with a decoder of its own shape, all of whose weights are random.
+    """Build a model of an encoder and a randomly initialized decoder of the same architecture.
 
-    The decoder's layers have the encoder's width, heads, inner size and activation, and attend to the encoder's states; its
-    output table is its input table. Its weights start as those of a Transformer do (Glorot), about three times BERT's: with
-    BERT's, what it reads of the source is so faint beside what it has written that it learns the targets by heart and
-    never looks at the source.
+    The layers of the decoder have the width, heads, inner size and activation of the encoder, with cross-attention to its
+    states. Input and output embeddings are tied. The weights are initialized as in Transformers for translation (Glorot),
+    about three times larger than BERT's. With the initialization of BERT, cross-attention is too weak at the start: the
+    decoder memorizes the targets and ignores the source.
 
     Args:
         source: The encoder.
-        tokenizer: Its tokenizer.
-        pieces: The decoder's vocabulary.
-        layers: The decoder's.
-        dropout: Of both, in place of the encoder's own.
-        freeze_word_embeddings: Keep the encoder's word embeddings as they are.
-        freeze_encoder: Keep all of the encoder as it is.
+        tokenizer: Tokenizer of the encoder.
+        pieces: Vocabulary of the decoder.
+        layers: Number of layers of the decoder.
+        dropout: Dropout of encoder and decoder; None keeps that of the encoder.
+        freeze_word_embeddings: Freeze the word embeddings of the encoder.
+        freeze_encoder: Freeze the encoder.
     """
     encoder = load_with_head(source, AutoModel, dropout=dropout, freeze_word_embeddings=freeze_word_embeddings)
     remove_pooler(encoder)
@@ -203,9 +206,9 @@ def make_translator(
 
 
 def initialise_decoder(decoder: PreTrainedModel) -> None:
-    """Start a decoder as Transformers for translation start, in place: Glorot's uniform maps, N(0, 1/hidden) embeddings.
+    """Initialize a decoder in place, as Transformers for translation: Glorot-uniform weights, N(0, 1/hidden) embeddings.
 
-    Reference: Glorot and Bengio 2010; so initialise tensor2tensor and fairseq, which train the models of Vaswani et al. 2017.
+    Reference: Glorot and Bengio 2010. tensor2tensor and fairseq initialize the models of Vaswani et al. 2017 in this way.
     """
     output = decoder.get_output_embeddings()
     for module in decoder.modules():
@@ -216,14 +219,14 @@ def initialise_decoder(decoder: PreTrainedModel) -> None:
 
 
 class TranslationTrainer(AtomicCheckpoints):
-    """Trains on the cross-entropy of the target's pieces, with label smoothing if the arguments say so."""
+    """Trains on the cross-entropy of the target pieces, with the label smoothing of the arguments."""
 
     loss_is_scaled_for_ga = False
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """Mean over the pieces of a batch."""
+        """Mean loss over the pieces of a batch."""
         labels_bt = inputs.pop("labels")
         outputs = model(**inputs)
         loss = nn.functional.cross_entropy(
@@ -236,10 +239,10 @@ class TranslationTrainer(AtomicCheckpoints):
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of the weights of some checkpoints, each a folder with ``model.safetensors``.
+    """Mean of the weights of checkpoints, each a folder with ``model.safetensors``.
 
     Raises:
-        ValueError: There are none.
+        ValueError: There are no checkpoints.
     """
     if not checkpoints:
         raise ValueError("There is no checkpoint to average.")
@@ -261,17 +264,17 @@ def translate(
     length_penalty: float = 1.0,
     batch_size: int = 32,
 ) -> list[str]:
-    """Translate with a beam.
+    """Translate with beam search.
 
     Args:
         model: From :func:`make_translator`.
         texts: Sentences.
-        tokenizer: The encoder's.
-        pieces: The decoder's vocabulary.
-        max_length: Pieces of a sentence or a translation.
+        tokenizer: Tokenizer of the encoder.
+        pieces: Vocabulary of the decoder.
+        max_length: Maximum number of pieces of a sentence and of a translation.
         num_beams: Width of the beam.
-        length_penalty: A hypothesis scores its log probability divided by its length to this power.
-        batch_size: Sentences at a time.
+        length_penalty: Exponent of the length by which the log-probability of a hypothesis is divided.
+        batch_size: Sentences per batch.
     """
     return predict(
         model,
@@ -289,16 +292,16 @@ def translate(
 
 
 def read_bitext(source: str, language: str, *, split: str, direction: str, limit: int | None) -> Dataset:
-    """Pairs as they stand there, ``source`` being what is translated.
+    """Read pairs without cleaning. ``source`` is the side that is translated.
 
     Raises:
-        FileNotFoundError: There is no such bitext.
-        ValueError: It is empty.
+        FileNotFoundError: The bitext does not exist.
+        DataError: The bitext is empty.
     """
     corpus = load_corpus(source, languages=[language], split=split, cleaning=None, limit=limit)
     data = corpus.dataset.select_columns(["source", "target"])
     if not len(data):
-        raise DataError(f"{source} holds no pairs of {language}.")
+        raise DataError(f"{source} has no pairs of {language}.")
     if direction == "from-english":
         data = data.rename_columns({"source": "target", "target": "source"})
     return data
@@ -307,14 +310,14 @@ def read_bitext(source: str, language: str, *, split: str, direction: str, limit
 def finetune_translation(options: TranslationOptions, arguments: FineTuningArguments) -> dict[str, Any]:
     """Fine-tune an encoder on translation and measure BLEU and chrF.
 
-    A run that was interrupted goes on at its last checkpoint; one that was finished is not run again.
+    An interrupted run resumes from its last checkpoint. A finished run is not repeated.
 
     Returns:
-        The content of ``results.json``: ``metrics``, ``signatures``, settings, data with their digests, the curve of the
-        loss, some translations, seconds.
+        The content of ``results.json``: ``metrics``, ``signatures``, settings, data with their digests, the loss curve,
+        some translations, and seconds.
 
     Raises:
-        ValueError: Options are missing, or the folder belongs to other ones.
+        UsageError: Options are missing, or the folder belongs to other settings.
     """
     if not (arguments.output_dir and options.train and options.test and options.language):
         raise UsageError("Give --train, --test, --language and --output_dir.")
@@ -323,7 +326,7 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
     folder = Path(arguments.output_dir)
     settings = check_settings(folder, "translation", source, options, arguments)
     if (folder / RESULTS).is_file():
-        logger.info("%s is there already.", folder / RESULTS)
+        logger.info("%s exists already.", folder / RESULTS)
         return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     started = time.time()
     train, test = (
@@ -395,7 +398,7 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
 
 
 def _for_averaging(arguments: Any, checkpoints: int) -> Any:
-    """Training without dev data, which keeps as many checkpoints as are averaged."""
+    """Arguments of training without dev data that keep the checkpoints to average."""
     arguments = copy.deepcopy(arguments)
     arguments.eval_strategy = "no"
     arguments.save_total_limit = checkpoints
@@ -413,10 +416,10 @@ def translation_scores(
     """BLEU and chrF, with sacreBLEU's signatures.
 
     Args:
-        translations: What was translated, detokenised.
-        references: What it should have been.
-        language: Language of both, which chooses the tokenisation.
-        tokenisation: One of sacreBLEU's, in place of it.
+        translations: Detokenized translations.
+        references: Reference translations.
+        language: Target language, which determines the tokenization.
+        tokenisation: Tokenization of sacreBLEU that overrides it.
 
     >>> translation_scores(["It rains in the town."], ["It rains in the town."], "en")[0]["bleu"]
     100.0
@@ -430,7 +433,7 @@ def translation_scores(
 
 
 def translation_table(results: Mapping[str, Any]) -> Table:
-    """The scores for the console."""
+    """Table of the scores for the console."""
     settings = results["settings"]
     title = f"{results['model']}: translation of {settings['language']}, {settings['direction']}"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -22,7 +22,7 @@ _CITATION = """\
 
 _DESCRIPTION = """\
 Alignment error rate (AER), precision, recall and F1 of word alignments against sure and possible gold links, from counts
-summed over all pairs.
+over all pairs.
 """
 
 _INPUTS = """\

@@ -25,7 +25,7 @@ Share of the sentences whose nearest neighbour on the other side, by cosine, is 
 
 _INPUTS = """\
 Args:
-    predictions: Embeddings of the sources, a list of numbers each.
+    predictions: Embeddings of the sources, one list of numbers each.
     references: Embeddings of their translations, in the same order.
 
 Returns:

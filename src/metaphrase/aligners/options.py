@@ -1,0 +1,160 @@
+"""Options of word alignment, with the same names in Python, on the command line and in YAML."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from metaphrase.aligners import ALIGNERS, STATISTICAL
+from metaphrase.aligners.linking import check_segmenter
+from metaphrase.corpus.writing import check_writable
+from metaphrase.exceptions import UsageError
+
+#: The options of each kind of aligner.
+SETTINGS = {
+    "statistical": ("heuristic", "iterations", "lowercase", "strip_punctuation"),
+    "embedding": ("model", "layer", "method", "level", "threshold", "batch_size"),
+    "span": ("model", "threshold", "batch_size", "force_bidirectional", "align_to_words"),
+}
+
+
+@dataclass
+class AlignOptions:
+    """What is aligned, by which aligner, and where the links are written."""
+
+    files: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Bitext to align: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the "
+            "first arguments. '-' or no files: lines of stdin, 'source<TAB>target', with or without a header, or "
+            "'a b ||| x y'."
+        },
+    )
+    output: str | None = field(
+        default=None,
+        metadata={
+            "aliases": ["-o"],
+            "help": "Output file, the bitext with its links: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. Lines of stdin "
+            "are written to stdout by default.",
+        },
+    )
+    aligner: str = field(default="fast_align", metadata={"help": f"{', '.join(ALIGNERS)} (default: fast_align)."})
+    heuristic: str | None = field(
+        default=None,
+        metadata={"help": "Symmetrisation of a statistical aligner's two directions: grow-diag-final-and …"},
+    )
+    iterations: int | None = field(
+        default=None, metadata={"help": "Training iterations of each statistical model (default: 5)."}
+    )
+    model: str | None = field(
+        default=None,
+        metadata={"help": "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."},
+    )
+    layer: int | None = field(default=None, metadata={"help": "Hidden layer of the embedding aligner."})
+    method: str | None = field(
+        default=None, metadata={"help": "Method of the embedding aligner: argmax, itermax, softmax."}
+    )
+    level: str | None = field(
+        default=None, metadata={"help": "Units that the embedding aligner compares: piece (the default) or word."}
+    )
+    threshold: float | None = field(
+        default=None, metadata={"help": "Minimum score of a link: of the span aligner, or of --method softmax."}
+    )
+    lowercase: bool | None = field(
+        default=None, metadata={"help": "Lowercase words in statistical aligners (default: true)."}
+    )
+    strip_punctuation: bool | None = field(
+        default=None, metadata={"help": "Strip punctuation around words in statistical aligners (default: true)."}
+    )
+    force_bidirectional: bool | None = field(
+        default=None, metadata={"help": "Keep only the links of the span aligner that both directions find."}
+    )
+    align_to_words: bool | None = field(
+        default=None, metadata={"help": "Extend the answers of the span aligner to whole words (default: true)."}
+    )
+    batch_size: int | None = field(default=None, metadata={"help": "Texts per forward pass of a neural aligner."})
+    segmenter: str = field(
+        default="auto",
+        metadata={
+            "help": "whitespace: split words at spaces. auto, icu: find the words of languages written without spaces (zh, "
+            "ja, th, …) with ICU; the column 'segmenter' marks such pairs."
+        },
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Align pairs that already have links."})
+    source_lang: str | None = field(
+        default=None, metadata={"help": "Language of the sources, if neither columns nor file names give it."}
+    )
+    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the files."})
+    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
+    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs of each language."})
+    pharaoh: bool = field(default=False, metadata={"help": "Write only the links of lines of stdin, '0-0 1-2'."})
+    save: str | None = field(
+        default=None,
+        metadata={"help": "Folder to save the statistical aligners to, one for each pair of languages."},
+    )
+    load: str | None = field(
+        default=None,
+        metadata={
+            "help": "Load statistical aligners that --save wrote; lines of stdin are then aligned as they arrive."
+        },
+    )
+    phrase_table: str | None = field(
+        default=None, metadata={"help": "File to write the phrase pairs of the aligned bitext to (.tsv.gz)."}
+    )
+    summary: str | None = field(default=None, metadata={"help": "File to write the summary to, as JSON."})
+
+    @property
+    def reads_lines(self) -> bool:
+        """Whether lines of stdin are aligned instead of files."""
+        return self.files in ([], ["-"])
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The aligner's settings among the options."""
+        names = sorted({name for names in SETTINGS.values() for name in names})
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+    def check(self) -> None:
+        """Check that the options are consistent.
+
+        Raises:
+            ValueError: They are not.
+        """
+        self._check_aligner()
+        self._check_saving()
+        if self.reads_lines:
+            if self.phrase_table:
+                raise UsageError("--phrase_table requires files.")
+        else:
+            self._check_files()
+
+    def _check_aligner(self) -> None:
+        if self.aligner not in ALIGNERS:
+            raise UsageError(f"Unknown aligner {self.aligner!r}; choose from {', '.join(ALIGNERS)}.")
+        check_segmenter(self.segmenter)
+        kind = "statistical" if self.aligner in STATISTICAL else self.aligner
+        if others := self.settings.keys() - set(SETTINGS[kind]):
+            raise UsageError(f"--{min(others)} is not an option of the aligner {self.aligner!r}.")
+        if kind == "embedding" and self.threshold is not None and self.method != "softmax":
+            raise UsageError(
+                "--threshold requires --method softmax; the other methods of the embedding aligner have none."
+            )
+        if kind == "span" and self.model is None:
+            raise UsageError("The span aligner requires --model, a question answering checkpoint such as WSPAlign's.")
+
+    def _check_saving(self) -> None:
+        if self.aligner not in STATISTICAL and (self.save or self.load):
+            raise UsageError("--save and --load require a statistical aligner; other aligners are not trained.")
+        trained = {"iterations", "lowercase", "strip_punctuation"} & self.settings.keys()
+        if self.load and (self.save or trained):
+            raise UsageError(f"--load uses an aligner as trained: remove --{min(trained) if trained else 'save'}.")
+
+    def _check_files(self) -> None:
+        if "-" in self.files:
+            raise UsageError("stdin ('-') cannot be combined with files.")
+        if self.output is None:
+            raise UsageError("Files require -o FILE. Without files, the bitext is read from stdin.")
+        if self.pharaoh:
+            raise UsageError("--pharaoh requires lines of stdin; files keep their pairs.")
+        check_writable(self.output)

@@ -1,0 +1,137 @@
+"""What the commands that train share: their options, and the tables of a result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import RenderableType
+from rich.syntax import Syntax
+
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit, is_quiet
+from metaphrase.exceptions import MetaphraseError
+from metaphrase.io.redaction import hide
+from metaphrase.publishing.report import render_table
+from metaphrase.training.configuration import RunConfig, recipe_settings, refuse_token
+from metaphrase.training.run import RunResult, TrainingRun
+
+#: The options that most runs use, in the order of ``--help``; ``--help-all`` lists the rest too.
+LEADING = (
+    "recipe",
+    "model",
+    "corpus",
+    "languages",
+    "output_dir",
+    "dev",
+    "test",
+    "retention",
+    "max_steps",
+    "num_train_epochs",
+    "per_device_train_batch_size",
+    "micro_batch_size",
+    "learning_rate",
+    "head_learning_rate",
+    "max_length",
+    "freeze_word_embeddings",
+    "bf16",
+    "seed",
+    "save_steps",
+    "resume_from_checkpoint",
+    "push_to_hub",
+    "hub_model_id",
+)
+
+
+def parse_run(
+    argv: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    prog: str,
+    description: str,
+    examples: Sequence[str],
+) -> tuple[RunConfig, list[str]]:
+    """Parse the options of a training run: the recipe's settings, ``defaults``, ``--config``, then the command line.
+
+    Args:
+        argv: The command line.
+        defaults: Values that replace the options' own defaults.
+        prog: Name of the command in the help text.
+        description: One line above the options in the help text.
+        examples: Command lines below the options in the help text.
+
+    Returns:
+        The configuration, and the command without a token, as it may be printed and written.
+
+    Raises:
+        UsageError: An option is unknown or invalid, or a file holds a token.
+    """
+    about: dict[str, Any] = {"description": description, "examples": examples, "leading": LEADING}
+    token, argv = without_token(argv)
+    hide(token)
+    (peeked,) = parse(prog, [RunConfig], argv, defaults=defaults, peek=True, **about)
+    settings = recipe_settings(peeked.recipe, paper_training=peeked.paper_training) | dict(defaults or {})
+    refuse_token({"hub_token": peeked.hub_token})
+    (config,) = parse(prog, [RunConfig], argv, defaults=settings, **about)
+    config.hub_token = token
+    config.disable_tqdm = True if is_quiet() else config.disable_tqdm
+    config.languages = [language for item in config.languages for language in item.split(",") if language]
+    return config, [*prog.split(), *argv]
+
+
+def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The value of ``--hub_token``, and the command line without it, as it may be printed and written.
+
+    >>> without_token(["--hub_token", "secret", "--seed", "1"])
+    ('secret', ['--seed', '1'])
+    """
+    token, kept, at = None, list(argv), 0
+    while at < len(kept):
+        flag, given, value = kept[at].partition("=")
+        has_value = given or (at + 1 < len(kept) and not kept[at + 1].startswith("--"))
+        if flag in ("--hub_token", "--hub-token") and has_value:
+            token = value if given else kept.pop(at + 1)
+            del kept[at]
+        else:
+            at += 1
+    return token, kept
+
+
+def execute_and_print(run: TrainingRun) -> None:
+    """Execute a run and print its result; if only the push fails, the result is printed before the error."""
+    try:
+        result = run.execute()
+    except MetaphraseError:
+        if run.result is not None:
+            emit(run.result.to_dict(), *summary(run.result))
+        raise
+    if result is not None:
+        pushed = f"\nPushed to {run.repository}: {result.pushed}"
+        emit(result.to_dict(), *summary(result), *([pushed] if result.pushed else []))
+
+
+def summary(result: RunResult) -> Iterator[RenderableType]:
+    """A result for the console: tables of before and after, retention, where the report is, how to load the release."""
+    yield from comparison_tables(result)
+    for name, one in result.retention.items():
+        yield retention_line(name, one)
+    if result.report is not None:
+        yield f"\nReport: {result.report} and {result.report.with_suffix('.json').name}\n\nUse it:\n"
+        yield Syntax(result.usage, "python", background_color="default")
+
+
+def comparison_tables(result: RunResult) -> Iterator[RenderableType]:
+    """For each test set a heading and its table of before and after."""
+    for name, comparison in result.comparisons.items():
+        yield f"\n{name}: {result.model} before, {result.output} after"
+        yield render_table(result.after[name], result.before[name], comparison)
+
+
+def retention_line(name: str, one: Mapping[str, Any]) -> str:
+    """Retention on a set, as one line."""
+    pooled, (low, high) = one["pooled"], one["pooled"]["interval"]
+    return (
+        f"\n{name}, {len(one['languages'])} languages not trained on: {pooled['before']:.1f} → {pooled['after']:.1f}, "
+        f"{pooled['difference']:+.2f} points [{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: "
+        f"{one['verdict']}"
+    )

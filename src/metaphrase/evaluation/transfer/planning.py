@@ -1,0 +1,120 @@
+"""Which data are trained on and measured: reading the benchmark, and the training runs of a mode."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from datasets import Dataset, concatenate_datasets
+
+from metaphrase.corpus.code_switching import PairedTexts
+from metaphrase.evaluation.transfer.data import (
+    ENGLISH,
+    Benchmark,
+    Format,
+    Languages,
+    read_languages,
+    split_items,
+    take,
+    with_originals,
+)
+from metaphrase.evaluation.transfer.options import FineTuningOptions, Mode, split_languages
+from metaphrase.exceptions import UsageError
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run.
+
+    Attributes:
+        train: Training data; if it is code-switched, with the English originals as further columns.
+        languages: Languages that its model is measured in.
+        couples: Whether the training data are code-switched.
+    """
+
+    train: Dataset
+    languages: tuple[str, ...]
+    couples: bool = False
+
+
+def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Benchmark:
+    """Read the data that the options name.
+
+    Raises:
+        UsageError: Sources are missing, or exclude each other.
+        FileNotFoundError: A source does not exist.
+    """
+    languages = split_languages(options.languages)
+    trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
+    if options.halves is not None:
+        if options.train or options.dev or options.test:
+            raise UsageError("--halves replaces --train, --dev and --test. Give either --halves or the other three.")
+        sets = read_languages(options.halves, form, split="dev", languages=_with_english(languages))
+        shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
+        part_of = split_items(sets[ENGLISH], form.group, shares, seed=seed)
+        train, dev, test = (take(sets, part_of, part) for part in ("train", "dev", "test"))
+        if trained:
+            train = select_languages(train, trained)
+        if languages:
+            chosen_by = [ENGLISH] if options.selection == "english" else languages
+            dev, test = select_languages(dev, chosen_by), select_languages(test, languages)
+    else:
+        if options.train is None or options.test is None:
+            raise UsageError("Give --train and --test, or --halves.")
+        train = read_languages(options.train, form, split="train", languages=trained)
+        test = read_languages(options.test, form, split="test", languages=languages)
+        if options.selection == "last":
+            dev = {}
+        elif options.dev is not None:
+            wanted = [ENGLISH] if options.selection == "english" else languages
+            dev = read_languages(options.dev, form, split="dev", languages=wanted)
+        else:
+            shares = {"dev": options.dev_share, "train": 1.0}
+            part_of = split_items(train[ENGLISH], form.group, shares, seed=seed)
+            train, dev = take(train, part_of, "train"), take(train, part_of, "dev")
+    return Benchmark(
+        train={code: _head(data, options.limit_train) for code, data in train.items()},
+        dev={code: _head(data, options.limit_test) for code, data in dev.items() if len(data)},
+        test={code: _head(data, options.limit_test) for code, data in test.items() if len(data)},
+    )
+
+
+def select_languages(sets: Languages, languages: Sequence[str]) -> Languages:
+    """The sets of some languages."""
+    return {language: data for language, data in sets.items() if language in languages}
+
+
+def _with_english(languages: list[str] | None) -> list[str] | None:
+    return languages and list(dict.fromkeys([ENGLISH, *languages]))
+
+
+def _head(data: Dataset, limit: int | None) -> Dataset:
+    return data if limit is None else data.select(range(min(limit, len(data))))
+
+
+def plan(benchmark: Benchmark, mode: Mode, originals: PairedTexts | None) -> dict[str, Run]:
+    """The training runs of a mode, by name.
+
+    Raises:
+        ValueError: The task does not support code-switching, or a language has no training data.
+    """
+    tested = tuple(benchmark.test)
+    if mode == "zero-shot":
+        return {ENGLISH: Run(benchmark.train[ENGLISH], tested)}
+    if mode == "translate-train-all":
+        return {"all": Run(concatenate_datasets(list(benchmark.train.values())), tested)}
+    if missing := sorted(set(tested) - set(benchmark.train)):
+        raise ValueError(
+            f"Mode {mode} trains a model for each language, but {', '.join(missing)} has no training data."
+        )
+    if mode == "translate-train":
+        return {language: Run(benchmark.train[language], (language,)) for language in tested}
+    if originals is None:
+        raise ValueError("Code-switching needs items of two texts, but the items of this task have one.")
+    english, runs = benchmark.train[ENGLISH], {}
+    for language in tested:
+        data, switched = benchmark.train[language], language != ENGLISH
+        runs[language] = Run(
+            with_originals(data, english, originals) if switched else data, (language,), couples=switched
+        )
+    return runs

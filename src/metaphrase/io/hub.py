@@ -1,0 +1,213 @@
+"""Requests to a Hub: downloads, retries, time limits, and the client's errors as exceptions of this library.
+
+`HF_ENDPOINT` selects a Hub other than huggingface.co.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from httpx2 import HTTPError, Request, Timeout, TransportError
+from huggingface_hub import constants, get_session, get_token, snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, HubMissingError, UsageError
+from metaphrase.io.redaction import redact
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+#: Files that can execute code when they are read, or that no release needs. They are not downloaded.
+UNSAFE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5", "*.msgpack", "*.py", "*.onnx", "*.ot")
+#: Seconds between attempts at requests that the client itself does not retry: a commit, a new repository, a download.
+RETRY_PAUSES = (1.0, 4.0, 15.0)
+#: Timeout in seconds of requests for which the client sets none.
+REQUEST_TIMEOUT = 300.0
+
+#: What the client raises: its own HTTP errors, transport errors, and a RuntimeError for a failed file upload.
+_CLIENT_ERRORS = (HTTPError, OSError, RuntimeError)
+
+
+def download(
+    repo_id: str,
+    *,
+    revision: str | None = None,
+    repo_type: str | None = None,
+    token: str | None = None,
+    cache_dir: str | Path | None = None,
+) -> Path:
+    """Download a repository without its pickles and code.
+
+    The download is retried if the server fails or truncates a file. Files that are already in the cache are kept.
+
+    Args:
+        repo_id: `organisation/name`.
+        revision: Branch, tag or commit; None selects `main`.
+        repo_type: None or "dataset".
+        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
+        cache_dir: Cache folder; None selects the client's cache.
+
+    Returns:
+        The folder that contains the files.
+
+    Raises:
+        PermissionError: The Hub refuses the token, or a token is required and missing.
+        FileNotFoundError: The repository or the revision does not exist.
+        ConnectionError: The Hub cannot be reached, or all attempts fail.
+    """
+    hint = f"Downloaded files are kept; run it again to download the rest of {repo_id}."
+    with hub_errors(repo_id, "read", hint, token_given=token is not None):
+        folder = retry(
+            lambda: snapshot_download(
+                repo_id,
+                repo_type=repo_type,
+                revision=revision,
+                token=token,
+                cache_dir=cache_dir,
+                ignore_patterns=list(UNSAFE_FILES),
+            )
+        )
+    return Path(folder)
+
+
+def retry(action: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
+    """Run requests, and run them again after a pause if they fail with a transient error.
+
+    Args:
+        action: Sends the requests.
+        pauses: Seconds between attempts; None selects ``RETRY_PAUSES``. A longer ``Retry-After`` of the Hub takes precedence.
+    """
+    for pause in (*(RETRY_PAUSES if pauses is None else pauses), None):
+        try:
+            with _request_timeout():
+                return action()
+        except _CLIENT_ERRORS as error:
+            if pause is None or not _may_succeed_later(error):
+                raise
+            wait = max(pause, _retry_after(error))
+            logger.warning("%s. Trying again in %g seconds.", format_error(error), wait)
+            time.sleep(wait)
+    raise AssertionError  # the last attempt returned or raised
+
+
+def is_transient(error: HubError) -> bool:
+    """Whether the same request may succeed later: the Hub failed or could not be reached, or offline mode is set."""
+    return _may_succeed_later(error) or any(isinstance(cause, OfflineModeIsEnabled) for cause in _causes(error))
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status of an error, also if the client wrapped the error."""
+    responses = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
+    return next((response.status_code for response in responses if response is not None), None)
+
+
+def format_error(error: BaseException) -> str:
+    """The messages of an error and its causes, on one line and without secrets."""
+    messages: list[str] = []
+    for cause in _causes(error):
+        message = re.sub(r"For more information check: \S+", "", redact(str(cause)))
+        message = " ".join(message.split()).rstrip(".:")
+        if not any(message in known for known in messages):
+            messages.append(message)
+    return ": ".join(messages)
+
+
+@contextlib.contextmanager
+def hub_errors(repo_id: str, access: str, hint: str, *, token_given: bool) -> Iterator[None]:
+    """Translate the client's errors inside this block to a `HubError` with a one-sentence message and no token.
+
+    Args:
+        repo_id: The repository.
+        access: ``"read"`` or ``"write to"``.
+        hint: Last sentence of the message: what to do.
+        token_given: Whether the token was passed as an argument, for the message.
+    """
+    try:
+        yield
+    except (HubError, UsageError):
+        raise
+    except _CLIENT_ERRORS as error:
+        raise _translated(error, repo_id, access, hint, token_given) from error
+
+
+@contextlib.contextmanager
+def _request_timeout() -> Iterator[None]:
+    """Set a timeout on every request for which the client sets none."""
+
+    def limit(request: Request) -> None:
+        if all(seconds is None for seconds in request.extensions.get("timeout", {}).values()):
+            request.extensions["timeout"] = Timeout(REQUEST_TIMEOUT).as_dict()
+
+    hooks = get_session().event_hooks["request"]
+    hooks.append(limit)
+    try:
+        yield
+    finally:
+        hooks.remove(limit)
+
+
+def _may_succeed_later(error: BaseException) -> bool:
+    """Whether a retry makes sense. It does not if the Hub refuses the request or a local file is missing."""
+    status = status_of(error)
+    if status is None:
+        return any(isinstance(cause, TransportError) for cause in _causes(error))
+    if type(error) is RuntimeError and status in (403, 404):  # the signed address of an upload has expired
+        return True
+    return status in (408, 409, 412, 429) or status >= 500
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and its chain of causes."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__
+
+
+def _retry_after(error: BaseException) -> float:
+    responses = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
+    value = next((response.headers.get("Retry-After", "") for response in responses if response is not None), "")
+    return min(float(value), 60.0) if value.isdigit() else 0.0
+
+
+def _translated(error: Exception, repo_id: str, access: str, hint: str, token_given: bool) -> HubError:
+    status, message = status_of(error), format_error(error)
+    stored = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the token of `hf auth login`"
+    token = "the given token" if token_given else stored if get_token() else "a visitor without a token"
+    causes = list(_causes(error))
+    if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
+        return HubConnectionError(f"The Hub could not be reached, as HF_HUB_OFFLINE is set: unset it. {hint}")
+    if "xet-write-token" in message:
+        return HubConnectionError(
+            f"The Hub at {constants.ENDPOINT} has no Xet storage: set HF_HUB_DISABLE_XET=1 and push again. {hint}"
+        )
+    if any(type(cause).__name__ == "GatedRepoError" for cause in causes):
+        return HubAccessError(
+            f"{repo_id} is gated, and the Hub does not show it to {token} ({status}): ask for access on its page, "
+            f"{constants.ENDPOINT}/{repo_id}. {hint}"
+        )
+    refused = type(error) is not RuntimeError  # a RuntimeError is a failed file upload, whose address may have expired
+    if refused and status == 401:
+        return HubAccessError(f"The Hub does not accept {token} for {repo_id} (401): renew it and log in. {hint}")
+    if refused and status == 403:
+        required = f"{'write ' if access != 'read' else ''}access to {repo_id.split('/')[0]!r}"
+        return HubAccessError(
+            f"The Hub does not let {token} {access} {repo_id} (403): the token needs {required}, or choose another "
+            f"repository. {hint}"
+        )
+    if refused and status == 404:
+        return HubMissingError(
+            f"The Hub has no repository {repo_id}, or does not show it to {token} (404): check the name. {hint}"
+        )
+    if status is None and any(isinstance(cause, TransportError) for cause in causes):
+        return HubConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {message}. {hint}")
+    operation = "download of" if access == "read" else "upload to"
+    return HubConnectionError(f"The {operation} {repo_id} failed: {message}. {hint}")

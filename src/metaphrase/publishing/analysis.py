@@ -1,0 +1,374 @@
+"""Analyses of an encoder for a report: maps of words, alignment matrices, margins, and retrieval errors.
+
+Each analysis returns data for JSON; `metaphrase.publishing.plots` draws it.
+
+Shapes: ``n`` sentences or words, ``s`` and ``t`` words of a source and a target, ``k`` neighbours, ``h`` hidden.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sklearn.manifold import TSNE
+from torch.nn import functional as F
+
+from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.words import UNSPACED, Words
+from metaphrase.exceptions import UsageError
+from metaphrase.mining.margins import margin_score, neighbour_scores
+from metaphrase.mining.search import nearest_neighbours, unit_rows
+
+logger = logging.getLogger(__name__)
+
+#: Models of a report, in order.
+SIDES = ("before", "after")
+#: Neighbours that define a margin, as in mining.
+MARGIN_NEIGHBOURS = 4
+#: Neighbours of a word whose languages are counted.
+WORD_NEIGHBOURS = 10
+#: Smallest and largest number of words per side of an alignment matrix.
+_MATRIX_WORDS = (4, 9)
+_BINS = 40
+
+
+# --------------------------------------------------------------------------------------------------------------- words
+
+
+def word_states(
+    model: SentenceTransformer, sentences: Sequence[Words], layer: int | None = None
+) -> list[tuple[list[int], NDArray[np.float32]]]:
+    """States of words in an encoder: each the mean over the states of its pieces.
+
+    Args:
+        model: The encoder.
+        sentences: The words of each sentence.
+        layer: 0 for the embeddings up to the number of layers; None selects the last layer.
+
+    Returns:
+        For each sentence the indices of the words that have states (truncation may remove some), and their states,
+        shape ``(n, hidden)``.
+    """
+    layers = model[0].auto_model.config.num_hidden_layers
+    aligner = EmbeddingAligner(model, layer=layers if layer is None else layer, level="word")
+    return [(words, states_nh.float().cpu().numpy()) for words, states_nh in aligner.word_states(sentences)]
+
+
+def segmented(text: str, language: str) -> Words | None:
+    """Split a text into words; None if the language is written without spaces and ICU is not installed."""
+    try:
+        return Words.of(text, language, "icu" if language in UNSPACED else "whitespace")
+    except ImportError:
+        logger.info("Splitting %s into words requires ICU: pip install 'metaphrase[align]'.", language)
+        return None
+
+
+def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tuple[str, Words, list[int]]]:
+    """Sample the words of a map from the first translation pairs of each language; English words come from all of them.
+
+    Args:
+        sets: Parallel sentences per language.
+        limit: Number of words per language.
+
+    Returns:
+        ``(language, sentence, indices of words)``. Words without a letter and repeated spellings are skipped.
+    """
+    sample: list[tuple[str, Words, list[int]]] = []
+    for side in ("sources", "targets"):
+        seen: set[str] = set()
+        for language, data in sets.items():
+            spoken = TARGET_LANGUAGE if side == "targets" else language
+            room = limit if side == "sources" else -(-limit // len(sets))
+            seen = seen if side == "targets" else set()
+            for text in getattr(data, side):
+                words = segmented(text, spoken)
+                if room <= 0 or words is None:
+                    break
+                chosen: list[int] = []
+                for at, word in enumerate(words):
+                    if any(map(str.isalpha, word)) and word.casefold() not in seen and len(chosen) < room:
+                        seen.add(word.casefold())
+                        chosen.append(at)
+                if chosen:
+                    room -= len(chosen)
+                    sample.append((spoken, words, chosen))
+    return sample
+
+
+def token_map(states_nh: NDArray[Any], languages: Sequence[str]) -> dict[str, Any]:
+    """Two projections of word states onto a plane, and a measure of how separate the languages are.
+
+    Args:
+        states_nh: States of words, shape ``(n, hidden)``; only their directions matter.
+        languages: The language of each word.
+
+    Returns:
+        ``pca`` and ``tsne``: a point per word; ``explained``: share of the variance on each axis of the PCA;
+        ``own_language``: share of the nearest words by cosine that are in the same language, in percent.
+
+    Reference: Li et al. 2023 (DAP), figure 1 (PCA); Miao et al. 2024 (WACSE), figure 1 (t-SNE).
+    """
+    unit_nh = unit_rows(states_nh)
+    pca_n2, explained = principal_components(unit_nh)
+    tsne_n2 = neighbour_embedding(unit_nh)
+    return {
+        "pca": _rounded(pca_n2),
+        "explained": explained,
+        "tsne": _rounded(tsne_n2),
+        "own_language": own_language_share(unit_nh, languages),
+    }
+
+
+def principal_components(rows_nh: NDArray[Any], components: int = 2) -> tuple[NDArray[np.float64], list[float]]:
+    """Coordinates along the directions of largest variance, and each direction's share of the variance.
+
+    Directions are signed so that their largest component is positive.
+
+    >>> points, shares = principal_components(np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
+    >>> np.abs(points).round(6).tolist()[0], [round(share, 3) for share in shares]
+    ([3.0, 0.0], [0.9, 0.1])
+    """
+    centred_nh = np.asarray(rows_nh, dtype=np.float64) - np.mean(rows_nh, axis=0, dtype=np.float64)
+    left_nc, size_c, right_ch = np.linalg.svd(centred_nh, full_matrices=False)
+    largest_c = np.take_along_axis(right_ch, np.abs(right_ch).argmax(axis=1)[:, None], axis=1)[:, 0]
+    points_nc = left_nc * size_c * np.where(largest_c < 0, -1, 1)
+    share_c = size_c**2 / max(float((size_c**2).sum()), np.finfo(np.float64).tiny)
+    return points_nc[:, :components], share_c[:components].tolist()
+
+
+def neighbour_embedding(rows_nh: NDArray[Any], seed: int = 0) -> NDArray[np.float64]:
+    """t-SNE in two dimensions, initialised with the principal components.
+
+    Reference: van der Maaten and Hinton 2008, "Visualizing Data using t-SNE".
+    """
+    perplexity = min(30.0, (len(rows_nh) - 1) / 3)
+    start_n2 = principal_components(rows_nh)[0]
+    start_n2 = (1e-4 * start_n2 / max(float(start_n2[:, 0].std()), 1e-12)).astype(np.float32)
+    return TSNE(perplexity=perplexity, init=start_n2, random_state=seed).fit_transform(rows_nh)
+
+
+def own_language_share(unit_nh: NDArray[np.float32], languages: Sequence[str], k: int = WORD_NEIGHBOURS) -> float:
+    """Share of a word's ``k`` nearest other words that are in its own language, in percent, as a mean over the words.
+
+    >>> own_language_share(np.array([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), ["sw", "sw", "en", "en"], k=1)
+    100.0
+    """
+    similarity_nn = unit_nh @ unit_nh.T
+    np.fill_diagonal(similarity_nn, -np.inf)
+    nearest_nk = np.argsort(-similarity_nn, axis=1, kind="stable")[:, : min(k, len(unit_nh) - 1)]
+    language_n = np.asarray(languages)
+    return 100 * float(np.mean(language_n[nearest_nk] == language_n[:, None]))
+
+
+def expected_share(languages: Sequence[str]) -> float:
+    """Expected `own_language_share` if the position of a word did not depend on its language."""
+    counts_l = np.unique(languages, return_counts=True)[1]
+    return 100 * float(np.sum(counts_l * (counts_l - 1)) / (len(languages) * (len(languages) - 1)))
+
+
+def choose_pairs(
+    sets: Mapping[str, ParallelSet], chosen: Sequence[str] = ()
+) -> list[tuple[str, int, tuple[Words, Words]]]:
+    """Select the pairs whose alignment is drawn.
+
+    Args:
+        sets: Parallel sentences per language.
+        chosen: Pairs as ``language:number``, counted from 1. If empty, the first pair of each language with four to nine
+            words per side, all of which have a letter.
+
+    Returns:
+        ``(language, number from 1, (source, target))``.
+
+    Raises:
+        ValueError: A pair does not exist.
+    """
+    pairs = []
+    for name in chosen:
+        language, _, number = name.partition(":")
+        if language not in sets or not number.isdecimal() or not 1 <= int(number) <= len(sets[language].sources):
+            raise UsageError(
+                f"A pair is language:number, such as {next(iter(sets))}:1, with one of the languages {', '.join(sets)} and a "
+                f"number in its test set; got {name!r}."
+            )
+        pairs.append((language, int(number)))
+    if not chosen:
+        pairs = [(language, at) for language, data in sets.items() if (at := _first_short_pair(data)) is not None]
+    found = []
+    for language, at in pairs:
+        source = segmented(sets[language].sources[at - 1], language)
+        target = segmented(sets[language].targets[at - 1], TARGET_LANGUAGE)
+        if source is not None and target is not None:
+            found.append((language, at, (source, target)))
+    return found
+
+
+def _first_short_pair(data: ParallelSet) -> int | None:
+    low, high = _MATRIX_WORDS
+    for at, (source, target) in enumerate(zip(data.sources, data.targets, strict=True), 1):
+        if low <= len(target.split()) <= high and source != target:
+            words = segmented(source, data.language)
+            if words is None:
+                return None
+            if low <= len(words) <= high and all(any(map(str.isalpha, word)) for word in words):
+                return at
+    return None
+
+
+def alignment_matrix(
+    source_model: SentenceTransformer, target_model: SentenceTransformer, pair: tuple[Words, Words]
+) -> dict[str, Any]:
+    """Cosines between the words of a pair, and the links of `EmbeddingAligner` between words.
+
+    States come from the aligner's default layer, two thirds of the way up.
+
+    Returns:
+        ``source``, ``target`` (words), ``layer``, ``cosine`` (a row per source word) and ``links`` (``[source, target]``).
+    """
+    aligners = [EmbeddingAligner(model, level="word") for model in (source_model, target_model)]
+    states, texts = [], []
+    for aligner, words in zip(aligners, pair, strict=True):
+        ((indices, states_nh),) = aligner.word_states([words])
+        spelled = list(words)
+        states.append(F.normalize(states_nh.float().cpu(), dim=-1))
+        texts.append([spelled[index] for index in indices])
+    (links,) = aligners[0].link_states([states[0]], [states[1]])
+    return {
+        "source": texts[0],
+        "target": texts[1],
+        "layer": aligners[0].layer,
+        "cosine": [[round(value, 4) for value in row] for row in (states[0] @ states[1].T).tolist()],
+        "links": sorted([s, t] for s, t in links),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- sentences
+
+
+def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet) -> tuple[NDArray, NDArray]:
+    """Ratio margins of translation pairs, and of each source with the best target that is not its translation.
+
+    Copies of the source or of its translation are not wrong targets. Sources without a wrong target are skipped.
+
+    Args:
+        source_nh: Embeddings of the sources, shape ``(n, hidden)``.
+        target_nh: Embeddings of the targets, shape ``(n, hidden)``.
+        data: Their texts.
+
+    Returns:
+        Margins of the pairs and of the best wrong targets, shape ``(n,)`` each.
+
+    Reference: Artetxe and Schwenk 2019, section 3.1.
+    """
+    source_nh, target_nh = unit_rows(source_nh), unit_rows(target_nh)
+    forward = nearest_neighbours(source_nh, target_nh, MARGIN_NEIGHBOURS)
+    backward = nearest_neighbours(target_nh, source_nh, MARGIN_NEIGHBOURS)
+    pair_n = margin_score(np.einsum("nh,nh->n", source_nh, target_nh), forward.mean_q, backward.mean_q)
+    other_nk = neighbour_scores(forward, backward)
+    sources, targets = (np.array(side, dtype=object) for side in (data.sources, data.targets))
+    same_nk = (targets[forward.row_qk] == targets[:, None]) | (sources[forward.row_qk] == sources[:, None])
+    best_n = np.where(same_nk, -np.inf, other_nk).max(axis=1)
+    there_n = np.isfinite(best_n)
+    return pair_n[there_n].astype(np.float64), best_n[there_n].astype(np.float64)
+
+
+def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[str, Any]:
+    """Histograms of margins: translations and wrong targets share bins; each side has separate bins.
+
+    Training can multiply the spread of margins by ten; with common bins one of the sides would be a few bars.
+
+    Args:
+        margins_of: Results of `margins` per side (``"before"``, ``"after"``).
+
+    Returns:
+        Per side the ``edges`` of the bins, the counts ``translations`` and ``others``, their medians, and ``overlap``: the
+        share of sources, in percent, whose best wrong target has at least the margin of the translation.
+    """
+    sides: dict[str, Any] = {}
+    for side, (pair_n, other_n) in margins_of.items():
+        low, high = np.quantile(np.concatenate([pair_n, other_n]), [0.001, 0.999])
+        edges = np.linspace(low, max(high, low + 1e-6), _BINS + 1)
+        sides[side] = {
+            "edges": edges.tolist(),
+            "translations": np.histogram(np.clip(pair_n, edges[0], edges[-1]), edges)[0].tolist(),
+            "others": np.histogram(np.clip(other_n, edges[0], edges[-1]), edges)[0].tolist(),
+            "translation_median": float(np.median(pair_n)),
+            "other_median": float(np.median(other_n)),
+            "overlap": 100 * float(np.mean(other_n >= pair_n)),
+        }
+    return {"neighbours": MARGIN_NEIGHBOURS, "n": len(pair_n), **sides}
+
+
+def nearest_found(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> dict[str, NDArray]:
+    """The nearest target of each source by cosine, its cosine, and the translation's cosine, shape ``(n,)`` each."""
+    source_nh, target_nh = unit_rows(source_nh), unit_rows(target_nh)
+    found = nearest_neighbours(source_nh, target_nh, 1)
+    right_n = np.einsum("nh,nh->n", source_nh, target_nh)
+    return {"row": found.row_qk[:, 0], "cosine": found.similarity_qk[:, 0], "right": right_n}
+
+
+def nearest_errors(
+    sets: Mapping[str, ParallelSet], found: Mapping[str, Mapping[str, Mapping[str, NDArray]]], *, limit: int = 12
+) -> dict[str, Any]:
+    """List retrieval errors: sentences whose nearest English sentence is not their translation.
+
+    Args:
+        sets: Parallel sentences per language.
+        found: Results of `nearest_found` per language and side.
+        limit: Maximum length of each list.
+
+    Returns:
+        Lists by language, with the largest gap between both cosines first: ``wrong`` after training, and with a baseline
+        ``fixed`` (wrong before, right after) and ``broken`` (right before, wrong after); ``counts`` of each. Languages take
+        turns; if one has fewer errors than its share, the others have more.
+    """
+    lists: dict[str, dict[str, list[dict[str, Any]]]] = {"wrong": {}, "fixed": {}, "broken": {}}
+    for language, data in sets.items():
+        sides = found[language]
+        wrong_n = {
+            side: np.array([data.targets[row] != right for row, right in zip(one["row"], data.targets, strict=True)])
+            for side, one in sides.items()
+        }
+        groups = {"wrong": wrong_n["after"]}
+        if "before" in sides:
+            groups["fixed"] = wrong_n["before"] & ~wrong_n["after"]
+            groups["broken"] = ~wrong_n["before"] & wrong_n["after"]
+        for kind, chosen_n in groups.items():
+            judged = sides["before" if kind == "fixed" else "after"]
+            gap_n = judged["cosine"] - judged["right"]
+            rows = sorted(np.flatnonzero(chosen_n).tolist(), key=lambda at: -gap_n[at])
+            lists[kind][language] = [_error(data, at, sides) for at in rows]
+    errors: dict[str, Any] = {
+        "counts": {kind: sum(map(len, by_language.values())) for kind, by_language in lists.items() if by_language},
+        "pairs": sum(len(data.sources) for data in sets.values()),
+    }
+    for kind, by_language in lists.items():
+        if by_language:
+            ranked = list(by_language.values())
+            turns = sorted((rank, at) for at, rows in enumerate(ranked) for rank in range(len(rows)))[:limit]
+            errors[kind] = [ranked[at][rank] for at, rank in sorted((at, rank) for rank, at in turns)]
+    return errors
+
+
+def _error(data: ParallelSet, at: int, sides: Mapping[str, Mapping[str, NDArray]]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "language": data.language,
+        "number": at + 1,
+        "source": data.sources[at],
+        "right": data.targets[at],
+    }
+    for side, one in sides.items():
+        row[side] = {
+            "found": data.targets[one["row"][at]],
+            "found_cosine": round(float(one["cosine"][at]), 4),
+            "right_cosine": round(float(one["right"][at]), 4),
+        }
+    return row
+
+
+def _rounded(points_n2: NDArray[Any]) -> list[list[float]]:
+    return [[float(f"{value:.5g}") for value in point] for point in points_n2.tolist()]

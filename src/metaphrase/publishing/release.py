@@ -1,0 +1,369 @@
+"""Releases: a plain SentenceTransformer folder that loads without this package and without remote code.
+
+A release contains what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe, the training
+arguments, a model card and reference embeddings. It contains no head, no pooler, no pickle and no class of this package.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fnmatch
+import inspect
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from huggingface_hub import constants, eval_result_entries_to_yaml
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.model_card import generate_model_card
+from sentence_transformers.base.modules import Module
+
+from metaphrase.checkpoints.folders import HEADS, PARTIAL, TRAINING_ARGS
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
+from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
+from metaphrase.io.digests import file_sha256
+from metaphrase.io.hub import download
+from metaphrase.io.locks import exclusive
+from metaphrase.io.redaction import redact
+from metaphrase.modeling.languages import LanguageEmbedding, fold_language
+from metaphrase.publishing.card import AlignmentModelCardData
+
+logger = logging.getLogger(__name__)
+
+CARD = constants.REPOCARD_NAME
+RECIPE, REFERENCE = "recipe.yaml", "reference.json"
+#: Results that the Hub shows on the pages of benchmarks.
+EVAL_RESULTS = ".eval_results/metaphrase.yaml"
+# A folder without this file does not load: it is deleted first and moved into place last.
+_SEAL = "config.json"
+_ROOT_FILES = (
+    *(
+        "modules.json",
+        "config_sentence_transformers.json",
+        "sentence_bert_config.json",
+        _SEAL,
+        CARD,
+        RECIPE,
+        REFERENCE,
+    ),
+    TRAINING_ARGS,
+    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+)
+MODULE_FILES = ("*.json", "*.safetensors")
+#: Written by transformers' trainer, which pickles it. A release replaces it by ``training_args.json``.
+_PICKLED_ARGS = "training_args.bin"
+#: Largest difference between the components of two embeddings that count as equal.
+TOLERANCE = 1e-5
+LANGUAGE_NOTE = (
+    "The model embeds texts in one language, {language}, because a vector for the language of each text was added to the "
+    "encoder's input during training. It is one model of a set: its embeddings are comparable with those of the models for "
+    "the other languages."
+)
+REFERENCE_TEXTS = (
+    "All human beings are born free and equal in dignity and rights.",
+    "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
+)
+
+
+def release(
+    model: SentenceTransformer,
+    output_dir: str | Path,
+    *,
+    recipe: Mapping[str, Any] | None,
+    card: AlignmentModelCardData | None = None,
+    prompts: Mapping[str, str] | None = None,
+    texts: Sequence[str] = REFERENCE_TEXTS,
+    language: str | None = None,
+    language_embedding: LanguageEmbedding | None = None,
+) -> Path:
+    """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
+
+    The release is written to a folder inside `output_dir`, loaded again, compared with the model, and then moved into place
+    file by file. Files of an earlier release are deleted; other files in `output_dir` (checkpoints, logs, run facts) are
+    kept. An interrupted release leaves the folder as it was, or a folder that does not load; the next release removes the
+    temporary files.
+
+    Args:
+        model: The trained encoder. Its pooler, prompts, mode and device do not change.
+        output_dir: Destination folder.
+        recipe: Content of `recipe.yaml`; None writes no such file.
+        card: Data of the model card; None adopts the model's own card.
+        prompts: Prompts to store by name; None stores none.
+        texts: Sentences whose embeddings are stored in `reference.json`.
+        language: Language of the release, for a model that was trained with a language embedding.
+        language_embedding: The language embedding (``loss.heads.language_embedding``). The release contains the vector of
+            `language` only (see :func:`metaphrase.modeling.languages.fold_language`); `model` does not change.
+
+    Returns:
+        `output_dir`.
+
+    Raises:
+        ValueError: A module of the model is not part of sentence-transformers, its embeddings are not finite, or the model
+            was trained with a language embedding and `language` or `language_embedding` is missing.
+        CheckpointError: Another process uses the folder, it is a file, or it is not writable.
+        RuntimeError: The written folder does not reproduce the model's embeddings.
+    """
+    _check_modules(model)
+    folder = Path(output_dir)
+    card = card or AlignmentModelCardData.adopt(model)
+    embedded = any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
+    if (language is None) != (language_embedding is None) or (embedded and language is None):
+        raise UsageError(
+            "A model that was trained with a language embedding is released for one language at a time: pass both "
+            "`language` and `language_embedding`, or release all languages with `release_languages`."
+        )
+    if language is not None and language_embedding is not None:
+        model, card = fold_language(model, language_embedding, language), copy.copy(card)
+        card.language = [language]
+        card.limitations = [*card.limitations, LANGUAGE_NOTE.format(language=language)]
+    card.recipe = card.recipe or (dict(recipe) if recipe else None)
+    card.register_model(model)
+    with _staging(folder) as staging:
+        with _release_form(model, card, prompts):
+            embeddings_bh = model.encode(list(texts), show_progress_bar=False)
+            if not np.isfinite(embeddings_bh).all():
+                raise NonFiniteError(
+                    f"The model's embeddings are NaN or infinite, so it is not released to {folder}. "
+                    "Release an earlier checkpoint, or train again with a lower learning rate."
+                )
+            model.save_pretrained(str(staging), create_model_card=False)
+            has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
+            if has_option and (staging / CONFIG_FILE).is_file():
+                disable_pooler(staging)
+            card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
+            (staging / CARD).write_text(generate_model_card(model), encoding="utf-8")
+        if recipe:
+            _write_yaml(staging / RECIPE, dict(recipe))
+        if card.all_hyperparameters:
+            text = json.dumps(card.all_hyperparameters, indent=2, default=str, ensure_ascii=False)
+            (staging / TRAINING_ARGS).write_text(redact(text) + "\n", encoding="utf-8")
+        if entries := card.eval_result_entries():
+            (staging / EVAL_RESULTS).parent.mkdir()
+            _write_yaml(staging / EVAL_RESULTS, eval_result_entries_to_yaml(entries))
+        reference = {"texts": list(texts), "tolerance": TOLERANCE, "embeddings": embeddings_bh.tolist()}
+        (staging / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
+        _check_release(model, staging)
+        _move_into_place(staging, folder)
+    logger.info("Released to %s.", folder)
+    return folder
+
+
+def release_languages(
+    model: SentenceTransformer,
+    folder: str | Path,
+    language_embedding: LanguageEmbedding,
+    languages: Sequence[str] | None = None,
+    **settings: Any,
+) -> dict[str, Path]:
+    """Release a model that was trained with a language embedding: a plain SentenceTransformer folder per language.
+
+    Args:
+        model: The trained encoder.
+        folder: Parent of the folders; each is named after its language.
+        language_embedding: The language embedding (``loss.heads.language_embedding``).
+        languages: Languages to release; None releases all languages of the embedding.
+        **settings: Arguments of :func:`release`.
+
+    Returns:
+        The folder of each language.
+
+    Raises:
+        ValueError: The embedding has no vector for a language.
+    """
+    return {
+        language: release(
+            model, Path(folder) / language, language=language, language_embedding=language_embedding, **settings
+        )
+        for language in languages or language_embedding.languages
+    }
+
+
+def load_release(folder: str | Path, *, device: str | None = None) -> SentenceTransformer:
+    """Load a model from a folder without running its code or unpickling its files.
+
+    Raises:
+        OSError: The folder has no weights in safetensors format.
+        ValueError: The folder names a module that is not part of sentence-transformers.
+    """
+    return SentenceTransformer(
+        str(folder),
+        device=device,
+        trust_remote_code=False,
+        local_files_only=True,
+        model_kwargs={"use_safetensors": True},
+    )
+
+
+def verify(name_or_path: str | Path, *, revision: str | None = None, device: str | None = None) -> float:
+    """Load a release from a folder or a Hub and compare it with its reference embeddings.
+
+    Returns:
+        The largest absolute difference between two components: 0 to 1e-5 in float32 on the hardware family of the release,
+        slightly more elsewhere.
+
+    Raises:
+        FileNotFoundError: The release has no reference embeddings.
+        RuntimeError: The difference exceeds the tolerance that the release states.
+        OSError: The Hub cannot be reached or refuses the request.
+    """
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        folder = download(str(name_or_path), revision=revision)
+    if not (folder / REFERENCE).is_file():
+        raise MissingFileError(
+            f"A release is verified with its reference embeddings, but {name_or_path} has no {REFERENCE}. Name a "
+            "release, or release the model again."
+        )
+    reference = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
+    return _compare(load_release(folder, device=device), reference, str(name_or_path))
+
+
+def release_files(folder: str | Path) -> list[str]:
+    """Paths of the files that belong to the release in `folder`, relative to it and sorted.
+
+    Checkpoints, heads, logs, pickles and other files of a run are not included.
+    """
+    folder = Path(folder)
+    modules = folder / "modules.json"
+    listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+    files = [path.name for path in folder.iterdir() if path.is_file() and matches(path.name, _ROOT_FILES)]
+    files += [EVAL_RESULTS] if (folder / EVAL_RESULTS).is_file() else []
+    for module_folder in {module["path"] for module in listed} - {""}:
+        if Path(module_folder).name != module_folder:
+            raise ModelError(
+                f"{modules} names the module folder {module_folder!r}, which must lie directly in {folder}. Release the "
+                "model again."
+            )
+        inside = (folder / module_folder).glob("*")  # a module without settings has no folder on a Hub
+        files += [
+            f"{module_folder}/{path.name}" for path in inside if path.is_file() and matches(path.name, MODULE_FILES)
+        ]
+    return sorted(files)
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What `folder` lacks to be a release."""
+    missing = [name for name in ("modules.json", _SEAL) if not (folder / name).is_file()]
+    if not missing and not any(map(is_weights, release_files(folder))):
+        missing = ["weights in safetensors format"]
+    return missing
+
+
+def belongs_to_release(path: str) -> bool:
+    """Whether a file of a repository came with a release, so that the next release replaces it."""
+    folder, _, name = path.rpartition("/")
+    if not folder:
+        return matches(name, (*_ROOT_FILES, _PICKLED_ARGS))
+    return path == EVAL_RESULTS or (
+        re.fullmatch(rf"\d+_\w+|{HEADS}", folder) is not None and matches(name, MODULE_FILES)
+    )
+
+
+def is_weights(path: str) -> bool:
+    """Whether a file has weights in safetensors format."""
+    return path.endswith(".safetensors")
+
+
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Whether a file name matches one of some shell patterns."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _write_yaml(path: Path, content: Any) -> None:
+    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _check_modules(model: SentenceTransformer) -> None:
+    for module in model.modules():
+        kind = type(module)
+        if isinstance(module, Module) and kind.__module__.split(".")[0] != "sentence_transformers":
+            raise ModelError(
+                f"Module {kind.__module__}.{kind.__name__} is not part of sentence-transformers, so the release "
+                "could not be loaded without remote code. Remove it from the model before the release."
+            )
+
+
+@contextlib.contextmanager
+def _release_form(
+    model: SentenceTransformer, card: AlignmentModelCardData, prompts: Mapping[str, str] | None
+) -> Iterator[None]:
+    """Give the model the form that is released inside this block; afterwards it is as before."""
+    encoder: Any = model.transformers_model
+    pooler, training = getattr(encoder, "pooler", None), model.training
+    attributes = {name: getattr(model, name) for name in ("prompts", "default_prompt_name", "model_card_data")}
+    try:
+        model.eval()
+        model.prompts, model.default_prompt_name, model.model_card_data = dict(prompts or {}), None, card
+        if pooler is not None:
+            encoder.pooler = None
+        yield
+    finally:
+        if pooler is not None:
+            encoder.pooler = pooler
+        for name, value in attributes.items():
+            setattr(model, name, value)
+        model.train(training)
+
+
+def _check_release(model: SentenceTransformer, folder: Path) -> None:
+    loaded = load_release(folder, device=str(model.device))
+    _compare(loaded, json.loads((folder / REFERENCE).read_text(encoding="utf-8")), "The written release")
+    if loaded.max_seq_length != model.max_seq_length:
+        raise HubError(
+            f"The maximum sequence length of the release is {loaded.max_seq_length}, that of the model "
+            f"{model.max_seq_length}. Set `model.max_seq_length` to a value that its tokenizer and positions allow."
+        )
+
+
+def _compare(model: SentenceTransformer, reference: Mapping[str, Any], name: str) -> float:
+    embeddings_bh = model.encode(reference["texts"], prompt="", show_progress_bar=False)
+    difference = float(np.abs(embeddings_bh - np.array(reference["embeddings"], dtype=np.float32)).max())
+    if not difference <= reference["tolerance"]:
+        raise HubError(
+            f"{name} does not reproduce its reference embeddings: a component differs by {difference:.1e}, more than "
+            f"{reference['tolerance']:.0e}. If its files were altered, download or release it again; if only the hardware "
+            "differs, push it with --no_check."
+        )
+    return difference
+
+
+@contextlib.contextmanager
+def _staging(folder: Path) -> Iterator[Path]:
+    """A new folder inside of `folder`, on the same file system, while no other process writes to `folder`."""
+    new = not folder.exists()
+    staging = folder / PARTIAL / "release"
+    try:
+        with exclusive(folder):
+            shutil.rmtree(staging, ignore_errors=True)
+            try:
+                staging.mkdir(parents=True)
+                yield staging
+            finally:
+                shutil.rmtree(staging, ignore_errors=True)
+                _remove_if_empty(staging.parent)
+    finally:
+        if new:
+            _remove_if_empty(folder)
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()
+
+
+def _move_into_place(staging: Path, folder: Path) -> None:
+    old = [_SEAL, *(path for path in release_files(folder) if path != _SEAL), _PICKLED_ARGS]
+    for path in old:
+        (folder / path).unlink(missing_ok=True)
+    for path in sorted(release_files(staging), key=lambda path: path == _SEAL):
+        (folder / path).parent.mkdir(exist_ok=True)
+        (staging / path).replace(folder / path)

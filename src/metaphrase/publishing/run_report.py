@@ -1,0 +1,457 @@
+"""The report of a finished run: measures the release and its baseline, and writes the page.
+
+Each model encodes every sentence once. Accuracies, retention, margins and errors are computed from those embeddings, word
+maps and alignment matrices from the word states of a few pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retention import retention
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.files import DEMO, UDHR
+from metaphrase.mining.bulk import encode
+from metaphrase.publishing import analysis
+from metaphrase.publishing.plots import save_pictures
+from metaphrase.publishing.report import describe_model, usage_lines, write_report
+
+#: Maximum number of languages of a word map besides English: readers cannot distinguish more.
+_MAPPED = 4
+
+Sets = dict[str, dict[str, ParallelSet]]
+Models = Mapping[str, SentenceTransformer]
+#: Starts a progress bar: takes a text and a total, and returns a function that advances the bar.
+Progress = Callable[[str, int], Callable[[int], None]]
+
+
+@dataclass
+class ReportOptions:
+    """The run, its baseline, and the data of the report."""
+
+    run: str = field(
+        metadata={"help": "Folder that `metaphrase train` or `metaphrase demo` wrote. Can be given first."}
+    )
+    baseline: str | None = field(
+        default=None,
+        metadata={
+            "help": "Encoder to compare with: a folder, a Hub id, 'starter', or 'none' for a report without a baseline. "
+            "Default: the encoder that the run started from."
+        },
+    )
+    data: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz). Default: the test sets of the run and the "
+            "packaged ones."
+        },
+    )
+    languages: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Languages of the word map and of the alignments, at most four. Default: the largest gains."
+        },
+    )
+    pairs: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Pairs whose alignment is shown, as language:number in the first test set, e.g. sw:12 te:3."
+        },
+    )
+    red_line: float = field(
+        default=1.0,
+        metadata={"help": "Acceptable average loss, in points, of languages without training data (default: 1)."},
+    )
+    errors: int = field(default=12, metadata={"help": "Maximum number of rows of each list of errors."})
+    baseline_prompt: str = field(
+        default="auto",
+        metadata={
+            "help": "Prompt of the baseline. auto: the one that the run selected, else the model's stored query prompt; "
+            "none: no prompt."
+        },
+    )
+    resamples: int = field(default=RESAMPLES, metadata={"help": "Bootstrap resamples of intervals and tests."})
+    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
+    output_dir: str | None = field(default=None, metadata={"help": "Folder of the report (default: RUN/report)."})
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A written report.
+
+    Attributes:
+        page: Path of ``report.html``; ``report.json`` lies beside it.
+        pictures: The charts as PNG files.
+        content: Content of ``report.json``.
+    """
+
+    page: Path
+    pictures: list[Path]
+    content: dict[str, Any]
+
+
+def report_run(
+    options: ReportOptions,
+    *,
+    command: str = "",
+    notify: Callable[[str], None] = lambda message: None,
+    progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda text, total: lambda n: None),
+) -> RunReport:
+    """Measure a run's release and its baseline, and write the report.
+
+    Args:
+        options: The run, its baseline, and the data of the report.
+        command: The command line, as a fact of the report.
+        notify: Called with a line about each stage.
+        progress: Context manager of the progress bars.
+
+    Raises:
+        MissingFileError: The folder is not a run, or the run has no release yet.
+        UsageError: The test sets do not contain what the options name.
+    """
+    started = time.perf_counter()
+    folder = Path(options.run)
+    facts = _read_json(folder / "run.json")
+    if facts is None:
+        raise MissingFileError(
+            f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of a `metaphrase train`."
+        )
+    earlier = _read_json(folder / "report.json") or {}
+    trained = trained_languages(facts)
+    subjects = _load_subjects(options, facts, earlier)
+    sets = _measurable(read_sets(options.data or default_folders(earlier)), subjects, trained)
+    focus = next((name for name, by_language in sets.items() if trained & by_language.keys()), None)
+    if focus is None:
+        raise UsageError(
+            f"None of the test sets is in a language of the training data ({', '.join(sorted(trained))}). Pass --data."
+        )
+    _check_choices(options, sets[focus])
+    _encode_all(subjects, sets, notify, progress)
+    settings = {"resamples": options.resamples, "seed": options.seed}
+    results, others, comparisons = _measure(subjects, sets, trained, settings)
+    notify("Computing word maps, alignments, margins and errors …")
+    analyses = _analyse(subjects, sets, focus, trained, comparisons, options)
+    analyses["retention"] = {
+        name: retention(compare(pair["before"], pair["after"], **settings), options.red_line)
+        | {"models": {side: describe_model(result) for side, result in pair.items()}}
+        for name, pair in others.items()
+    }
+    on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
+    machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
+    analyses["cost"] = {
+        "command": command,
+        "encoded": f"{sum(len(one.embeddings) for one in subjects.values())} sentences, each once per model",
+        "time": f"{time.perf_counter() - started:.0f} seconds on {machine}",
+    }
+    output = Path(options.output_dir) if options.output_dir else folder / "report"
+    page = write_report(
+        output,
+        title=earlier.get("title") or f"{facts['model']} trained with {facts['recipe']['name']}",
+        before={name: one["before"] for name, one in results.items()} if "before" in subjects else None,
+        after={name: one["after"] for name, one in results.items()},
+        comparisons=comparisons,
+        run=facts,
+        usage=earlier.get("usage") or usage_lines(folder),
+        analysis=analyses,
+    )
+    content = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    return RunReport(page, save_pictures(content, output), content)
+
+
+class SentenceEmbeddings:
+    """Sentence embeddings of one model, or of a model per language; each distinct sentence is encoded once.
+
+    Args:
+        name: Name of the model.
+        models: The model under the key ``""``, or a model per language.
+        prompt: Prompt of each sentence.
+    """
+
+    def __init__(self, name: str, models: Models, prompt: str = "") -> None:
+        self.name = name
+        self.models = models
+        self.prompt = prompt
+        self.embeddings: dict[tuple[str, str], NDArray[Any]] = {}
+
+    def model(self, language: str) -> SentenceTransformer:
+        """The model of a language."""
+        return self.models.get("") or self.models[language]
+
+    def _key(self, language: str) -> str:
+        return "" if "" in self.models else language
+
+    def missing(self, texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """Distinct sentences without an embedding, by the key of their model."""
+        todo: dict[str, dict[str, None]] = {}
+        for language, side in texts.items():
+            key = self._key(language)
+            todo.setdefault(key, {}).update((text, None) for text in side if (key, text) not in self.embeddings)
+        return {key: list(side) for key, side in todo.items() if side}
+
+    def encode(self, texts: Mapping[str, Sequence[str]], advance: Callable[[int], None] = lambda n: None) -> None:
+        """Encode the sentences of some languages."""
+        for key, todo in self.missing(texts).items():
+            model = self.models[key]
+            for first in range(0, len(todo), 256):
+                batch = todo[first : first + 256]
+                embeddings_nh = encode(model, batch, prompt=self.prompt)
+                self.embeddings.update(zip([(key, text) for text in batch], np.asarray(embeddings_nh), strict=True))
+                advance(len(batch))
+
+    def of(self, language: str, texts: Sequence[str]) -> NDArray[Any]:
+        """Embeddings of encoded sentences, shape ``(n, hidden)``."""
+        return np.stack([self.embeddings[self._key(language), text] for text in texts])
+
+    def measure(self, sets: Mapping[str, ParallelSet], **settings: Any) -> dict[str, Any]:
+        """Run `evaluate_retrieval` on the embeddings."""
+        lookups: Any = {language: _Lookup(self, language) for language in (*sets, TARGET_LANGUAGE)}
+        result = evaluate_retrieval(lookups, sets, name=self.name, **settings).to_dict()
+        first = next(iter(self.models.values()))
+        result["settings"] |= {
+            "prompt": self.prompt,
+            "pooling": pooling_of(first),
+            "layer": first[0].auto_model.config.num_hidden_layers,
+            "max_length": first.max_seq_length,
+        }
+        return result
+
+
+class _Lookup:
+    """The ``encode`` method of a model, from existing embeddings."""
+
+    def __init__(self, embeddings: SentenceEmbeddings, language: str) -> None:
+        self.embeddings = embeddings
+        self.language = language
+
+    def encode(self, texts: Sequence[str], **kwargs: Any) -> NDArray[Any]:
+        return self.embeddings.of(self.language, texts)
+
+
+def trained_languages(facts: Mapping[str, Any]) -> set[str]:
+    """Languages of a run's training data, except English."""
+    named = {language for file in facts["files"] for language in file.get("languages", ())}
+    return (named | set(facts["corpus"]["languages"])) - {TARGET_LANGUAGE}
+
+
+def load_run(folder: Path) -> dict[str, SentenceTransformer]:
+    """The release of a run: one model under the key ``""``, or a model per language of a language embedding."""
+    if (folder / "modules.json").is_file():
+        return {"": load_encoder(folder)}
+    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/modules.json"))}
+    found = {name: path for name, path in found.items() if not name.startswith("checkpoint-")}
+    if not found:
+        raise MissingFileError(f"{folder} has no release. Wait for the end of the run, or resume it.")
+    return {language: load_encoder(path) for language, path in found.items()}
+
+
+def default_folders(earlier: Mapping[str, Any]) -> list[str]:
+    """Folders of the test sets in a run's report that still exist, and the packaged ones."""
+    patterns = [
+        pattern
+        for one in earlier.get("after", {}).values()
+        for pattern in one["settings"]["data"].split(", ")
+        if pattern
+    ]
+    folders = [Path(pattern).parent for pattern in patterns]
+    existing = [folder for folder in folders if folder.is_dir()]
+    names = {folder.name for folder in existing}
+    existing += [folder for folder in (DEMO, UDHR) if folder.name not in names and folder.is_dir()]
+    return list(dict.fromkeys(map(str, existing)))
+
+
+def read_sets(folders: Sequence[str]) -> Sets:
+    """Test sets by the name of their folder; of a folder with splits the test split."""
+    sets: Sets = {}
+    for folder in folders:
+        name = Path(folder).resolve().name
+        if name in sets:
+            raise UsageError(f"Two folders of test sets are named {name!r}; rename one.")
+        split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
+        sets[name] = load_parallel_folder(folder, None, split)
+    return sets
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def _load_subjects(
+    options: ReportOptions, facts: Mapping[str, Any], earlier: Mapping[str, Any]
+) -> dict[str, SentenceEmbeddings]:
+    """The baseline, unless the report has none, and the release."""
+    subjects: dict[str, SentenceEmbeddings] = {}
+    release = load_run(Path(options.run))
+    baseline = options.baseline or facts["model"]
+    if baseline != "none":
+        model = load_encoder(baseline)
+        prompt = _baseline_prompt(options.baseline_prompt, model, earlier if baseline == facts["model"] else {})
+        subjects["before"] = SentenceEmbeddings(baseline, {"": model}, prompt)
+    subjects["after"] = SentenceEmbeddings(str(options.run), release)
+    return subjects
+
+
+def _baseline_prompt(prompt: str, model: SentenceTransformer, earlier: Mapping[str, Any]) -> str:
+    used = {one["settings"]["prompt"] for one in (earlier.get("before") or {}).values()}
+    if prompt == "auto" and len(used) == 1:
+        return str(used.pop())
+    return resolve_prompt(model, None if prompt == "none" else prompt)
+
+
+def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:
+    """The languages that can be measured: those of the models; without a baseline, those of the training data."""
+    models = subjects["after"].models
+    languages: set[str] | None = None
+    if "" not in models:
+        languages = set(models)
+    elif "before" not in subjects:  # retention requires a baseline
+        languages = trained
+    measurable = {
+        name: {x: one for x, one in by_language.items() if languages is None or x in languages}
+        for name, by_language in sets.items()
+    }
+    return {name: by_language for name, by_language in measurable.items() if by_language}
+
+
+def _check_choices(options: ReportOptions, sets: Mapping[str, ParallelSet]) -> None:
+    """Refuse wrong languages and pairs before anything is encoded."""
+    if unknown := [language for language in options.languages or () if language not in sets]:
+        raise UsageError(f"There are no pairs in {', '.join(unknown)}; choose from {', '.join(sets)}.")
+    analysis.choose_pairs(sets, options.pairs or [f"{next(iter(sets))}:1"])
+
+
+def _encode_all(
+    subjects: Mapping[str, SentenceEmbeddings],
+    sets: Sets,
+    notify: Callable[[str], None],
+    progress: Callable[[], AbstractContextManager[Progress]],
+) -> None:
+    texts: dict[str, list[str]] = {TARGET_LANGUAGE: []}
+    for by_language in sets.values():
+        for language, one in by_language.items():
+            texts.setdefault(language, []).extend(one.sources)
+            texts[TARGET_LANGUAGE].extend(one.targets)
+    totals = {side: sum(map(len, one.missing(texts).values())) for side, one in subjects.items()}
+    notify(
+        f"Encoding {' and '.join(f'{totals[side]:,} sentences with {one.name}' for side, one in subjects.items())}: "
+        f"{sum(map(len, sets.values()))} test sets of {', '.join(sets)}."
+    )
+    with progress() as begin:
+        for side, subject in subjects.items():
+            start = time.perf_counter()
+            subject.encode(texts, begin(side, totals[side]))
+            notify(f"{side}: {time.perf_counter() - start:.0f} seconds")
+
+
+def _measure(
+    subjects: Mapping[str, SentenceEmbeddings], sets: Sets, trained: set[str], settings: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Results of both models in trained languages and in other languages, and comparisons of the former."""
+    results: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, by_language in sets.items():
+        for into, is_trained in ((results, True), (others, False)):
+            chosen = {x: one for x, one in by_language.items() if (x in trained) == is_trained}
+            if chosen and (is_trained or "before" in subjects):
+                into[name] = {side: one.measure(chosen, **settings) for side, one in subjects.items()}
+    comparisons = {
+        name: compare(one["before"], one["after"], **settings) for name, one in results.items() if "before" in one
+    }
+    return results, others, comparisons
+
+
+def _analyse(
+    subjects: Mapping[str, SentenceEmbeddings],
+    sets: Sets,
+    focus: str,
+    trained: set[str],
+    comparisons: Mapping[str, Any],
+    options: ReportOptions,
+) -> dict[str, Any]:
+    """Word maps, alignments, margins and errors on one test set."""
+    shown = {language: one for language, one in sets[focus].items() if language in trained}
+    embedded = {
+        language: {
+            side: (one.of(language, data.sources), one.of(TARGET_LANGUAGE, data.targets))
+            for side, one in subjects.items()
+        }
+        for language, data in shown.items()
+    }
+    found = {
+        language: {side: analysis.nearest_found(*both) for side, both in sides.items()}
+        for language, sides in embedded.items()
+    }
+    both_margins: dict[str, tuple[Any, Any]] = {}
+    for side in subjects:
+        of_language = [analysis.margins(*embedded[language][side], data) for language, data in shown.items()]
+        both_margins[side] = (np.concatenate([x for x, _ in of_language]), np.concatenate([x for _, x in of_language]))
+    gains = comparisons[focus]["languages"] if focus in comparisons else {}
+    ranked = sorted(shown, key=lambda language: -gains[language]["difference"] if gains else 0)
+    mapped = (options.languages or ranked)[:_MAPPED]
+    mapped_sets = {language: sets[focus][language] for language in mapped}
+    content: dict[str, Any] = {
+        "tokens": _token_maps(subjects, mapped_sets) | {"data": focus},
+        "alignments": [
+            {
+                "language": language,
+                "number": number,
+                **{
+                    side: analysis.alignment_matrix(one.model(language), one.model(TARGET_LANGUAGE), pair)
+                    for side, one in subjects.items()
+                },
+            }
+            for language, number, pair in analysis.choose_pairs(
+                sets[focus] if options.pairs else mapped_sets, options.pairs
+            )
+        ],
+        "errors": analysis.nearest_errors(shown, found, limit=options.errors) | {"data": focus},
+    }
+    if len(both_margins["after"][0]):
+        content["margins"] = analysis.margin_histogram(both_margins) | {"data": focus}
+    return content
+
+
+def _token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
+    """Maps of the same words before and after."""
+    sample = analysis.sample_words(sets)
+    spelled = [(language, list(words)[at]) for language, words, chosen in sample for at in chosen]
+    states: dict[str, list[list[NDArray[Any]]]] = {}
+    kept = np.ones(len(spelled), dtype=bool)
+    for side, one in subjects.items():
+        rows: list[Any] = []
+        for language in dict.fromkeys(language for language, _, _ in sample):
+            sentences = [(words, chosen) for spoken, words, chosen in sample if spoken == language]
+            of_words = analysis.word_states(one.model(language), [words for words, _ in sentences])
+            for (_, chosen), (at_n, states_nh) in zip(sentences, of_words, strict=True):
+                known = dict(zip(at_n, states_nh, strict=True))
+                rows += [known.get(at) for at in chosen]
+        kept &= np.array([row is not None for row in rows])
+        states[side] = rows
+    languages = [language for (language, _), keep in zip(spelled, kept, strict=True) if keep]
+    return {
+        "languages": [TARGET_LANGUAGE, *sets],
+        "language_of": languages,
+        "words": [word for (_, word), keep in zip(spelled, kept, strict=True) if keep],
+        "neighbours": analysis.WORD_NEIGHBOURS,
+        "expected": analysis.expected_share(languages),
+        **{
+            side: analysis.token_map(np.stack([row for row, keep in zip(rows, kept, strict=True) if keep]), languages)
+            for side, rows in states.items()
+        },
+    }

@@ -1,0 +1,246 @@
+"""What a run is measured on, and the measurements before training, which are kept beside the checkpoints."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retention import retention
+from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolve_prompt
+from metaphrase.exceptions import UsageError
+from metaphrase.io.digests import model_hash
+from metaphrase.io.environment import versions
+from metaphrase.io.files import UDHR, write_json
+from metaphrase.publishing.report import describe_model
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+#: File of the baseline in an output folder.
+BASELINE = "before.json"
+
+#: Test sets by name, each by language.
+Sets = dict[str, dict[str, ParallelSet]]
+
+
+@dataclass(frozen=True)
+class TestSets:
+    """What a run is measured on, before and after training.
+
+    Attributes:
+        trained: Test sets by name, in the languages that are trained on.
+        retention: Test sets by name, in other languages; they show what training cost them.
+    """
+
+    __test__ = False  # not a test, whatever its name says to pytest
+
+    trained: Sets = field(default_factory=dict)
+    retention: Sets = field(default_factory=dict)
+
+    def merged(self) -> Sets:
+        """All languages of each test set."""
+        return {
+            name: self.retention.get(name, {}) | self.trained.get(name, {}) for name in self.trained | self.retention
+        }
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Results of the encoder before training, by name of the test set.
+
+    Attributes:
+        trained: Results in the languages that are trained on.
+        retention: Results in other languages.
+    """
+
+    trained: dict[str, Any] = field(default_factory=dict)
+    retention: dict[str, Any] = field(default_factory=dict)
+
+
+def read_test_sets(config: RunConfig) -> Sets:
+    """Read the test sets of ``config.test`` by the name of their folder.
+
+    Raises:
+        UsageError: Two folders have the same name.
+    """
+    tests: Sets = {}
+    for folder in config.test:
+        name = Path(folder).resolve().name
+        if name in tests:
+            raise UsageError(
+                f"Two --test folders are named {name!r}; their results would overwrite each other. Rename one."
+            )
+        tests[name] = read_folder(folder, config.languages or None)
+    return tests
+
+
+def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
+    """Read the test sets of a folder; if it has splits, only the test split."""
+    split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
+    return load_parallel_folder(folder, languages, split)
+
+
+def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> TestSets:
+    """Separate the languages that are trained on from the others, and add the retention sets.
+
+    Args:
+        tests: Test sets by name. If none of their languages is trained on, they stay as they are.
+        config: Names the corpus, and the folders and languages of retention.
+        recipe: The recipe; one with a language embedding cannot embed other languages.
+
+    Raises:
+        UsageError: Retention is configured without test sets, or no retention set has the configured languages.
+    """
+    if config.retention == ["none"] or not (tests or config.retention):
+        return TestSets(tests)
+    if not tests:
+        raise UsageError("--retention is measured beside test sets: give --test, too.")
+    if recipe.language_embedding:
+        logger.info(
+            "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
+        )
+        return TestSets(tests)
+    languages = trained_languages(config)
+    own: Sets = tests
+    others: Sets = {}
+    if any(languages & sets.keys() for sets in tests.values()):
+        own = _select(tests, lambda language: language in languages)
+        others = _select(tests, lambda language: language not in languages)
+    for folder in config.retention or ([] if others else [str(UDHR)]):
+        name = Path(folder).resolve().name
+        known = languages | others.get(name, {}).keys() | own.get(name, {}).keys()
+        if sets := {language: one for language, one in read_folder(folder).items() if language not in known}:
+            others[name] = others.get(name, {}) | sets
+    chosen = set(config.retention_languages)
+    if not chosen or "all" in chosen:
+        return TestSets(own, others)
+    kept = _select(others, lambda language: language in chosen)
+    if others and not kept:
+        raise UsageError(
+            f"No retention set has any of the languages of --retention_languages, {', '.join(sorted(chosen))}. They have "
+            f"{', '.join(sorted({language for sets in others.values() for language in sets}))}; 'all' measures these."
+        )
+    return TestSets(own, kept)
+
+
+def _select(tests: Sets, chosen: Any) -> Sets:
+    """The test sets with the languages that a function chooses, without those that are left empty."""
+    selected = {
+        name: {language: one for language, one in sets.items() if chosen(language)} for name, sets in tests.items()
+    }
+    return {name: sets for name, sets in selected.items() if sets}
+
+
+def trained_languages(config: RunConfig) -> set[str]:
+    """Languages that will be trained on; empty if neither the options nor the file names state all of them."""
+    files = find_files(config.corpus, languages=config.languages or None)
+    named = {file.language for file in files if file.language}
+    return set(config.languages) or (named if all(file.language for file in files) else set())
+
+
+def measure(
+    model: Encoders, tests: Mapping[str, Any], *, name: str, prompt: str = "", show_progress: bool = False
+) -> dict[str, Any]:
+    """Measure retrieval accuracy on every test set, without padding."""
+    return {
+        test: evaluate_retrieval(model, sets, name=name, prompt=prompt, show_progress=show_progress).to_dict()
+        for test, sets in tests.items()
+    }
+
+
+def measure_baseline(
+    model: SentenceTransformer, tests: TestSets, output: Path, *, name: str, show_progress: bool = False
+) -> Baseline:
+    """Measure an encoder before training; results in ``before.json`` of the same encoder and test sets are reused.
+
+    A model that stores a query prompt (E5) is measured with and without it, and the better average of each test set
+    counts: a baseline is measured at its best. Other languages are measured with the prompt that was best on the test set.
+
+    Args:
+        model: The encoder.
+        tests: The test sets.
+        output: Folder of ``before.json``.
+        name: Name of the model in the results.
+        show_progress: Show progress bars.
+    """
+    if not tests.trained:
+        return Baseline()
+    path = output / BASELINE
+    prompts = list(dict.fromkeys(["", resolve_prompt(model, "auto")]))
+    subject = {"model": model_hash(model), "versions": versions()}
+    known = read_baseline(path, subject)
+
+    def best(kind: str, test: str, sets: Mapping[str, ParallelSet], prompts: Sequence[str]) -> dict[str, Any]:
+        kept = known.get(f"{kind} {test}")
+        digests = {language: one.sha256 for language, one in sets.items()}
+        if (
+            kept
+            and kept["settings"]["prompt"] in prompts
+            and {language: one["sha256"] for language, one in kept["languages"].items()} == digests
+        ):
+            return {**kept, "model": name}
+        results = [
+            measure(model, {test: sets}, name=name, prompt=prompt, show_progress=show_progress)[test]
+            for prompt in prompts
+        ]
+        return max(results, key=lambda result: result["average"]["mean"]["accuracy"])
+
+    trained = {test: best("test", test, sets, prompts) for test, sets in tests.trained.items()}
+    first = next(iter(trained.values()))
+    others = {
+        test: best("others", test, sets, [trained.get(test, first)["settings"]["prompt"]])
+        for test, sets in tests.retention.items()
+    }
+    results = {f"test {test}": one for test, one in trained.items()}
+    results |= {f"others {test}": one for test, one in others.items()}
+    if results != known:
+        write_json(path, {"subject": subject, "results": results})
+    return Baseline(trained, others)
+
+
+def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
+    """Results that an earlier run measured of the same encoder with the same libraries; empty if there are none."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return dict(content["results"]) if content["subject"] == subject else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def measure_retention(
+    model: Encoders,
+    tests: TestSets,
+    baseline: Baseline,
+    facts: Mapping[str, Any],
+    *,
+    name: str,
+    show_progress: bool = False,
+) -> dict[str, Any]:
+    """Measure retention on each set, in the languages that were not trained on.
+
+    Args:
+        model: The trained encoder.
+        tests: The test sets.
+        baseline: Results before training.
+        facts: Facts of the run, with the languages of its files.
+        name: Name of the model in the results.
+        show_progress: Show progress bars.
+    """
+    trained = {language for file in facts["files"] for language in file["languages"]}
+    untrained = _select(tests.retention, lambda language: language not in trained)
+    after = measure(model, untrained, name=name, show_progress=show_progress)
+    return {
+        test: retention(compare(baseline.retention[test], one))
+        | {"models": {"before": describe_model(baseline.retention[test]), "after": describe_model(one)}}
+        for test, one in after.items()
+    }

@@ -1,0 +1,231 @@
+"""The configuration of a training run: one dataclass with the names of the command line's flags and of YAML files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import MISSING, Field, dataclass, field, fields
+from enum import Enum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.exceptions import RecipeError, UsageError
+from metaphrase.io.configuration import did_you_mean
+from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.recipe import Recipe
+
+#: Values of ``clean``.
+CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
+
+
+@dataclass
+class RunOptions:
+    """What is trained, on which text, and what it is measured on."""
+
+    model: str = field(
+        default="starter", metadata={"help": "Encoder to train: 'starter', a Hub id or a folder (default: starter)."}
+    )
+    recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
+    corpus: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."},
+    )
+    languages: list[str] = field(
+        default_factory=list, metadata={"help": "Languages to read from the corpus, or the language of a single file."}
+    )
+    dev: list[str] = field(
+        default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured during training."}
+    )
+    test: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), measured before and after, with a report."
+        },
+    )
+    retention: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folders of test sets in languages that are not trained on, measured before and after; 'none' skips "
+            "this measurement. Default, with --test: the other languages of the test sets, or else the packaged "
+            "Declaration of Human Rights in 94 languages (6,000 pairs)."
+        },
+    )
+    retention_languages: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Languages of the retention sets that are measured (default: all)."},
+    )
+    pooling: str | None = field(
+        default=None, metadata={"help": "Pooling that replaces the encoder's own, e.g. cls or mean."}
+    )
+    freeze_word_embeddings: bool = field(
+        default=False, metadata={"help": "Do not train the word embeddings: less memory, faster."}
+    )
+    license: str | None = field(
+        default=None,
+        metadata={"help": "Licence of the release as the Hub spells it, e.g. apache-2.0 (default: the base model's)."},
+    )
+    data_license: str | None = field(
+        default=None, metadata={"help": "Licence of corpus files whose licence is unknown, for the model card."}
+    )
+    streaming: bool = field(
+        default=False, metadata={"help": "Read the corpus during training (requires --max_steps)."}
+    )
+    on_disk: bool = field(
+        default=False,
+        metadata={"help": "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."},
+    )
+    temperature: float | None = field(
+        default=None, metadata={"help": "Sample languages in proportion to size^temperature: 1 as is, 0 uniformly."}
+    )
+    clean: str = field(
+        default="basic",
+        metadata={"help": "'basic' drops empty and repeated pairs; 'dap' and 'ppa' add the filters of those papers."},
+    )
+    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs read for each language."})
+    monolingual: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Monolingual text for recipes that use it: files with one sentence per line, or hf:org/name with a "
+            "column 'text'."
+        },
+    )
+    monolingual_ratio: float = field(default=1.0, metadata={"help": "Monolingual texts per pair of the bitext."})
+    paper_training: bool = field(
+        default=False,
+        metadata={"help": "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."},
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Maximum number of pieces per sentence in training (default: the recipe's)."}
+    )
+    vocabulary: str | None = field(
+        default=None, metadata={"help": "Vocabulary of objectives that predict pieces: tied, untied or english."}
+    )
+    transform: str | None = field(
+        default=None,
+        metadata={"help": "Transform before the vocabulary projection: auto (a fresh one if required) or none."},
+    )
+
+
+@dataclass(init=False, repr=False)
+class RunConfig(AlignmentTrainingArguments, RunOptions):
+    """Configuration of a training run: what is trained, on which text, and the training arguments.
+
+    The names are those of the flags of ``metaphrase train`` and of its YAML files; ``metaphrase train --help-all`` lists
+    them. Settings that are not passed are those of the recipe's ``training`` section, then the defaults.
+
+    A configuration is plain data. :meth:`training_arguments` sets up the device and the processes.
+
+    Example:
+        >>> config = RunConfig(recipe="tr", corpus=["pairs.tsv"], languages=["sw"], output_dir="runs/sw", max_steps=300)
+        >>> config.max_steps, config.per_device_train_batch_size
+        (300, 32)
+
+    Args:
+        **settings: Options by name.
+
+    Raises:
+        UsageError: An option is unknown; the message names the nearest.
+        MissingFileError: The recipe does not exist.
+    """
+
+    output_dir: str | None = field(default="", metadata={"help": "Folder of the release and its checkpoints."})
+    logging_steps: float = field(default=10, metadata={"help": "Steps between two log entries."})
+    save_steps: float = field(default=500, metadata={"help": "Steps between two checkpoints."})
+    save_total_limit: int | None = field(default=2, metadata={"help": "Number of checkpoints to keep."})
+    report_to: None | str | list[str] = field(  # noqa: RUF036 - the order that HfArgumentParser reads
+        default="tensorboard" if find_spec("tensorboard") else "none",
+        metadata={"help": "Trackers that log curves: tensorboard (if installed), none or another integration."},
+    )
+
+    def __init__(self, **settings: Any) -> None:
+        options = {option.name: option for option in fields(self) if option.init}
+        for name in settings:
+            if name not in options:
+                raise UsageError(f"There is no option {name!r}{did_you_mean(name, options)}.")
+        name = str(settings.get("recipe", options["recipe"].default))
+        defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
+        for name in defaults:
+            if name not in options:
+                raise RecipeError(f"The recipe has an unknown training option {name!r}{did_you_mean(name, options)}.")
+        for name, option in options.items():
+            default = _default(option)
+            setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
+
+    __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
+
+    def training_arguments(self) -> AlignmentTrainingArguments:
+        """The arguments of the trainer; building them sets up the device and joins the processes of ``torchrun``.
+
+        Raises:
+            ValueError: A value is invalid, or two do not go together.
+        """
+        names = [option.name for option in fields(AlignmentTrainingArguments) if option.init]
+        return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
+
+    def command(self) -> list[str]:
+        """The ``metaphrase train`` command with these settings, for card and report.
+
+        >>> " ".join(RunConfig(recipe="tr", corpus=["pairs.tsv"], output_dir="runs/sw", max_steps=300).command())
+        'metaphrase train --recipe tr --corpus pairs.tsv --output_dir runs/sw --max_steps 300'
+        """
+        plain = RunConfig(recipe=self.recipe, paper_training=self.paper_training)
+        words = ["metaphrase", "train"]
+        for option in fields(self):
+            value = getattr(self, option.name, None)
+            is_default = value == getattr(plain, option.name, None) and option.name != "recipe"
+            if option.init and not is_default and value is not None and not option.name.endswith("_token"):
+                words += [f"--{option.name}", *_words(value)]
+        return words
+
+
+def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any]:
+    """The training settings of a recipe.
+
+    Args:
+        name: Name or YAML file of the recipe.
+        paper_training: Take the paper's settings where the recipe has them.
+
+    Raises:
+        UsageError: The recipe holds a token.
+    """
+    recipe = Recipe.load(name)
+    settings = {**recipe.training, **(recipe.paper_training if paper_training else {})}
+    refuse_token(settings)
+    return settings
+
+
+def refuse_token(settings: Mapping[str, Any]) -> None:
+    """Refuse settings of a file that hold a token.
+
+    Raises:
+        UsageError: There is a ``hub_token``.
+    """
+    if settings.get("hub_token"):
+        raise UsageError("A settings file should hold no token, but has a hub_token. Set HF_TOKEN instead.")
+
+
+def _default(option: Field[Any]) -> Any:
+    return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def _plain(value: Any, default: Any) -> Any:
+    """A setting with text for paths, and a list for a single word where one is expected."""
+    if isinstance(default, list) and isinstance(value, str | Path):
+        value = [value]
+    if isinstance(value, list | tuple) and isinstance(default, list):
+        return [_plain(item, None) for item in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _words(value: Any) -> list[str]:
+    """A value as words of a command line."""
+    if isinstance(value, list | tuple):
+        return [word for item in value for word in _words(item)]
+    if isinstance(value, bool):
+        return ["true" if value else "false"]
+    if isinstance(value, Mapping):
+        return [json.dumps(dict(value))]
+    return [str(value.value if isinstance(value, Enum) else value)]

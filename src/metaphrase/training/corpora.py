@@ -1,0 +1,149 @@
+"""The corpora of a run: bitext with the columns that its recipe reads, dev sets, and leakage into test sets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+from datasets import Dataset, IterableDataset, concatenate_datasets
+from sentence_transformers import SentenceTransformer
+from transformers import TrainingArguments
+
+from metaphrase.corpus.checks import by_language
+from metaphrase.corpus.loading import Corpus, load_corpus
+from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.overlap import overlap
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.exceptions import UsageError
+from metaphrase.training.configuration import CLEANINGS, RunConfig
+from metaphrase.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
+
+
+def read_bitext(config: RunConfig, model: SentenceTransformer, arguments: TrainingArguments) -> Corpus:
+    """Read the training bitext; one process reads a corpus that is stored on disk, for all of them."""
+    first = arguments.main_process_first(local=False, desc="corpus") if config.on_disk else nullcontext()
+    with first:
+        return load_corpus(
+            config.corpus,
+            languages=config.languages or None,
+            streaming=config.streaming,
+            on_disk=Path(str(config.output_dir)) / "corpus" if config.on_disk else None,
+            cleaning=CLEANINGS[config.clean],
+            tokenizer=model.tokenizer,
+            temperature=config.temperature,
+            limit=config.limit,
+            seed=config.seed,
+        )
+
+
+def with_columns(corpus: Corpus, recipe: Recipe, config: RunConfig, arguments: TrainingArguments) -> Corpus:
+    """Add the columns that a recipe reads: word links, and monolingual text if it is configured."""
+    if "alignment" in recipe.columns:
+        corpus = replace(corpus, dataset=with_links(corpus.dataset, recipe, arguments))
+    if config.monolingual:
+        texts = load_monolingual(config.monolingual)
+        logger.info("Monolingual text: %d texts, %g for each pair.", len(texts), config.monolingual_ratio)
+        ratio, seed = config.monolingual_ratio, config.seed
+        corpus = replace(corpus, dataset=with_monolingual(corpus.dataset, texts, ratio=ratio, seed=seed))
+    return corpus
+
+
+def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> Any:
+    """Add word links to a corpus that has none; they are computed once for an output folder.
+
+    Words are best ranked by the links that both directions find, phrases best taken from grow-diag-final-and.
+
+    Raises:
+        UsageError: The corpus is a stream, which a statistical aligner cannot learn from.
+    """
+    present = "alignment" in (dataset.column_names or ())
+    if present and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):
+        return dataset
+    if isinstance(dataset, IterableDataset):
+        raise UsageError(
+            "This recipe requires word links and the corpus has none; a stream cannot be aligned while it is read. Align "
+            "the corpus first: metaphrase align CORPUS -o ALIGNED.parquet."
+        )
+    from metaphrase.aligners.linking import add_alignment
+
+    heuristic = "grow-diag-final-and" if "span-contrast" in recipe.objectives() else "intersection"
+    digest = xxhash.xxh64(heuristic.encode())
+    read = ("source", "target", "source_lang", "target_lang", "alignment", "segmenter")
+    for row in dataset:
+        digest.update("\t".join(row.get(name) or "" for name in read).encode())
+    path = Path(str(arguments.output_dir)) / f"alignment-{digest.hexdigest()}.parquet"
+    with arguments.main_process_first(local=False, desc="word alignment"):
+        if not path.is_file():
+            logger.info(
+                "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
+                "directions, combined by %s. Other links come from `metaphrase align`.",
+                len(dataset),
+                heuristic,
+            )
+            aligned, report = add_alignment(dataset, "fast_align", heuristic=heuristic)
+            facts = report.total.facts()
+            logger.info(
+                "Aligned %.0f pairs per second; %.0f %% of the source words and %.0f %% of the target words are linked.",
+                report.pairs_per_second,
+                100 * facts["share_source_linked"],
+                100 * facts["share_target_linked"],
+            )
+            names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
+            partial = path.with_suffix(".partial")
+            aligned.select_columns(names).to_parquet(partial)
+            partial.rename(path)
+    links = Dataset.from_parquet(str(path))
+    others = dataset.remove_columns([name for name in links.column_names if name in dataset.column_names])
+    return concatenate_datasets([others, links], axis=1)
+
+
+def read_dev(config: RunConfig, corpus: Corpus) -> dict[str, ParallelSet]:
+    """Read the dev bitext; pairs that are also in the training corpus are reported."""
+    if not config.dev:
+        return {}
+    dev = load_corpus(config.dev, languages=config.languages or None, split="dev").dataset
+    if isinstance(corpus.dataset, Dataset) and (leaked := overlap(corpus.dataset, dev)):
+        logger.warning("%d of the %d dev pairs share a sentence with the training corpus.", leaked, len(dev))
+    return by_language(dev)
+
+
+def leakage(dataset: Any, tests: Mapping[str, Mapping[str, ParallelSet]]) -> list[dict[str, Any]] | None:
+    """For each test set, its pairs and how many of them have a sentence that is trained on; None for a stream."""
+    if isinstance(dataset, IterableDataset) or not tests:
+        return None
+    found = []
+    for name, sets in tests.items():
+        rows = [
+            {"source": source, "target": target}
+            for one in sets.values()
+            for source, target in zip(one.sources, one.targets, strict=True)
+        ]
+        found.append({"data": name, "pairs": len(rows), "shared": overlap(dataset, rows)})
+    return found
+
+
+def check_text(recipe: Recipe, config: RunConfig) -> None:
+    """Refuse a recipe without the monolingual text that it reads, or text that no objective reads.
+
+    Raises:
+        UsageError: The recipe and ``--monolingual`` do not go together, or the ratio is not positive.
+        MissingFileError: A file of text does not exist.
+    """
+    reads = "monolingual" in recipe.columns
+    if reads and not config.monolingual:
+        raise UsageError(
+            f"Recipe {recipe.name!r} reads monolingual text: give --monolingual (files with one sentence per line, or "
+            "hf:org/name), or a YAML file whose objectives do without."
+        )
+    if config.monolingual and not reads:
+        raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; leave out --monolingual.")
+    if config.monolingual_ratio <= 0:
+        raise UsageError(f"--monolingual_ratio should be positive, but is {config.monolingual_ratio:g}.")
+    check_monolingual(config.monolingual)

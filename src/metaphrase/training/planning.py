@@ -1,0 +1,209 @@
+"""Settings of an adaptation, planned from the data, the machine and the time that there is."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.loading import Corpus
+from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.modeling.packing import packed
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.run import build_loss
+
+#: Maximum number of epochs over the user's pairs.
+EPOCHS = 3
+#: Evaluations of the dev set during training, and how many without improvement end it.
+EVALUATIONS, PATIENCE = 8, 3
+#: Free memory assumed where the system does not report it, in bytes.
+UNKNOWN_MEMORY = 8e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Settings of a training run.
+
+    Attributes:
+        batch_size: Pairs ranked against each other.
+        micro_batch_size: Rows encoded at a time, by memory; None encodes a batch at once.
+        max_steps: Maximum number of optimiser steps.
+        eval_steps: Steps between two evaluations of the dev set.
+        freeze_word_embeddings: Whether the word embeddings are frozen.
+        learning_rate: Peak learning rate.
+        reasons: Why, one line each.
+    """
+
+    batch_size: int
+    micro_batch_size: int | None
+    max_steps: int
+    eval_steps: int
+    freeze_word_embeddings: bool
+    learning_rate: float
+    reasons: tuple[str, ...]
+
+
+def plan_run(
+    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, pairs: int, minutes: float, seed: int
+) -> Plan:
+    """Time a step on this machine, and plan a run.
+
+    Args:
+        model: The encoder; it stays as it is.
+        recipe: What it is trained with.
+        corpus: What it is trained on.
+        pairs: The user's pairs in it.
+        minutes: Time for training.
+        seed: Seed of the trial step.
+    """
+    encoder: Any = model[0].auto_model
+    config = encoder.config
+    cuda = model.device.type == "cuda"
+    memory = float(torch.cuda.mem_get_info()[0]) if cuda else free_memory()
+    rows = len(corpus.dataset)
+    size = min(batch_size_for(rows), rows)
+    return make_plan(
+        pairs=pairs,
+        replayed=rows - pairs,
+        seconds_per_step=step_seconds(model, recipe, corpus, size, freeze=not cuda, seed=seed),
+        minutes=minutes,
+        memory=memory,
+        parameters=sum(parameter.numel() for parameter in encoder.parameters()),
+        table=encoder.get_input_embeddings().weight.numel(),
+        # 34 numbers per state (Korthikanti et al. 2022)
+        row_bytes=32 * config.hidden_size * config.num_hidden_layers * 4 * 34.0,
+        cuda=cuda,
+    )
+
+
+def free_memory() -> float:
+    """Free memory in bytes."""
+    try:
+        return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    except (ValueError, OSError):  # another system than Linux
+        return UNKNOWN_MEMORY
+
+
+def step_seconds(
+    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, size: int, *, freeze: bool, seed: int
+) -> float:
+    """Time the forward and backward pass of a step, after a warm-up step; 5 % are added for the optimiser.
+
+    The model and the random number generators are left as they were.
+
+    Args:
+        model: The encoder.
+        recipe: What it is trained with.
+        corpus: Pairs for the steps.
+        size: Pairs per step.
+        freeze: Freeze the word embeddings.
+        seed: Seed of the chosen pairs and of the new heads.
+    """
+    with unchanged(model):
+        torch.manual_seed(seed)
+        if freeze:
+            freeze_word_embeddings(model)
+        loss = build_loss(model, recipe, corpus).to(model.device).train()
+        collate = ParallelCollator(model.tokenizer, loss.views, seed=seed)
+        rows = corpus.dataset.shuffle(seed=seed)
+        seconds = 0.0
+        for step in range(2):
+            chosen = [rows[(step * size + i) % len(rows)] for i in range(size)]
+            batch = {name: _to_device(value, model.device) for name, value in collate(chosen).items()}
+            start = time.perf_counter()
+            with packed(model):
+                torch.stack(list(loss(batch).values())).sum().backward()
+            if model.device.type == "cuda":
+                torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
+            loss.zero_grad()
+    return 1.05 * seconds
+
+
+@contextmanager
+def unchanged(model: SentenceTransformer) -> Iterator[None]:
+    """Restore mode, gradients and frozen parameters of a model, and all random number generators."""
+    mode = model.training
+    trainable = [parameter.requires_grad for parameter in model.parameters()]
+    python, array = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global generator is what is restored
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(array)  # noqa: NPY002
+        model.train(mode)
+        for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = None
+
+
+def _to_device(view: Any, device: torch.device) -> Any:
+    if not isinstance(view, dict):
+        return view
+    return {key: value.to(device) if torch.is_tensor(value) else value for key, value in view.items()}
+
+
+def batch_size_for(pairs: int) -> int:
+    """Pairs ranked against each other: more if there are enough of them for a few hundred steps."""
+    return 64 if pairs >= 4000 else 32 if pairs >= 1000 else 16
+
+
+def make_plan(
+    *,
+    pairs: int,
+    replayed: int,
+    seconds_per_step: float,
+    minutes: float,
+    memory: float,
+    parameters: int,
+    table: int,
+    row_bytes: float,
+    cuda: bool,
+) -> Plan:
+    """Choose settings by data, time and memory.
+
+    Args:
+        pairs: The user's pairs to train on.
+        replayed: Pairs of other languages beside them.
+        seconds_per_step: Measured duration of a step.
+        minutes: Time for training.
+        memory: Free memory in bytes.
+        parameters: Parameters of the encoder.
+        table: Those of its word embeddings.
+        row_bytes: Activations of a sentence in bytes.
+        cuda: Whether there is a GPU.
+    """
+    batch = batch_size_for(pairs + replayed)
+    reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs"]
+    whole = 16 * parameters  # weights, gradients, two moments
+    freeze = not cuda or whole > 0.5 * memory
+    if freeze:
+        why = "on a CPU" if not cuda else f"as training them takes {16 * table / 1e9:.1f} GB of {memory / 1e9:.1f}"
+        reasons.append(f"word embeddings are frozen, {why}")
+    held = 4 * parameters + 12 * (parameters - table if freeze else parameters)
+    room = max(memory - held, 0.0) * 0.5
+    rows = int(room // row_bytes)
+    micro = None if rows >= 2 * batch else max(rows, 4)
+    if micro is not None:
+        reasons.append(f"{micro} rows are encoded at a time, for {memory / 1e9:.1f} GB of free memory")
+    wanted = max(EPOCHS * (pairs + replayed) // batch, 1)
+    affordable = max(int(60 * minutes / seconds_per_step), 1)
+    steps = min(wanted, affordable)
+    which = f"{EPOCHS} epochs" if steps == wanted else f"{minutes:g} minutes at {seconds_per_step:.1f} s a step"
+    reasons.append(f"at most {steps} steps: {which}")
+    evaluate = max(steps // EVALUATIONS, 1)
+    reasons.append(
+        f"the dev set is measured every {evaluate} steps; training ends after {PATIENCE} without improvement"
+    )
+    return Plan(batch, micro, steps, evaluate, freeze, 5e-5, tuple(reasons))

@@ -1,0 +1,93 @@
+"""What a run leaves behind: its release, the facts on its model card, and the lines that load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.checkpoints.saving import check_finite
+from metaphrase.encoders.loading import STARTER, split_revision
+from metaphrase.modeling.languages import LanguageEmbedding
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
+from metaphrase.publishing.release import release, release_languages
+from metaphrase.training.recipe import Recipe
+
+#: The transform before a vocabulary projection, in words.
+TRANSFORMS = {
+    "fresh": "a fresh dense-GELU-LayerNorm transform, as the checkpoint has none",
+    "pretrained": "the checkpoint's own masked language modelling transform",
+    "none": "no transform",
+}
+
+
+def write_release(
+    model: SentenceTransformer,
+    output: Path,
+    embedding: LanguageEmbedding | None,
+    recipe: Recipe,
+    card: AlignmentModelCardData,
+) -> None:
+    """Release a model to ``output``; with a language embedding, to a folder for each language in it.
+
+    Raises:
+        NonFiniteError: A weight is NaN or infinite.
+    """
+    check_finite(model)
+    if embedding is None:
+        release(model, output, recipe=recipe.to_dict(), card=card)
+    else:
+        release_languages(model, output, embedding, recipe=recipe.to_dict(), card=card)
+
+
+def describe(
+    card: AlignmentModelCardData,
+    facts: Mapping[str, Any],
+    *,
+    origins: Origins | None = None,
+    data_license: str | None = None,
+    license: str | None = None,
+) -> None:
+    """Fill a model card with the facts of a run.
+
+    Args:
+        card: The card.
+        facts: Facts of the run.
+        origins: Origin and licence of training files, by their bare names.
+        data_license: Licence of training files whose licence is unknown.
+        license: Licence of the release; None takes that of the base model, if it states one.
+    """
+    origins = {**hub_licenses(facts["files"]), **(origins or {})}
+    card.command = facts["command"]
+    card.seed = facts["seed"]
+    card.corpus = [
+        {key: file.get(key) for key in ("file", "language", "pairs", "sha256", "revision") if key in file}
+        | provenance(file, origins=origins, data_license=data_license)
+        for file in facts["files"]
+    ]
+    card.leakage = facts["leakage"]
+    card.language = sorted({language for file in facts["files"] for language in file["languages"]})
+    card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
+    card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
+    if facts["model"] == STARTER:
+        card.base_model, card.license = "intfloat/multilingual-e5-small", "mit"
+    elif card.license is None and not license:
+        name, revision = split_revision(facts["model"])
+        stated = stated_licenses(name, revision=card.base_model_revision or revision)
+        card.license = stated[0] if len(stated) == 1 else None
+    card.license = license or card.license
+
+
+def usage_by_language(output: Path, languages: Sequence[str]) -> str:
+    """Python that loads the release of a language and the English one."""
+    language = next((language for language in languages if language != "en"), "en")
+    return f"""\
+from sentence_transformers import SentenceTransformer
+
+folder = {str(output)!r}  # a model for each language
+source = SentenceTransformer(f"{{folder}}/{language}")
+english = SentenceTransformer(f"{{folder}}/en")
+print(english.encode(["It is raining today."]) @ source.encode(["..."]).T)  # a sentence in {language!r}"""

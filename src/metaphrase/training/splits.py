@@ -1,0 +1,159 @@
+"""Dividing a user's bitext: pairs for training, early stopping and evaluation, without a shared sentence.
+
+Everything here is a pure function of corpus and seed, so that a run can be explained and repeated.
+"""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
+from metaphrase.corpus.text import normalised
+from metaphrase.exceptions import CorpusError
+
+#: Maximum number of a language's pairs that are held out for test and dev, and the maximum share of all its pairs.
+TEST, DEV, SHARE = 500, 250, 0.1
+#: Minimum number of pairs that can be both trained on and measured.
+FEWEST = 100
+
+Pair = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A language's pairs, divided.
+
+    Attributes:
+        train: Pairs to train on; none of their sentences is in dev or test.
+        dev: Pairs for early stopping.
+        test: Pairs for evaluation.
+        excluded: Number of pairs that share a sentence with dev or test, or repeat another pair.
+    """
+
+    train: tuple[Pair, ...]
+    dev: tuple[Pair, ...]
+    test: tuple[Pair, ...]
+    excluded: int
+
+
+def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
+    """Hold out dev and test pairs whose sentences do not occur in the training pairs.
+
+    Args:
+        pairs: A language's pairs.
+        seed: Seed of the choice.
+
+    Raises:
+        CorpusError: There are too few pairs.
+    """
+    unique = list(dict.fromkeys((s.strip(), t.strip()) for s, t in zip(pairs.sources, pairs.targets, strict=True)))
+    unique = [pair for pair in unique if all(pair)]
+    if len(unique) < FEWEST:
+        raise CorpusError(
+            f"{pairs.language} has {len(unique)} different pairs; adapting and evaluating require at least {FEWEST}. Mine "
+            "more pairs (metaphrase mine), or train with your own test set (metaphrase train)."
+        )
+    random.Random(seed).shuffle(unique)
+    tests, devs = (min(most, int(SHARE * len(unique))) for most in (TEST, DEV))
+    test, dev, rest = unique[:tests], unique[tests : tests + devs], unique[tests + devs :]
+    # One copy of a sentence in a set that is searched, so that every sentence has one correct answer.
+    test, dev = _one_each(test), _one_each(dev)
+    held = {normalised(side) for pair in (*test, *dev) for side in pair}
+    seen = {normalised(side) for pair in test for side in pair}
+    dev = [pair for pair in dev if not seen & {normalised(side) for side in pair}]
+    train = without(rest, held)
+    kept = len(train) + len(dev) + len(test)
+    return Split(tuple(train), tuple(dev), tuple(test), len(pairs.sources) - kept)
+
+
+def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
+    """Hold out pairs of every language; a sentence held out of one language is trained on in none, nor in English.
+
+    Args:
+        sets: The pairs of each language.
+        seed: Seed of the choice.
+
+    Raises:
+        CorpusError: A language has too few pairs.
+    """
+    splits = {language: split(pairs, seed=seed) for language, pairs in sets.items()}
+    held = held_out(splits.values())
+    for language, one in splits.items():
+        train = without(one.train, held)
+        splits[language] = replace(one, train=train, excluded=one.excluded + len(one.train) - len(train))
+    return splits
+
+
+def held_out(splits: Iterable[Split]) -> set[str]:
+    """The normalised sentences, of either side, that are in a dev or test set."""
+    return {normalised(side) for one in splits for pair in (*one.dev, *one.test) for side in pair}
+
+
+def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
+    """The pairs without a held-out sentence on either side."""
+    return tuple(pair for pair in pairs if held.isdisjoint(map(normalised, pair)))
+
+
+def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs neither side of which occurred before."""
+    seen: tuple[set[str], set[str]] = (set(), set())
+    kept = []
+    for pair in pairs:
+        sides = [normalised(side) for side in pair]
+        if not any(side in known for side, known in zip(sides, seen, strict=True)):
+            kept.append(pair)
+        for side, known in zip(sides, seen, strict=True):
+            known.add(side)
+    return kept
+
+
+def replay(
+    others: Mapping[str, ParallelSet], wanted: int, *, held: Set[str] = frozenset(), seed: int = 0
+) -> dict[str, tuple[Pair, ...]]:
+    """Choose pairs of other languages to train on beside the user's, as evenly as possible; they preserve these languages.
+
+    Args:
+        others: Pairs of each other language.
+        wanted: Number of pairs over all of them.
+        held: Normalised sentences that must not be trained on in any language.
+        seed: Seed of the choice.
+    """
+    chosen: dict[str, tuple[Pair, ...]] = {}
+    left = wanted
+    allowed = {
+        language: without(zip(pairs.sources, pairs.targets, strict=True), held) for language, pairs in others.items()
+    }
+    ordered = sorted(allowed.items(), key=lambda item: (len(item[1]), item[0]))
+    for number, (language, pairs) in enumerate(ordered):
+        share = min(left // (len(ordered) - number), len(pairs))
+        chosen[language] = tuple(random.Random(seed).sample(pairs, share))
+        left -= share
+    return {language: pairs for language, pairs in sorted(chosen.items()) if pairs}
+
+
+def file_name(language: str, part: str) -> str:
+    """Name of a file of pairs, ``xx-en.PART.tsv.gz``."""
+    return f"{language}-{TARGET_LANGUAGE}.{part}.tsv.gz"
+
+
+def write_pairs(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -> Path:
+    """Write ``xx-en.PART.tsv.gz``, the same bytes for the same pairs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(language, part)
+    lines = ["source\ttarget", *("\t".join(pair) for pair in map(one_line, pairs))]
+    path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
+    return path
+
+
+def one_line(pair: Pair) -> Pair:
+    r"""A pair with single spaces for all whitespace, as it is written to a file.
+
+    >>> one_line(("a  b", "c\td"))
+    ('a b', 'c d')
+    """
+    source, target = (" ".join(side.split()) for side in pair)
+    return source, target

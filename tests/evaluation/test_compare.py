@@ -1,0 +1,139 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.measures import MEASURES, STS_RESAMPLES
+from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.significance import holm, paired_bootstrap, pooled_paired_bootstrap
+from metaphrase.exceptions import DataError, DataMismatchError
+
+
+def items_result(items, *, statistic="items", settings=None):
+    """A result over single items; those of ``hits`` are the same in both directions."""
+
+    def details(one):
+        hits = "".join(map(str, one))
+        return (
+            {"items": one}
+            if statistic == "items"
+            else {direction: {"hits": hits} for direction in ("source_to_target", "target_to_source")}
+        )
+
+    languages = {
+        language: Measurement(len(one), 100 * float(np.mean(one)), None, f"digest of {language}", details(one))
+        for language, one in items.items()
+    }
+    average = Measurement(len(languages), float(np.mean([one.score for one in languages.values()])))
+    errors = statistic == "misses"
+    return Result(
+        "s", "m", "accuracy", languages, average, statistic=statistic, lower_is_better=errors, settings=settings or {}
+    )
+
+
+@pytest.fixture
+def sides():
+    rng = np.random.default_rng(0)
+    before = {language: rng.integers(0, 2, n).tolist() for language, n in (("te", 60), ("sw", 45), ("vi", 80))}
+    after = {
+        language: [max(one, int(rng.random() < gain)) for one in before[language]]
+        for language, gain in (("te", 0.5), ("sw", 0.0), ("vi", 0.1))
+    }
+    return before, after
+
+
+@pytest.mark.parametrize("statistic", ["items", "hits"])
+def test_rows_are_those_of_the_paired_bootstrap(sides, statistic):
+    before, after = sides
+    compared = compare(*(items_result(one, statistic=statistic) for one in sides), resamples=500, seed=3)
+    tests = {
+        language: paired_bootstrap(before[language], after[language], resamples=500, seed=3) for language in after
+    }
+    adjusted = holm({language: test.p_value for language, test in tests.items()})
+    assert list(compared["languages"]) == list(after)
+    for language, test in tests.items():
+        row = compared["languages"][language]
+        assert row["difference"] == pytest.approx(test.difference)
+        assert row["interval"] == pytest.approx(list(test.interval))
+        assert (row["n"], row["p_value"], row["p_adjusted"]) == (test.n, test.p_value, adjusted[language])
+        assert row["before"] == pytest.approx(100 * np.mean(before[language]))
+        assert row["after"] == pytest.approx(100 * np.mean(after[language]))
+    assert [row["verdict"] for row in compared["languages"].values()] == ["better", "tie", "better"]
+    pooled = pooled_paired_bootstrap(before, after, resamples=500, seed=3)
+    assert compared["pooled"]["difference"] == pytest.approx(pooled.difference)
+    assert compared["pooled"]["interval"] == pytest.approx(list(pooled.interval))
+    assert compared["pooled"]["p_value"] == pooled.p_value
+    assert (compared["pooled"]["n"], compared["pooled"]["languages"]) == (185, 3)
+    assert compared["settings"]["resamples"] == 500
+
+
+def test_errors_mirror_hits(sides):
+    hits, misses = (
+        compare(*(items_result(one, statistic=statistic) for one in sides), resamples=300)
+        for statistic in ("hits", "misses")
+    )
+    for language, row in misses["languages"].items():
+        mirrored = hits["languages"][language]
+        assert row["before"] == pytest.approx(100 - mirrored["before"])
+        assert row["difference"] == pytest.approx(-mirrored["difference"])
+        assert row["interval"] == pytest.approx([-end for end in mirrored["interval"][::-1]])
+        assert (row["p_value"], row["verdict"]) == (mirrored["p_value"], mirrored["verdict"])
+
+
+def test_dictionaries_and_results_are_the_same(sides):
+    results = [items_result(one) for one in sides]
+    assert compare(*(one.to_dict() for one in results), resamples=50) == compare(*results, resamples=50)
+
+
+def test_the_baseline_may_have_more_languages(sides):
+    before, after = sides
+    assert list(compare(items_result(before), items_result({"sw": after["sw"]}), resamples=9)["languages"]) == ["sw"]
+    with pytest.raises(DataMismatchError, match="baseline result lacks te, vi; it has sw"):
+        compare(items_result({"sw": before["sw"]}), items_result(after))
+
+
+def test_what_cannot_be_compared_is_refused(sides):
+    before, after = (items_result(one) for one in sides)
+    with pytest.raises(DataMismatchError, match="different measures"):
+        compare(items_result(sides[0], statistic="hits"), after)
+    with pytest.raises(DataError, match="keeps no items"):
+        compare(before, dataclasses.replace(after, statistic=None))
+    other = dataclasses.replace(after.languages["sw"], sha256="other")
+    with pytest.raises(DataMismatchError, match=r"'sw' are over different items \(45 before, 45 after\)"):
+        compare(dataclasses.replace(before, languages={**before.languages, "sw": other}), after)
+    one, another = (items_result(sides[0], statistic="hits", settings={"margin_k": k}) for k in (None, 4))
+    with pytest.raises(DataMismatchError, match="differ in margin_k: None before, 4 after"):
+        compare(one, another)
+
+
+@pytest.mark.parametrize("statistic", sorted(MEASURES))
+def test_a_measure_scores_equal_sides_as_a_tie(statistic):
+    """The contract of `Measure`: equal items have no difference, whatever is drawn."""
+    details = {
+        "hits": {direction: {"hits": "1101"} for direction in ("source_to_target", "target_to_source")},
+        "items": {"items": [1.0, 0.0, 0.5]},
+        "pairs_f1": {"sources": 5, "outcomes": {"a": "1 1 1", "b": "0 1 1"}},
+        "spearman": {"scores": [1.0, 2.0, 3.0, 4.0], "cosines": [0.1, 0.3, 0.2, 0.9]},
+        "error_rate": {"counts": [[2, 2, 1, 1], [3, 2, 2, 3]]},
+    }
+    measure = MEASURES[statistic]
+    items = {"sw": measure.items(details.get(statistic, details["hits"]))}
+    resampled = measure.resample(items, items, resamples=20, seed=0)
+    assert not resampled.languages["sw"].any()
+    assert not resampled.pooled.any()
+    expected = {"hits": 75, "misses": 25, "items": 50, "pairs_f1": 50, "spearman": 80, "error_rate": 100 * 2 / 9}
+    assert measure.score(items["sw"]) == pytest.approx(expected[statistic])
+
+
+def test_correlations_are_resampled_less_often():
+    details = {"scores": [1.0, 2.0, 3.0, 4.0], "cosines": [0.1, 0.3, 0.2, 0.9]}
+    result = Result(
+        "sts",
+        "m",
+        "Spearman",
+        {"de": Measurement(4, 80.0, details=details)},
+        Measurement(1, 80.0),
+        statistic="spearman",
+    )
+    assert compare(result, result)["settings"]["resamples"] == STS_RESAMPLES

@@ -1,0 +1,21 @@
+import pytest
+
+from metaphrase.evaluation.retention import retention
+from tests.publishing.reports import comparison
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"),
+    [([-0.9, 0.2], "kept"), ([-1.0, 3.0], "kept"), ([-1.1, 0.5], "uncertain"), ([-4.0, -1.1], "lost")],
+)
+def test_retention_is_a_test_against_the_red_line(interval, verdict):
+    assert retention(comparison({"de": -1.0}, interval), 1.0)["verdict"] == verdict
+
+
+def test_retention_names_the_worst():
+    differences = {"a": 1, "b": -9, "c": -2, "d": -1, "e": -0.5, "f": -8, "g": -7, "h": -6, "i": -5.5, "j": -5.1}
+    found = retention(comparison(differences, [-3.0, -2.0]), 1.5)
+    assert [row["language"] for row in found["languages"]] == ["b", "f", "g", "h", "i", "j", "c", "d", "e", "a"]
+    assert found["worst"] == ["b", "f", "g", "h", "i", "j"]  # all that are significantly worse, at least five
+    assert [row["language"] for row in found["languages"] if row["below"]] == ["b", "f", "g", "h", "i", "j", "c"]
+    assert retention(comparison({"a": 1.0, "b": 0.0}, [0, 1]), 1)["worst"] == []

@@ -1,0 +1,67 @@
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from metaphrase.corpus import load_corpus
+from metaphrase.io.digests import model_hash
+from metaphrase.training.planning import EPOCHS, batch_size_for, make_plan, step_seconds
+from metaphrase.training.recipe import Recipe
+
+PLAN = {
+    "pairs": 4000,
+    "replayed": 4000,
+    "seconds_per_step": 2.0,
+    "minutes": 20.0,
+    "memory": 20e9,
+    "parameters": 118_000_000,
+    "table": 96_000_000,
+    "row_bytes": 32 * 384 * 12 * 4 * 34.0,
+    "cuda": False,
+}
+
+
+def test_the_plan_ends_in_time():
+    plan = make_plan(**PLAN)
+    assert plan.batch_size == 64
+    assert plan.max_steps == EPOCHS * 8000 // 64
+    assert plan.freeze_word_embeddings
+    assert plan.micro_batch_size is None
+    slow = make_plan(**{**PLAN, "seconds_per_step": 60.0})
+    assert slow.max_steps == 20
+    assert "20 minutes at 60.0 s a step" in " ".join(slow.reasons)
+    assert make_plan(**{**PLAN, "seconds_per_step": 1e6}).max_steps == 1
+
+
+def test_the_plan_fits_into_memory():
+    tight = make_plan(**{**PLAN, "memory": 1.5e9})
+    assert 4 <= tight.micro_batch_size < 128
+    held = 4 * PLAN["parameters"] + 12 * (PLAN["parameters"] - PLAN["table"])
+    assert held + tight.micro_batch_size * PLAN["row_bytes"] <= 1.5e9
+    assert any("1.5 GB" in reason for reason in tight.reasons)
+    large = make_plan(**{**PLAN, "cuda": True})
+    assert not large.freeze_word_embeddings
+    assert make_plan(**{**PLAN, "cuda": True, "memory": 3e9}).freeze_word_embeddings
+
+
+def test_small_corpora_have_small_batches():
+    sizes = [batch_size_for(n) for n in (100, 1000, 4000)]
+    assert sizes == sorted(sizes) == [16, 32, 64]
+
+
+@pytest.mark.parametrize("recipe", ["dap", "ppa", "mexma"])
+@pytest.mark.parametrize("freeze", [False, True])
+def test_the_trial_step_leaves_no_trace(recipe, freeze, tiny_encoder, bitext_path):
+    def state():
+        flags = [(weight.requires_grad, weight.grad is None) for weight in tiny_encoder.parameters()]
+        numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+        return model_hash(tiny_encoder), tiny_encoder.training, flags, numbers, list(tiny_encoder.state_dict())
+
+    corpus = load_corpus(bitext_path, languages=["de"])
+    before = state()
+    assert (
+        step_seconds(tiny_encoder, replace(Recipe.load(recipe), max_length=16), corpus, 6, freeze=freeze, seed=1) > 0
+    )
+    assert state() == before

@@ -1,0 +1,202 @@
+"""A run from Python: configuration in, result out."""
+
+import dataclasses
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import load_file
+
+from metaphrase import RunConfig, TrainingRun, load_corpus
+from metaphrase.cli import main
+from metaphrase.cli.runs import parse_run
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import CheckpointError, RecipeError, UsageError
+from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.training import baseline
+from metaphrase.training import run as run_module
+from metaphrase.training.run import Inputs
+from tests.training.test_baseline import write_sets
+
+
+@pytest.fixture
+def settings(tiny_encoder_dir, bitext, tmp_path):
+    """A small run, as settings of a configuration."""
+    return {
+        "model": str(tiny_encoder_dir),
+        "corpus": [str(write_sets(tmp_path / "train", de=bitext))],
+        "test": [str(write_sets(tmp_path / "test", de=bitext[:10], fi=bitext[:8]))],
+        "recipe": "dap",
+        "max_length": 24,
+        "max_steps": 3,
+        "per_device_train_batch_size": 8,
+        "use_cpu": True,
+        "report_to": "none",
+    }
+
+
+@pytest.fixture
+def execute(settings, tmp_path):
+    def execute(output="out", *, inputs=None, origins=None, **more):
+        config = RunConfig(**settings | {"output_dir": str(tmp_path / output)} | more)
+        return TrainingRun(config, inputs=inputs or Inputs(), origins=origins).execute()
+
+    return execute
+
+
+#: Facts that differ between two equal runs.
+VARYING = {"command", "seconds", "training_seconds", "log_history"}
+
+
+def comparable(result):
+    losses = [log["loss"] for log in result["log_history"] if "loss" in log]
+    facts = {key: value for key, value in result.items() if key not in VARYING} | {"losses": losses}
+    return json.loads(json.dumps(facts).replace(result["output"], "OUTPUT"))
+
+
+def argv(settings):
+    return RunConfig(**settings).command()[1:]
+
+
+def test_python_and_the_command_line_train_the_same(execute, settings, tmp_path, capsys):
+    result = execute(logging_steps=1)
+    assert capsys.readouterr().out == ""
+    command = argv(settings | {"output_dir": str(tmp_path / "cli"), "logging_steps": 1})
+    assert main([*command, "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == result.to_dict().keys()
+    assert comparable(printed) == comparable(result.to_dict())
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (result.output, tmp_path / "cli"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert shlex.split(json.loads((result.output / "run.json").read_text())["command"])[:2] == ["metaphrase", "train"]
+
+
+def test_a_result_is_typed_and_frozen(execute):
+    result = execute()
+    assert result.output.is_dir()
+    assert result.report == result.output / "report.html"
+    assert result.comparisons["test"]["languages"].keys() == {"de"}
+    assert [row["language"] for row in result.retention["test"]["languages"]] == ["fi"]
+    assert result.before["test"]["languages"].keys() == result.after["test"]["languages"].keys() == {"de"}
+    assert "SentenceTransformer(" in result.usage
+    assert result.pushed is None
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        result.pushed = "x"
+
+
+def test_loaded_inputs_are_not_loaded_again(execute, settings, tiny_encoder_dir, tmp_path, monkeypatch):
+    """The same weights; only the release is loaded, to be measured."""
+    first = execute()
+    inputs = Inputs(
+        encoder=load_encoder(tiny_encoder_dir, device="cpu", default_pooling="cls"),
+        corpus=load_corpus(settings["corpus"]),
+        tests=baseline.read_test_sets(RunConfig(**settings)),
+        baseline=baseline.Baseline(dict(first.before), read_retention(first)),
+    )
+    loaded, measured = [], []
+    load, evaluate = run_module.load_encoder, baseline.evaluate_retrieval
+    monkeypatch.setattr(run_module, "load_encoder", lambda name, **k: loaded.append(str(name)) or load(name, **k))
+    monkeypatch.setattr(run_module, "read_bitext", lambda *a: pytest.fail("the corpus was read again"))
+    monkeypatch.setattr(
+        baseline, "evaluate_retrieval", lambda *a, **k: measured.append(k["name"]) or evaluate(*a, **k)
+    )
+    second = execute("again", inputs=inputs)
+    assert loaded == [str(tmp_path / "again")]
+    assert set(measured) == {str(tmp_path / "again")}
+    ours, theirs = (load_file(result.output / "model.safetensors") for result in (first, second))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def read_retention(result):
+    kept = json.loads((result.output / baseline.BASELINE).read_text())["results"]
+    return {name.removeprefix("others "): one for name, one in kept.items() if name.startswith("others ")}
+
+
+def test_the_packaged_declaration_is_measured_if_the_test_sets_have_no_other_languages(
+    execute, bitext, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(baseline, "UDHR", write_sets(tmp_path / "udhr", de=bitext[:9], sw=bitext[:8]))
+    shutil.rmtree(tmp_path / "test")
+    result = execute(test=[str(write_sets(tmp_path / "test", de=bitext[:10]))])
+    assert [row["language"] for row in result.retention["udhr"]["languages"]] == ["sw"]
+
+
+def test_a_caller_states_the_origin_of_its_files(execute):
+    result = execute(recipe="tr", max_steps=1, test=[], data_license="cc0-1.0", origins={"de-en.tsv": PACKAGED})
+    (row,) = ModelCard.load(result.output / "README.md").data.metaphrase["data"]
+    assert row["license"] == PACKAGED["license"]
+    assert row["origin"] == PACKAGED["origin"]
+
+
+def test_errors_are_those_of_the_command_line(execute, settings, tmp_path, capsys):
+    for changes, message in (
+        ({"corpus": []}, "give --corpus"),
+        ({"output_dir": ""}, "give --output_dir"),
+        ({"clean": "soap"}, "--clean is one of"),
+        ({"report_to": "wandbb"}, "did you mean 'wandb'?"),
+        ({"per_device_train_batch_size": 64}, "fewer than a batch of 64"),
+    ):
+        given = settings | {"output_dir": str(tmp_path / "x")} | changes
+        with pytest.raises(ValueError) as error:  # noqa: PT011 - each has its own class
+            execute("x", **changes)
+        assert main(argv(given)) == 2
+        assert capsys.readouterr().err.splitlines()[-1] == f"metaphrase train: {error.value}"
+        assert message in str(error.value)
+
+
+def test_a_run_is_not_mixed_with_an_earlier_one(execute):
+    execute(test=[])
+    with pytest.raises(CheckpointError, match="--resume_from_checkpoint true"):
+        execute(test=[])
+    assert execute(test=[], resume_from_checkpoint="true").facts["steps"] == 3
+
+
+def test_settings_are_those_of_the_recipe_unless_given(tmp_path):
+    own = RunConfig(recipe="dap")
+    assert (own.per_device_train_batch_size, own.head_learning_rate) == (32, 5e-4)
+    assert RunConfig(recipe="dap", head_learning_rate=None).head_learning_rate is None
+    assert RunConfig(recipe="dap", paper_training=True).max_steps == 100_000
+    one = RunConfig(corpus=Path("a.tsv"), languages="sw", output_dir=Path("runs/sw"))
+    assert (one.corpus, one.languages, one.output_dir) == (["a.tsv"], ["sw"], "runs/sw")
+    with pytest.raises(UsageError, match=r"no option 'max_stpes' .did you mean 'max_steps'"):
+        RunConfig(max_stpes=3)
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: r\nterms: [{objective: tr}]\ntraining: {stpes: 3}\n")
+    with pytest.raises(RecipeError, match="unknown training option 'stpes'"):
+        RunConfig(recipe=str(recipe))
+    recipe.write_text("name: r\nterms: [{objective: tr}]\ntraining: {hub_token: x}\n")
+    with pytest.raises(UsageError, match="should hold no token"):
+        RunConfig(recipe=str(recipe))
+
+
+def test_the_command_of_a_configuration_gives_the_configuration():
+    settings = {
+        "recipe": "amber", "corpus": ["a.tsv", "b.tsv"], "languages": ["no", "sw"], "monolingual_ratio": 0.5,
+        "output_dir": "runs/a folder", "learning_rate": 3e-5, "eval_strategy": "steps", "bf16": True, "packing": False,
+    }  # fmt: skip
+    config = RunConfig(hub_token="secret", **settings)
+    command = config.command()
+    assert "secret" not in shlex.join(command)
+    assert "secret" not in repr(config)
+    parsed, _ = parse_run(command[2:], prog="metaphrase train", description="", examples=())
+    assert {name: getattr(parsed, name) for name in settings} == settings
+    assert parsed.head_learning_rate == config.head_learning_rate == 5e-4
+
+
+def test_a_configuration_is_not_changed_by_its_run(settings, tmp_path):
+    config = RunConfig(**settings | {"output_dir": str(tmp_path / "out"), "test": [], "dev": settings["corpus"]})
+    before = dataclasses.asdict(config)
+    TrainingRun(config).execute()
+    assert dataclasses.asdict(config) == before
+
+
+def test_the_library_builds_and_parses_no_command_line():
+    for module in (Path(run_module.__file__).parent).glob("*.py"):
+        text = module.read_text(encoding="utf-8")
+        assert "metaphrase.cli" not in text
+        assert "argparse" not in text
