@@ -405,6 +405,7 @@ def test_python_runs(page, world, tiny_encoder, monkeypatch, capsys):
     for block in BLOCKS:
         if block.page == page and block.language == "python":
             code = re.sub(r'"max_steps": \d+', '"max_steps": 2, "use_cpu": True, "report_to": "none"', block.text)
+            code = re.sub(r"max_steps=\d+", "max_steps=2, use_cpu=True, report_to='none', max_length=24", code)
             exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
 
 
