@@ -3,7 +3,8 @@ import json
 
 import pytest
 
-from metaphrase.cli import diagnose, main
+from metaphrase.cli import main
+from metaphrase.evaluation import diagnosis_workflow
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 pytest.importorskip("py3langid")
@@ -30,7 +31,7 @@ def run(*arguments):
 
 def test_a_sound_corpus(rows, tmp_path, capsys):
     assert run("--corpus", written(tmp_path / "pairs.tsv", rows), "--test", str(DATA / "demo")) == 0
-    assert "Nothing was found that is wrong." in capsys.readouterr().out
+    assert "No problems found." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_one_test_pair_in_the_corpus_is_an_error_where_that_is_asked_for(rows, t
 
 
 def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
-    monkeypatch.setattr(diagnose, "load_encoder", lambda name, **kwargs: tiny_encoder)
+    monkeypatch.setattr(diagnosis_workflow, "load_encoder", lambda name, **kwargs: tiny_encoder)
     corpus, output = written(tmp_path / "pairs.tsv", rows[:60]), tmp_path / "diagnosis.json"
     arguments = ("tiny", "--corpus", corpus, "--baseline", "tiny", "--sample", "40", "--output", str(output))
     assert run(*arguments) == 1
@@ -73,7 +74,7 @@ def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--baseline", "starter"], "A baseline is compared with a model"),
+        (["--baseline", "starter"], "--baseline requires a model"),
         (["--sample", "1"], "--sample must be at least 2"),
         (["--tset", "x"], "did you mean 'test'"),
         (["--test", "nowhere"], "nowhere is not a folder"),

@@ -1,0 +1,153 @@
+"""Diagnosing files: a corpus, and optionally a model on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_corpus
+from metaphrase.corpus.identification import LINES
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.report import CorpusReport
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
+from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.environment import versions
+from metaphrase.io.progress import Begin, no_progress
+
+
+@dataclass
+class DiagnoseOptions:
+    """What is diagnosed."""
+
+    corpus: list[str] = field(
+        metadata={"help": "Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
+    )
+    model: str | None = field(
+        default=None,
+        metadata={
+            "help": "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus."
+        },
+    )
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the corpus."})
+    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
+    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
+    test: str | None = field(
+        default=None, metadata={"help": "Folder of test sets xx-en[.test].tsv.gz, which are searched in the corpus."}
+    )
+    strict: bool = field(default=False, metadata={"help": "Treat a single test pair in the corpus as an error."})
+    baseline: str | None = field(
+        default=None, metadata={"help": "The encoder before training, to check whether training changed it."}
+    )
+    output: str | None = field(default=None, metadata={"aliases": ["-o"], "help": "JSON file to write."})
+    sample: int = field(
+        default=SAMPLE, metadata={"help": "Maximum number of pairs per language that the model embeds."}
+    )
+    lines: int = field(default=LINES, metadata={"help": "Lines of each side whose language is identified."})
+    batch_size: int = field(default=64, metadata={"help": "Pairs whose words are aligned at a time."})
+    seed: int = field(default=0, metadata={"help": "Seed of the samples."})
+
+    def check(self) -> None:
+        """Check that the options are consistent.
+
+        Raises:
+            ValueError: They are not.
+        """
+        if self.baseline is not None and self.model is None:
+            raise UsageError("--baseline requires a model: metaphrase diagnose MODEL --baseline …")
+        if self.sample < 2 or self.lines < 1:
+            raise UsageError(
+                f"--sample must be at least 2, and --lines at least 1, but they are {self.sample} and {self.lines}."
+            )
+
+
+@dataclass(frozen=True)
+class DiagnosisReport:
+    """The result of `diagnose_files`.
+
+    Attributes:
+        sets: The pairs of each language.
+        read: The report of the readers.
+        findings: All findings, errors first.
+        diagnosis: The measurements of the model, if one was given.
+        facts: Everything as plain data.
+    """
+
+    sets: dict[str, ParallelSet]
+    read: CorpusReport
+    findings: list[Finding]
+    diagnosis: Diagnosis | None
+    facts: dict[str, Any]
+
+
+def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> DiagnosisReport:
+    """Check a corpus, and measure a model on it.
+
+    Args:
+        options: The corpus, the model and the test sets.
+        begin: Starts a progress bar.
+
+    Raises:
+        ValueError: An option or the corpus is invalid.
+        FileNotFoundError: There are no test sets for the languages of the corpus.
+    """
+    options.check()
+    sets, read = read_corpus(
+        options.corpus, languages=options.languages or None, target_lang=options.target_lang, split=options.split
+    )
+    tests = _load_tests(options.test, sets) if options.test is not None else None
+    findings = check_corpus(
+        sets,
+        tests,
+        target_lang=options.target_lang,
+        lines=options.lines,
+        seed=options.seed,
+        strict=options.strict,
+        advance=begin("Checking the corpus", len(sets)),
+    )
+    diagnosis = _diagnose_model(options, sets, begin) if options.model is not None else None
+    if diagnosis is not None:
+        shifted = {finding.language for finding in findings if finding.code == "shifted-sides"}
+        findings += [f for f in diagnosis.findings if not (f.code == "shifted-sides" and f.language in shifted)]
+    findings = by_severity(findings)
+    measured = {} if diagnosis is None else asdict(diagnosis)
+    measured.pop("findings", None)
+    facts = {
+        "model": options.model,
+        "pairs": {language: len(pairs.sources) for language, pairs in sets.items()},
+        "read": read.to_dict(),
+        "findings": [finding.to_dict() for finding in findings],
+        **measured,
+        "settings": asdict(options),
+        "versions": versions(),
+    }
+    return DiagnosisReport(sets, read, findings, diagnosis, facts)
+
+
+def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
+    """The test sets of the corpus's languages, of the split ``test`` or without a split."""
+    try:
+        available = load_parallel_folder(folder, split="test")
+    except FileNotFoundError:
+        available = load_parallel_folder(folder)
+    tests = {language: pairs for language, pairs in available.items() if language in sets}
+    if not tests:
+        raise MissingFileError(f"{folder} has no test set for {', '.join(sets)}. It has: {', '.join(available)}.")
+    return tests
+
+
+def _diagnose_model(options: DiagnoseOptions, sets: Mapping[str, ParallelSet], begin: Begin) -> Diagnosis:
+    model = load_encoder(str(options.model))
+    baseline = None if options.baseline is None else load_encoder(options.baseline)
+    total = sentences_to_embed(sets, sample=options.sample, models=1 if baseline is None else 2)
+    return diagnose(
+        model,
+        sets,
+        baseline=baseline,
+        target_lang=options.target_lang,
+        sample=options.sample,
+        batch_size=options.batch_size,
+        seed=options.seed,
+        advance=begin("Embedding", total),
+    )
