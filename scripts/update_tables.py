@@ -104,7 +104,7 @@ def keep_adapted(output: Path, path: Path) -> None:
     run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
     kept = {key: run[key] for key in ("command", "seed", "steps", "training_seconds", "hardware", "versions")}
     kept["pairs"] = {language: file["pairs"] for file in run["files"] for language in [file["language"]]}
-    kept |= {key: verdict[key] for key in ("said", "languages", "plan", "seconds")}
+    kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
     if verdict["retention"]:
         kept["retention"] = {key: value for key, value in verdict["retention"].items() if key != "languages"}
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -113,9 +113,9 @@ def keep_adapted(output: Path, path: Path) -> None:
 def adapted_words(content: dict[str, Any]) -> str:
     """Format a verdict as the command prints it, with the cost of the run."""
     own = ", ".join(f"{content['pairs'][language]:,} of {language}" for language in content["languages"])
-    said = "\n".join(content["said"])
+    verdict = "\n".join(content["verdict"])
     return (
-        f"```text\n{said}\n```\n\n"
+        f"```text\n{verdict}\n```\n\n"
         f"This example uses the first 5,000 pairs of LAFAND-MT's Swahili training split (news), of which {own} were used for "
         f"training: one run with seed {content['seed']}, {content['steps']} steps, {content['seconds'] / 60:.0f} minutes in "
         f"total on {content['hardware']['cpus']} {content['hardware']['machine']} cores."

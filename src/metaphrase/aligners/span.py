@@ -178,7 +178,9 @@ class SpanAligner(Aligner):
             model = AutoModelForQuestionAnswering.from_pretrained(str(model))
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if tokenizer is None or not tokenizer.is_fast:
-            raise ModelError("The span aligner requires a fast tokenizer, because answers are located by character offsets.")
+            raise ModelError(
+                "The span aligner requires a fast tokenizer, because answers are located by character offsets."
+            )
         self.model: Any = model.to(device) if device else model
         self.tokenizer: Any = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
