@@ -121,7 +121,7 @@ def test_views_of_one_name_must_be_equal(tiny_encoder, monkeypatch):
 
 
 def test_sentences_longer_than_the_positions_are_refused(tiny_encoder):
-    with pytest.raises(ValueError, match="'some' makes sequences of up to 81 positions, but the encoder has 80"):
+    with pytest.raises(ValueError, match="'some' builds sequences of up to 81 positions, but the encoder has 80"):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}), max_length=81)
 
 
