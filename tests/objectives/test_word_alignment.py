@@ -89,8 +89,9 @@ def test_it_is_eager_attention_and_the_papers_loop(
     wanted = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
     got = {name: p.grad for name, p in loss.model.named_parameters() if p.grad is not None}
     assert max(grad.abs().max() for grad in wanted.values()) > 1e-6
-    for name, grad in got.items():
-        torch.testing.assert_close(grad, wanted[name], rtol=1e-9, atol=1e-12, msg=name)
+    assert wanted.keys() <= got.keys()
+    for name, grad in got.items():  # zero for what attention does not depend on
+        torch.testing.assert_close(grad, wanted.get(name, torch.zeros_like(grad)), rtol=1e-9, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
