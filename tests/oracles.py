@@ -1,4 +1,4 @@
-"""Slow, obvious versions of the losses, written from the papers, one loop for each sum."""
+"""Slow reference implementations of the losses, written from the papers, with one loop per sum."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def translation_ranking_loop(
 
 
 def cross_entropy_loop(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The mean over positions of minus the log-probability of the right piece."""
+    """Mean over positions of the negative log-probability of the correct piece."""
     total = 0.0
     for n in range(len(labels)):
         logits = [(hidden[n] * weight[v]).sum() + (0.0 if bias is None else bias[v]) for v in range(len(weight))]
@@ -151,7 +151,7 @@ def prefix_mask_loop(source_length: int, target_length: int, *, reader: str, str
 
 
 def soft_cross_entropy_loop(hidden: Tensor, weight: Tensor, targets, bias: Tensor | None = None) -> Tensor:
-    """Minus the weighted log-probabilities of ``targets``, a dictionary of weights by piece for each position."""
+    """Weighted negative log-probabilities of ``targets``, a dictionary of weights by piece for each position."""
     total = hidden.sum() * 0.0
     for n, shares in enumerate(targets):
         logits = [(hidden[n] * weight[v]).sum() + (0.0 if bias is None else bias[v]) for v in range(len(weight))]
@@ -161,7 +161,7 @@ def soft_cross_entropy_loop(hidden: Tensor, weight: Tensor, targets, bias: Tenso
 
 
 def koleo_loop(embeddings: Tensor) -> Tensor:
-    """KoLeo as DINOv2 has it: the log of the distance to the nearest other embedding, all of length 1."""
+    """KoLeo as in DINOv2: the log of the distance to the nearest other embedding, of normalised embeddings."""
     total = 0.0
     for i in range(len(embeddings)):
         distances = []
@@ -175,7 +175,7 @@ def koleo_loop(embeddings: Tensor) -> Tensor:
 
 
 def transformer_loop(layers, states: Tensor) -> Tensor:
-    """Post-norm transformer layers over one sentence without padding, head by head and place by place."""
+    """Post-norm transformer layers over one sentence without padding, head by head and position by position."""
     for layer in layers:
         attend, width = layer.attention.self, layer.attention.self.attention_head_size
         query, key, value = (projection(states) for projection in (attend.query, attend.key, attend.value))
@@ -288,7 +288,7 @@ def word_translation_ranking_loop(
 
 
 def mutual_links_loop(links, scores) -> list:
-    """Links that no other link of either of their words beats: by score, and by the lower word in a tie."""
+    """Links that are the best link of both of their words, by score, and by the lower word in a tie."""
     scored = dict(zip(links, scores, strict=True))
     kept = []
     for x, y in links:
@@ -316,7 +316,7 @@ def contrast(anchor: Tensor, positive: Tensor, negatives: list[Tensor], temperat
 
 
 def hard_word_contrast_loop(sources, targets, links, *, temperature=0.1, summed=False) -> Tensor:
-    """Equations 2 to 4 of MGC, both ways round: ``sources[i]`` and ``targets[i]`` hold a vector for each word."""
+    """Equations 2 to 4 of MGC, both directions: ``sources[i]`` and ``targets[i]`` hold a vector for each word."""
     total, anchors = 0.0, 0
     for xs, ys, pairs in zip(sources, targets, links, strict=True):
         for j, k in pairs:
@@ -327,7 +327,7 @@ def hard_word_contrast_loop(sources, targets, links, *, temperature=0.1, summed=
 
 
 def multi_head_attention_loop(attention, query: Tensor, states: list[Tensor]) -> Tensor:
-    """What one query takes from some states, head by head (Vaswani et al. 2017, section 3.2)."""
+    """Attention output of one query over some states, head by head (Vaswani et al. 2017, section 3.2)."""
     hidden, size = len(query), len(query) // attention.num_heads
     weights, biases = attention.in_proj_weight, attention.in_proj_bias
     project = [
@@ -346,7 +346,7 @@ def multi_head_attention_loop(attention, query: Tensor, states: list[Tensor]) ->
 
 
 def soft_word_contrast_loop(attention, sources, targets, *, temperature=0.1, summed=False) -> Tensor:
-    """Equation 5 of MGC, both ways round: ``sources[i]`` holds the vectors of the words and of the pieces of a side."""
+    """Equation 5 of MGC, both directions: ``sources[i]`` holds the vectors of the words and of the pieces of a side."""
     total, anchors = 0.0, 0
     for one, other in zip(sources, targets, strict=True):
         for (words, _), (_, pieces) in ((one, other), (other, one)):
@@ -358,7 +358,7 @@ def soft_word_contrast_loop(attention, sources, targets, *, temperature=0.1, sum
 
 
 def span_contrast_loop(sources, targets, phrases, *, temperature=0.1, summed=False) -> Tensor:
-    """Equation 6 of MGC: ``sources[i]`` holds a vector for each piece, ``phrases[i]`` pairs of sets of their places."""
+    """Equation 6 of MGC: ``sources[i]`` holds a vector for each piece, ``phrases[i]`` pairs of sets of positions."""
     total, anchors = 0.0, 0
 
     def mean(states, places):

@@ -40,7 +40,7 @@ assert any(log.get("mse", 0) > 0 for log in trainer.state.log_history), trainer.
 def test_the_guide_adds_an_objective(tmp_path, tiny_encoder_dir):
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     name = re.search(r"^1\. `src/metaphrase/(objectives/\w+\.py)`", guide, re.MULTILINE)[1]
-    line = re.search(r"^2\. One line in the table of `src/metaphrase/(\S+)`: `(.+)`", guide, re.MULTILINE)
+    line = re.search(r"^2\. One line in the table of `src/metaphrase/(\S+)`[^`]*\n   `(.+)`", guide, re.MULTILINE)
     blocks = re.findall(r"^( *)```(\w+)\n(.*?)^ *```", guide, re.DOTALL | re.MULTILINE)
     code = textwrap.dedent(next(text for _, language, text in blocks if language == "python"))
     recipe = textwrap.dedent(next(text for _, language, text in blocks if language == "yaml"))
@@ -50,7 +50,7 @@ def test_the_guide_adds_an_objective(tmp_path, tiny_encoder_dir):
     (package / name).write_text(code, encoding="utf-8")
     table = package / line[1]
     before = table.read_text(encoding="utf-8")
-    after = re.sub(r"(?m)^( +)(\"translation_ranking\.)", rf"\1{line[2]}\n\1\2", before)
+    after = re.sub(r"(?m)^( +)(\"tr\": )", rf"\1{line[2]}\n\1\2", before)
     table.write_text(after, encoding="utf-8")
     (tmp_path / "mine.yaml").write_text(recipe, encoding="utf-8")
 

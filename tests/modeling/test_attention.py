@@ -9,7 +9,7 @@ from metaphrase.modeling.packing import first_position, packed
 
 
 def prefix_views(tokenizer, rows):
-    """Two views whose tokens see themselves and what stands before them, and one that sees all."""
+    """Two views with causal attention and one with full attention."""
     encoded = tokenizer([row["source"] for row in rows], padding=True, return_tensors="pt")
     ids, mask = encoded["input_ids"], encoded["attention_mask"].bool()
     everything = mask[:, None, :] & mask[:, :, None]
@@ -65,7 +65,7 @@ def test_a_position_may_be_hidden_from_itself(tiny_encoder, tokenizer, bitext):
     assert (attention.diagonal(dim1=-2, dim2=-1)[real] == 0).all()
 
 
-def test_packing_changes_nothing_and_comes_back(tiny_encoder, tokenizer, bitext):
+def test_packing_changes_nothing_and_is_undone(tiny_encoder, tokenizer, bitext):
     model = tiny_encoder.double().eval()
     views = prefix_views(tokenizer, bitext[:5])
     padded = encode_views(model, views)

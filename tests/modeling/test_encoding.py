@@ -28,7 +28,7 @@ def test_sentences_are_what_the_model_encodes(request, name, batch, bitext):
 
 @pytest.mark.parametrize("name", ["tiny_encoder", "tiny_xlmr"])
 def test_positions_of_the_second_sentence_start_again(request, name, batch, bitext):
-    """With reset positions and a first sentence of one piece more, the second is the same to the embedding layer."""
+    """With reset positions, the embeddings of the second sentence do not depend on the length of the first."""
     model = request.getfixturevalue(name).double().eval()
     encoder, seen = model[0].auto_model, []
     encoder.embeddings.position_embeddings.register_forward_pre_hook(lambda module, args: seen.append(args[0]))

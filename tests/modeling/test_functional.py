@@ -34,7 +34,7 @@ def gradients(loss: torch.Tensor, *tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def from_cosines(cosines: torch.Tensor, **kwargs: object) -> torch.Tensor:
-    """TR of given similarities: with dot products against the identity they are the embeddings."""
+    """TR of given similarities, which are the embeddings for dot products with the identity."""
     return translation_ranking(cosines, torch.eye(3, dtype=torch.float64), similarity="dot", **kwargs)
 
 
@@ -115,7 +115,7 @@ def test_duplicates_leave_the_denominator():
     masked = translation_ranking(source[:1], target, duplicate_bb=duplicate[:1])
     torch.testing.assert_close(masked, translation_ranking_loop(source[:1], target[:2]), rtol=1e-9, atol=1e-12)
     assert masked < translation_ranking(source[:1], target)
-    own = duplicate | torch.eye(3, dtype=torch.bool)  # a pair is no duplicate of itself
+    own = duplicate | torch.eye(3, dtype=torch.bool)  # a pair is not a duplicate of itself
     torch.testing.assert_close(
         translation_ranking(source, target, duplicate_bb=own),
         translation_ranking(source, target, duplicate_bb=duplicate),
@@ -315,7 +315,7 @@ def test_soft_labels_under_autocast_sum_in_float32(small_blocks):
 
 
 class TestGradientInPlace:
-    """The table's gradient is added to ``.grad`` block by block, or returned: the same, and never twice."""
+    """The gradient of the table is either added to ``.grad`` block by block or returned; both are equal."""
 
     @pytest.fixture
     def parts(self, monkeypatch):
@@ -327,7 +327,7 @@ class TestGradientInPlace:
     def grads(self, hidden, table, labels, *, in_place, times=1):
         hidden.grad = table.grad = None
         with accumulated_in_place(enabled=in_place):
-            used = F.embedding(labels, table).sum()  # a tied table gets a gradient from elsewhere too
+            used = F.embedding(labels, table).sum()  # a tied table also receives another gradient
             loss = vocabulary_cross_entropy(hidden * 2, table, labels) + used
             for _ in range(times):
                 loss.backward(retain_graph=True)
@@ -341,7 +341,7 @@ class TestGradientInPlace:
         for one, other in zip(returned, added, strict=True):
             torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-14)
 
-    def test_adds_to_what_is_there(self, parts):
+    def test_adds_to_an_existing_gradient(self, parts):
         hidden, table, labels = parts
         once = self.grads(hidden, table, labels, in_place=True)[1]
         with accumulated_in_place():
@@ -380,7 +380,7 @@ class TestGradientInPlace:
             total.backward()
         torch.testing.assert_close(table.grad, expected, rtol=1e-12, atol=1e-14)
 
-    def test_a_table_that_is_no_leaf_passes_its_gradient_on(self, parts):
+    def test_the_gradient_of_a_non_leaf_table_is_returned(self, parts):
         hidden, base, labels = parts
         with accumulated_in_place():
             vocabulary_cross_entropy(hidden, base * 3, labels).backward()
@@ -431,7 +431,7 @@ def test_many_positions_take_smaller_blocks(positions, blocks):
     assert positions > 10**8 or positions * (found[0].stop - found[0].start) <= functional.BLOCK_LOGITS
 
 
-def test_liger_that_is_not_installed_is_asked_for(monkeypatch):
+def test_missing_liger_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "liger_kernel.transformers.functional", None)
     with pytest.raises(MissingExtraError, match=r"metaphrase\[liger\]"), liger_kernel():
         pass

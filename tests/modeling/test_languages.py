@@ -67,7 +67,7 @@ class TestEmbedding:
 
 class TestFold:
     @pytest.mark.parametrize("packing", [False, True])
-    def test_gives_what_training_gives(self, encoder, tokenizer, bitext, embedding, packing):
+    def test_matches_training(self, encoder, tokenizer, bitext, embedding, packing):
         encoder.eval()
         views = ParallelCollator(tokenizer, (source_view(32), target_view(32)))(bitext)
         with torch.no_grad(), packed(encoder, enabled=packing):
@@ -175,7 +175,7 @@ class TestRelease:
                 release(tiny_encoder, tmp_path / "out", recipe=facts)
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_text_without_a_language_is_told_of(self, embedding):
+    def test_a_text_without_a_language_is_reported(self, embedding):
         with pytest.raises(ValueError, match=r"some rows have none.*'source_lang'"):
             embedding(torch.tensor([language_code("de"), 0]))
 
@@ -209,7 +209,7 @@ class TestEvaluation:
     def test_in_the_training_loop(self, tiny_encoder, embedding, sets, tmp_path):
         plain = RetrievalEvaluator(sets, name="dev", write_csv=False)(tiny_encoder)
         with torch.no_grad():
-            embedding.table.weight.mul_(20)  # so strong that sides no longer meet
+            embedding.table.weight.mul_(20)  # large enough to separate the sides
         told = RetrievalEvaluator(sets, name="dev", write_csv=False, language_embedding=embedding)
         with packed(tiny_encoder):
             inside = told(tiny_encoder)

@@ -1,5 +1,5 @@
-"""Training without padding is training with it, and in micro-batches training without them: for every objective, with and
-without accumulation, in one process and in two."""
+"""Training without padding or in micro-batches equals ordinary training: for every objective, with and without gradient
+accumulation, in one process and in two."""
 
 import os
 import subprocess

@@ -72,7 +72,7 @@ def test_only_real_tokens_go_through_the_encoder(tiny_encoder):
     assert sizes == [(1, int(features["attention_mask"].sum()))]
 
 
-def test_attention_is_put_back(tiny_encoder):
+def test_attention_is_restored(tiny_encoder):
     config = tiny_encoder[0].auto_model.config
     before = config._attn_implementation
     with packed(tiny_encoder):
@@ -207,7 +207,7 @@ def stream(lengths, heads=2, width=8):
 
 
 def attend_each(query, key, value, starts, ends, longest, longest_key, *, scale=None):
-    """What `varlen_attn` is documented to do: sequences one behind the other, shape (tokens, heads, head)."""
+    """Reference for `varlen_attn`: concatenated sequences, shape (tokens, heads, head)."""
     assert starts.dtype == ends.dtype == torch.int32
     assert longest == longest_key == int(starts.diff().max())
     out = torch.empty_like(query)
@@ -228,7 +228,7 @@ def test_attention_of_one_kernel_is_that_of_groups(monkeypatch, scaling):
     torch.testing.assert_close(varlen, grouped)
 
 
-def test_the_kernel_that_drops_out_has_a_gradient():
+def test_the_dropout_kernel_is_differentiable():
     packing, inputs = stream([3, 1, 5, 3, 1])
     inputs = [x.to("meta", torch.bfloat16).requires_grad_() for x in inputs]
     out = packing_module._varlen(*inputs, packing, None, 0.1)
@@ -237,7 +237,7 @@ def test_the_kernel_that_drops_out_has_a_gradient():
     assert all(x.grad.shape == x.shape for x in inputs)
 
 
-def test_the_kernel_is_told_how_much_to_drop(monkeypatch):
+def test_the_kernel_receives_the_dropout_probability(monkeypatch):
     told = []
     packing, inputs = stream([3, 1, 5, 3, 1])
 
@@ -248,7 +248,7 @@ def test_the_kernel_is_told_how_much_to_drop(monkeypatch):
     monkeypatch.setattr(packing_module, "flash_attention", kernel)
     grouped, _ = grouped_attention(None, *inputs, None, scaling=0.3, packing=packing)
     torch.testing.assert_close(packing_module._varlen(*inputs, packing, 0.3, 0.1), grouped)
-    assert told == [((0.1, False, False), 0.3)]  # neither causal nor with the mask given back
+    assert told == [((0.1, False, False), 0.3)]  # not causal, and the dropout mask is not returned
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_when_one_kernel_is_used(monkeypatch, changes, dropout, used):
 
 
 def on_cuda(lengths, dtype, heads=12, width=64):
-    """A layout and inputs that want gradients."""
+    """A layout and inputs that require gradients."""
     _, inputs = stream(lengths, heads, width)
     mask_bl = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     return Packing.of(mask_bl.cuda()), [x.cuda().to(dtype).requires_grad_() for x in inputs]
@@ -294,7 +294,7 @@ def test_dropout_in_one_kernel_is_that_of_groups_on_average(monkeypatch, dtype):
             out, _ = grouped_attention(None, *inputs, None, dropout=dropout, packing=packing)
         return [out, *torch.autograd.grad(out.float().pow(2).sum(), inputs)]
 
-    for one, groups in zip(attend(0, 1e-9), attend(0, 0.0, kernel=False), strict=True):  # which drops nothing out
+    for one, groups in zip(attend(0, 1e-9), attend(0, 0.0, kernel=False), strict=True):  # too rare to drop anything
         torch.testing.assert_close(one, groups, rtol=2e-2, atol=2e-2)
     for first, again, other in zip(attend(1, 0.1), attend(1, 0.1), attend(2, 0.1), strict=True):
         assert torch.isfinite(first).all()

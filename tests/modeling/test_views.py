@@ -65,7 +65,7 @@ class TestLinks:
         assert cut["source_spans"][0, 3].tolist() == [0, 0]
         assert cut["links"][0].tolist() == [[0, 0], [1, 1], [2, 2]]
 
-    def test_a_word_of_which_a_piece_is_left_is_cut_too(self, tokenizer):
+    def test_a_word_with_remaining_pieces_is_cut_too(self, tokenizer):
         pair = row("Wasser schläftnichtgut", "water", "1-0")
         start, end = build(links_view(32), [pair], tokenizer)["source_spans"][0, 1].tolist()
         assert end - start > 2

@@ -14,7 +14,7 @@ from metaphrase.training.recipe import Recipe
 
 @pytest.fixture
 def make_loss(tiny_encoder):
-    """A float64 loss of one term, without dropout, on the tiny encoder."""
+    """Build a float64 loss of one term, without dropout, on the tiny encoder."""
 
     def make(objective: str, *, model: Any = None, max_length: int = 24, **args: Any) -> AlignmentLoss:
         kwargs = {key: args.pop(key) for key in ("english_ids", "languages") if key in args}
@@ -28,7 +28,7 @@ def make_loss(tiny_encoder):
 
 @pytest.fixture
 def batch_of(tokenizer):
-    """The views of a loss over some rows."""
+    """Build the views of a loss for some rows."""
 
     def build(loss: AlignmentLoss, rows: list[dict[str, str]], *, seed: int = 42, epoch: int = 0) -> Any:
         collator = ParallelCollator(tokenizer, loss.views, seed=seed)
@@ -40,7 +40,7 @@ def batch_of(tokenizer):
 
 @pytest.fixture
 def encodings_of(batch_of):
-    """The encodings of a loss over some rows, with graphs that start at leaves of their own."""
+    """Compute the encodings of a loss for some rows, detached, so that every encoding is a leaf of the graph."""
 
     def build(loss: AlignmentLoss, rows: list[dict[str, str]]) -> Any:
         from dataclasses import replace

@@ -24,7 +24,7 @@ def swap(row):
 
 @pytest.fixture
 def pieces_of(tokenizer):
-    """Places and ids of the pieces of each word of a text, word by word."""
+    """Positions and ids of the pieces of each word of a text, tokenized word by word."""
 
     def pieces_of(text):
         words, at = [], 1
@@ -39,7 +39,7 @@ def pieces_of(tokenizer):
 
 @pytest.fixture
 def masked_of(pieces_of):
-    """For each linked word of a side its places and its partner's pieces, from the text and one link for each word."""
+    """Positions of each linked word of a side and pieces of its partner, from the text and one link per word."""
 
     def masked_of(row, side):
         own, other = (pieces_of(row[s]) for s in (SIDES if side == "source" else SIDES[::-1]))
@@ -138,7 +138,7 @@ def test_a_cap_leaves_context(tokenizer, bitext):
 
 
 def test_a_word_without_room_is_skipped_and_others_are_tried(tokenizer, pieces_of):
-    """Every sentence of six words of one piece and one of many has a mask, whatever the order of the draw."""
+    """Whatever the order of the draw, the room is filled with words of one piece around a word of many."""
     source = "der der der der schläftnichtgutschläftnichtgut der der"
     row = {"source": source, "target": source, "alignment": " ".join(f"{i}-{i}" for i in range(7))}
     assert [len(places) for places, _ in pieces_of(source)][4] > 3
@@ -152,7 +152,7 @@ def test_a_word_without_room_is_skipped_and_others_are_tried(tokenizer, pieces_o
 
 
 def test_the_room_of_a_cap_is_used_up(bitext, tokenizer, pieces_of, masked_of):
-    """No linked word that was left unmasked would have fitted."""
+    """No unmasked linked word would fit into the remaining room."""
     for ratio in (0.15, 0.3, 0.5):
         for seed in range(5):
             features = build(MaskedWords("w", "source", 32, ratio), bitext, tokenizer, seed)

@@ -51,7 +51,7 @@ def test_matches_loop(make_loss, batch_of, bitext, tiny_encoder, sides, pooling)
             torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
 
 
-def test_it_is_zero_where_training_starts(make_loss, batch_of, bitext):
+def test_it_is_zero_at_the_start_of_training(make_loss, batch_of, bitext):
     loss = make_loss("anchor", sides="both")
     assert loss(batch_of(loss, bitext[:4]))["anchor"].item() == pytest.approx(0, abs=1e-20)
 
@@ -86,7 +86,7 @@ def test_unknown_sides_and_pooling_are_refused(make_loss, tiny_encoder):
         make_loss("anchor")
 
 
-def test_it_holds_the_model_and_is_neither_saved_nor_trained(tiny_encoder, bitext, tmp_path):
+def test_it_keeps_the_model_in_place_and_is_neither_saved_nor_trained(tiny_encoder, bitext, tmp_path):
     recipe = {"name": "held", "terms": [{"objective": "tr"}, {"objective": "anchor", "weight": 100.0}]}
     texts = [row["target"] for row in bitext]
     start = tiny_encoder.encode(texts, convert_to_tensor=True)
@@ -111,7 +111,7 @@ def test_it_holds_the_model_and_is_neither_saved_nor_trained(tiny_encoder, bitex
     assert distances["held"] < 0.5 * distances["free"]
 
 
-def test_a_resumed_run_is_held_to_where_the_first_began(tiny_encoder, bitext, tmp_path):
+def test_a_resumed_run_is_anchored_to_the_original_start(tiny_encoder, bitext, tmp_path):
     ends = []
     for stop in (None, 4):
         model = copy.deepcopy(tiny_encoder)

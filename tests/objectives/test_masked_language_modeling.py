@@ -13,7 +13,7 @@ MONOLINGUAL = "concatenated-0.5-continuous-pair-segments-monolingual"
 
 @pytest.fixture
 def rows(bitext):
-    """Six pairs: three with a monolingual text of two sentences, one of them with another of a single sentence."""
+    """Six pairs: three have a monolingual text of two sentences, one of them also a text of one sentence."""
     texts = [[f"{row['target']}\n{row['source']}"] for row in bitext[:3]] + [[], [], []]
     texts[2].append(bitext[9]["target"])
     return [{**row, "monolingual": text} for row, text in zip(bitext, texts, strict=False)]
@@ -126,7 +126,7 @@ def test_several_views_are_one_mean(make_loss, encodings_of, rows):
     torch.testing.assert_close(masked_language_modeling(head, tokens, labels, table), whole)
 
 
-def test_what_cannot_be_is_refused(make_loss):
+def test_impossible_arguments_are_refused(make_loss):
     with pytest.raises(ValueError, match="'pair', 'monolingual'\\], but is 'wiki'"):
         make_loss("mlm", text="wiki")
     with pytest.raises(ValueError, match="MLM predicts pieces of all languages"):

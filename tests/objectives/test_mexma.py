@@ -79,7 +79,7 @@ def test_koleo_of_known_embeddings():
     assert koleo(embeddings.bfloat16()).dtype == torch.float32
 
 
-def test_koleo_where_there_is_no_neighbour_or_an_equal_one():
+def test_koleo_without_neighbours_and_with_equal_ones():
     alone = torch.randn(1, 5, requires_grad=True)
     value = koleo(alone)
     assert value.item() == 0
@@ -90,7 +90,7 @@ def test_koleo_where_there_is_no_neighbour_or_an_equal_one():
     assert torch.isfinite(torch.autograd.grad(value, twins)[0]).all()
 
 
-def test_koleo_parts_neighbours():
+def test_koleo_separates_neighbours():
     embeddings = torch.nn.Parameter(F.normalize(torch.ones(4, 8) + 0.1 * torch.randn(4, 8), dim=-1))
     before = torch.pdist(F.normalize(embeddings.detach(), dim=-1)).min()
     for _ in range(50):
@@ -209,7 +209,7 @@ def test_a_side_without_masks_counts_as_zero(make_loss, encodings_of, bitext):
     )
 
 
-def test_a_head_that_knows_nothing_scores_log_vocabulary(make_loss, encodings_of, bitext, tokenizer):
+def test_an_uninformed_head_scores_log_vocabulary(make_loss, encodings_of, bitext, tokenizer):
     loss = make_loss("mexma", **SMALL, vocabulary="untied", alignment_weight=0.0, koleo_weight=0.0)
     with torch.no_grad():
         loss.heads.heads["mexma"].vocabulary.table_vh.zero_()

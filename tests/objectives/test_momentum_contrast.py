@@ -72,7 +72,7 @@ def test_numbers_by_hand():
     assert momentum_contrast(query, same[:1], same[1:], denominator="queue").item() == pytest.approx(math.log(32_000))
 
 
-def test_equation_3_to_the_letter_may_be_negative():
+def test_equation_3_as_printed_can_be_negative():
     query, others = with_cosines(0.9, 0.1, 0.2)
     assert momentum_contrast(query, others[:1], others[1:], denominator="queue") < 0
 
@@ -101,7 +101,7 @@ def test_the_queue_holds_the_last_keys(batch):
 
 
 def test_a_run_is_mocos_algorithm(make_loss, batch_of, bitext):
-    """Losses, queue and momentum encoder of five steps, beside a second encoder that is kept by hand."""
+    """Losses, queue and momentum encoder of five steps, and a second encoder that is averaged by hand."""
     loss = without_dropout(make_loss("moco", queue_size=7, momentum=0.9, projection_size=6))
     head, rows = loss.heads.heads["moco"], bitext
     follower, projection = copy.deepcopy(loss.model), copy.deepcopy(head.projection)
@@ -148,7 +148,7 @@ def test_only_the_query_has_a_gradient(make_loss, batch_of, bitext):
     assert loss.model[0].auto_model.encoder.layer[0].attention.self.query.weight.grad.abs().max() > 0
 
 
-def test_evaluation_leaves_the_queue_alone(make_loss, batch_of, bitext):
+def test_evaluation_does_not_change_the_queue(make_loss, batch_of, bitext):
     loss = make_loss("moco", queue_size=16)
     head = loss.heads.heads["moco"]
     before = head.queue_qh.clone()
@@ -175,7 +175,7 @@ def test_keys_are_encoded_with_dropout_in_training(make_loss, batch_of, bitext):
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9, 1.0])
-def test_the_follower_after_some_steps_has_its_closed_form(make_loss, momentum):
+def test_the_momentum_encoder_after_some_steps_has_its_closed_form(make_loss, momentum):
     loss = make_loss("moco", momentum=momentum, queue_size=4)
     head, encoder = loss.heads.heads["moco"], loss.model[0].auto_model
     followers = {"encoder": head.momentum_encoder, "projection": head.momentum_projection}
@@ -199,7 +199,7 @@ def test_the_follower_after_some_steps_has_its_closed_form(make_loss, momentum):
             torch.testing.assert_close(key, wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_frozen_parameters_are_not_followed(make_loss):
+def test_frozen_parameters_are_not_averaged(make_loss):
     loss = make_loss("moco", momentum=0.5, queue_size=4)
     encoder, head = loss.model[0].auto_model, loss.heads.heads["moco"]
     table = encoder.get_input_embeddings().weight.requires_grad_(False)
@@ -215,12 +215,12 @@ def test_frozen_parameters_are_not_followed(make_loss):
 
 
 @pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
-def test_the_follower_starts_as_the_encoder(request, make_loss, batch_of, bitext, encoder):
+def test_the_momentum_encoder_starts_as_the_encoder(request, make_loss, batch_of, bitext, encoder):
     loss = make_loss("moco", model=request.getfixturevalue(encoder), projection_size=None, normalize="h")
     features = batch_of(loss, bitext[:9])[VIEW]
     keys = loss.heads.heads["moco"].key(features["key_ids"], features["key_mask"].bool())
     inputs = {"input_ids": features["key_ids"], "attention_mask": features["key_mask"]}
-    sentences = loss.model(inputs)["sentence_embedding"]  # CLS of the one, mean of the other
+    sentences = loss.model(inputs)["sentence_embedding"]  # CLS pooling of one model, mean pooling of the other
     torch.testing.assert_close(keys, F.normalize(sentences, dim=-1), rtol=1e-10, atol=1e-10)
 
 
@@ -242,7 +242,7 @@ def test_keys_without_padding_are_the_padded_ones(request, make_loss, batch_of, 
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_ppa_encodes_twice_and_the_follower_once(tiny_encoder, tokenizer, bitext, packing):
+def test_ppa_encodes_twice_and_the_momentum_encoder_once(tiny_encoder, tokenizer, bitext, packing):
     loss = AlignmentLoss(tiny_encoder, Recipe.load("ppa"), max_length=24)
     calls = []
     encoders = {"encoder": tiny_encoder[0].auto_model, "follower": loss.heads.heads["moco"].momentum_encoder}
@@ -285,7 +285,7 @@ def test_tlm_sees_the_sentences_in_the_contrasts_order(bitext, tokenizer):
     assert turned[0] != turned[1]
 
 
-def test_half_of_the_pairs_are_turned_round(tokenizer):
+def test_half_of_the_pairs_are_swapped(tokenizer):
     rows = [{"source": "der hund", "target": f"the dog {'sleeps ' * n}"} for n in range(1, 2)] * 4000
     rngs = [np.random.default_rng((42, 0, n)) for n in range(4000)]
     features = QueryAndKey(VIEW, 24, shuffle=True).build(rows, tokenizer, rngs)
@@ -311,7 +311,7 @@ def test_padding_and_order_of_the_batch_change_nothing(make_loss, batch_of, bite
     torch.testing.assert_close(loss(turned)["moco"], wanted, rtol=1e-10, atol=1e-12)
 
 
-def test_padding_is_no_part_of_a_mean(make_loss, encodings_of, bitext, tiny_xlmr):
+def test_padding_is_excluded_from_the_mean(make_loss, encodings_of, bitext, tiny_xlmr):
     loss = make_loss("moco", model=tiny_xlmr, queue_size=16)
     encodings = encodings_of(loss, bitext[:5])
     pair = encodings[VIEW]
@@ -387,7 +387,7 @@ def test_a_new_head_allocates_no_second_encoder(tiny_encoder):
 
 @pytest.mark.parametrize("projection_size", [None, 6])
 @pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
-def test_the_head_comes_back_exactly(request, tokenizer, tmp_path, bitext, encoder, projection_size):
+def test_the_head_is_restored_exactly(request, tokenizer, tmp_path, bitext, encoder, projection_size):
     args = {"queue_size": 9, "projection_size": projection_size, "momentum": 0.5}
     recipe = Recipe.from_dict({"name": "m", "terms": [{"objective": "moco", "args": args}]})
     loss = without_dropout(AlignmentLoss(request.getfixturevalue(encoder), recipe, max_length=24))
@@ -409,7 +409,7 @@ def test_the_head_comes_back_exactly(request, tokenizer, tmp_path, bitext, encod
     assert torch.equal(loaded.eval().heads["moco"].key(ids, mask), head.eval().key(ids, mask))
 
 
-def test_the_follower_goes_with_the_heads(tiny_encoder):
+def test_the_momentum_encoder_is_saved_with_the_heads(tiny_encoder):
     loss = AlignmentLoss(tiny_encoder, Recipe.load("ppa"), max_length=24)
     head = loss.heads.heads["moco"]
     for mode in (True, False):
@@ -450,7 +450,7 @@ def make_trainer(tiny_encoder, tmp_path, bitext):
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(make_trainer):
-    whole = make_trainer(max_steps=8, save_steps=5)  # three steps an epoch; the queue of 20 wraps in mid-batch
+    whole = make_trainer(max_steps=8, save_steps=5)  # three steps an epoch; the queue of 20 wraps within a batch
     whole.train()
     checkpoint = Path(whole.args.output_dir) / "checkpoint-5"
     resumed = make_trainer("resumed", max_steps=8, save_steps=5)
@@ -491,7 +491,7 @@ def test_one_average_a_step_and_one_enqueue_a_micro_batch(make_trainer):
     assert followed == [12, 24]
 
 
-def test_the_optimiser_knows_nothing_of_the_follower(make_trainer):
+def test_the_optimiser_excludes_the_momentum_encoder(make_trainer):
     trainer = make_trainer(max_steps=2, save_strategy="no", weight_decay=0.1)
     head = trainer.loss.heads.heads["moco"]
     trainer.train()
@@ -557,7 +557,7 @@ def test_the_tutorial_runs(tiny_encoder_dir, bitext, tmp_path):
     with path.open("w", encoding="utf-8", newline="\n") as out:
         writer = csv.writer(out, delimiter="\t", lineterminator="\n")
         writer.writerow(["source", "target"])
-        for start in range(len(bitext)):  # PPA leaves out sentences of less than ten pieces
+        for start in range(len(bitext)):  # PPA skips sentences with fewer than ten pieces
             rows = [bitext[(start + n) % len(bitext)] for n in range(4)]
             writer.writerow([" ".join(row[side] for row in rows) for side in ("source", "target")])
     script = [sys.executable, str(ROOT / "trainers" / "ppa.py"), str(path), str(tmp_path / "out")]

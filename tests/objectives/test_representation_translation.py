@@ -107,7 +107,7 @@ def test_a_leaked_state_skips_the_first_of_two_embedding_passes(make_loss, encod
     assert not torch.isclose(slots[masked], head.mask_h).all(-1).any()
 
 
-def test_a_head_that_knows_nothing_scores_log_vocabulary(make_loss, encodings_of, bitext, tokenizer):
+def test_an_uninformed_head_scores_log_vocabulary(make_loss, encodings_of, bitext, tokenizer):
     loss = make_loss("rtl", vocabulary="untied")
     with torch.no_grad():
         loss.objectives["rtl"].head.vocabulary.table_vh.zero_()
@@ -270,7 +270,7 @@ def test_the_head_starts_as_the_encoders_last_layers(make_loss, tiny_encoder):
 
 
 def test_the_head_copies_token_types_whatever_the_padding_id(make_loss, tiny_encoder):
-    """With padding id 1 and two token types, the stub of the word embeddings has the shape of the token types."""
+    """With padding id 1 and two token types, the reduced word embeddings have the shape of the token type embeddings."""
     encoder = tiny_encoder[0].auto_model
     encoder.config.pad_token_id = 1
     head = make_loss("rtl", model=tiny_encoder).objectives["rtl"].head
@@ -279,7 +279,7 @@ def test_the_head_copies_token_types_whatever_the_padding_id(make_loss, tiny_enc
     torch.testing.assert_close(head.layers.embeddings.token_type_embeddings.weight, types.double())
 
 
-def test_the_transform_comes_from_the_checkpoint_where_it_has_one(make_loss, tiny_mlm_dir, tiny_encoder):
+def test_the_transform_comes_from_the_checkpoint_if_it_has_one(make_loss, tiny_mlm_dir, tiny_encoder):
     from metaphrase.encoders.loading import load_encoder
 
     fresh = make_loss("rtl")

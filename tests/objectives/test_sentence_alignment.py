@@ -10,7 +10,7 @@ from tests.oracles import sentence_alignment_loop
 
 
 def rows_of(encoding, *, specials):
-    """Each sentence's states, without padding and, if asked, without its first and last token."""
+    """States of each sentence without padding and, on request, without its first and last token."""
     lengths = encoding.mask_bl.sum(1).tolist()
     inside = slice(None) if specials else slice(1, -1)
     return [states[:length][inside] for states, length in zip(encoding.tokens_blh, lengths, strict=True)]
@@ -64,7 +64,7 @@ def test_a_sentence_without_tokens_is_a_zero_with_a_graph():
     assert torch.equal(states.grad, torch.zeros(1, 3, 2))
 
 
-def test_padding_has_no_gradient_and_no_say(make_loss, encodings_of, bitext):
+def test_padding_has_no_gradient_and_no_effect(make_loss, encodings_of, bitext):
     loss = make_loss("sa")
     encodings = encodings_of(loss, sorted(bitext, key=lambda row: len(row["source"])))
     value = loss.objectives["sa"](encodings)

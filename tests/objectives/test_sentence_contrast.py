@@ -119,7 +119,7 @@ def test_symmetry_order_and_padding(make_loss, encodings_of, bitext):
 
 
 def draws(noisy, tokenizer, share, rounds):
-    """How often a round chose the original or which back-translation, of either side of the first row."""
+    """Counts of the original and of each back-translation over many epochs, for both sides of the first row."""
     view = BackTranslations("noisy", 24, share)
     chosen = Counter()
     for seed in range(rounds):
@@ -144,7 +144,7 @@ def test_each_side_is_drawn_by_itself(noisy, tokenizer):
     assert set(draws(noisy, tokenizer, 1.0, 50)) == {(first, target), (second, target)}
 
 
-def test_only_what_was_drawn_is_encoded(make_loss, batch_of, noisy, bitext):
+def test_only_sampled_back_translations_are_encoded(make_loss, batch_of, noisy, bitext):
     loss = make_loss(NAME)
     batch = batch_of(loss, noisy)["back-translations-sample"]
     rows = torch.cat([batch["source_row"], batch["target_row"]])
@@ -157,7 +157,7 @@ def test_only_what_was_drawn_is_encoded(make_loss, batch_of, noisy, bitext):
     assert len(calls) == 1
 
 
-def test_without_any_back_translation_the_originals_stand(make_loss, batch_of, bitext):
+def test_without_back_translations_the_originals_are_used(make_loss, batch_of, bitext):
     rows = [{**row, "source_bt": "", "target_bt": ""} for row in bitext[:5]]
     plain, sample, every = (make_loss(NAME, back_translation=mode) for mode in ("none", "sample", "all"))
     values = [loss(batch_of(loss, rows))[NAME] for loss in (plain, sample, every)]
@@ -193,7 +193,7 @@ def test_the_tutorial_runs(noisy, tiny_encoder_dir, tmp_path):
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
 
 
-def test_auto_samples_where_there_are_back_translations(make_loss, encodings_of, bitext, noisy):
+def test_auto_samples_if_there_are_back_translations(make_loss, encodings_of, bitext, noisy):
     plain = [{key: row[key] for key in ("source", "target", "source_lang", "target_lang")} for row in bitext[:7]]
     values = {}
     for mode, rows in (("auto", plain), ("none", plain), ("auto", noisy), ("sample", noisy)):

@@ -99,7 +99,7 @@ def test_equals_kl_divergence_of_whole_distributions(make_loss, encodings_of, bi
     torch.testing.assert_close(loss.objectives["xtr"](encodings), wanted, rtol=1e-9, atol=1e-12)
 
 
-def test_a_head_that_knows_nothing(make_loss, encodings_of, bitext, tokenizer):
+def test_an_uninformed_head_scores_log_vocabulary(make_loss, encodings_of, bitext, tokenizer):
     loss = make_loss("xtr", vocabulary="untied", languages=LANGUAGES)
     with torch.no_grad():
         loss.heads.heads["xtr"].vocabulary.table_vh.zero_()
@@ -150,7 +150,7 @@ def test_padding_and_order_change_nothing(make_loss, encodings_of, bitext):
     torch.testing.assert_close(permuted, objective(encodings), rtol=1e-9, atol=1e-12)
 
 
-def test_the_head_is_told_the_language_to_predict(make_loss, encodings_of, bitext):
+def test_the_head_reads_the_language_to_predict(make_loss, encodings_of, bitext):
     loss = make_loss("xtr", languages=LANGUAGES)
     encodings = encodings_of(loss, bitext[:4])
     value = loss.objectives["xtr"](encodings)

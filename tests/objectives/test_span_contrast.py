@@ -19,7 +19,7 @@ def sides(encodings):
 
 
 def word_places(row, side, tokenizer):
-    """The places of each word's pieces, found word by word."""
+    """Positions of the pieces of each word, tokenized word by word."""
     words, at = [], 1
     for word in row[side].split():
         end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])
@@ -29,7 +29,7 @@ def word_places(row, side, tokenizer):
 
 
 def phrases_of(row, tokenizer, **settings):
-    """Pairs of sets of places, one for each phrase pair of more than one word."""
+    """Pairs of sets of positions, one per phrase pair of more than one word."""
     source, target = (word_places(row, side, tokenizer) for side in ("source", "target"))
     pairs = phrase_pairs(parse_links(row["alignment"]), len(source), len(target), **settings)
     return [
@@ -72,8 +72,8 @@ def test_matches_loop(make_loss, encodings_of, bitext, tokenizer, reduction):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_equal_spans_are_one_wrong_answer():
-    """Unaligned words make several sources of one target; the set of the target's spans has it once."""
+def test_equal_spans_are_one_negative():
+    """With unaligned words, several sources share a target, which is one negative."""
     spans = torch.tensor([[[1, 3], [4, 6], [4, 6]]])
     others = torch.tensor([[[1, 3], [4, 6], [4, 7]]])
     states = torch.eye(3, dtype=torch.float64)[None]
@@ -82,7 +82,7 @@ def test_equal_spans_are_one_wrong_answer():
     assert value.item() == pytest.approx(5 * one + two, rel=1e-9)
 
 
-def test_wrong_answers_share_no_place_with_the_right_one(bitext, tokenizer):
+def test_negatives_share_no_piece_with_the_positive(bitext, tokenizer):
     features = build(PhrasePairs("phrases", 24, max_spans=1000), bitext, tokenizer)
     spans = features["target_spans"]
     wrong = negatives(spans)
@@ -101,7 +101,7 @@ def test_phrases_are_those_that_are_consistent_with_the_alignment(bitext, tokeni
     assert len(pairs_in(short, 19)) < len(pairs_in(features, 19))
 
 
-def test_the_papers_pairs_of_words_can_take_part(bitext, tokenizer):
+def test_pairs_of_words_can_be_included(bitext, tokenizer):
     row = {"source": "das Haus schläft", "target": "the dog sleeps", "alignment": "0-0 1-2 2-1"}
     words = [word_places(row, side, tokenizer) for side in ("source", "target")]
     features = build(PhrasePairs("phrases", 24, min_words=1), [row], tokenizer)
@@ -113,7 +113,7 @@ def test_the_papers_pairs_of_words_can_take_part(bitext, tokenizer):
     assert pairs_in(features, 0) == places
 
 
-def test_of_too_many_phrases_some_are_drawn(bitext, tokenizer):
+def test_a_sample_of_too_many_phrases_is_drawn(bitext, tokenizer):
     everything = pairs_in(build(PhrasePairs("phrases", 24, max_spans=1000), bitext[23:], tokenizer), 0)
     assert len(everything) > 16
     view = PhrasePairs("phrases", 24)
@@ -123,7 +123,7 @@ def test_of_too_many_phrases_some_are_drawn(bitext, tokenizer):
 
 
 def test_a_phrase_must_be_consistent_with_links_of_cut_words(tokenizer):
-    """The second word of the source is linked to one that is cut: no phrase holds it, though its other link is whole."""
+    """The second source word is linked to a cut word: no phrase contains it, although its other link is complete."""
     row = {
         "source": "das Haus ist",
         "target": "the house is the house is the house is the house is the house",
@@ -181,7 +181,7 @@ def test_sides_can_be_swapped():
     assert one > 0
 
 
-def test_a_phrase_table_chooses(make_loss, batch_of, bitext, tokenizer, tmp_path):
+def test_a_phrase_table_filters(make_loss, batch_of, bitext, tokenizer, tmp_path):
     path = str(PhraseTable.of_corpus(bitext).save(tmp_path / "phrases.tsv.gz"))
     table = PhraseTable.load(path)
     everything = build(PhrasePairs("phrases", 24, max_spans=1000), bitext, tokenizer)

@@ -132,7 +132,7 @@ def test_monolingual_text_is_shared_with_mlm(make_loss):
     assert mlm[0] in make_loss("tlm", **AMBER, monolingual=True).views
 
 
-def test_pairs_are_shuffled_where_asked(make_loss, batch_of, bitext, tokenizer):
+def test_pairs_are_shuffled_on_request(make_loss, batch_of, bitext, tokenizer):
     loss = make_loss("tlm", mask_rate=0.0, layout="pair", order="shuffled")
     (features,) = batch_of(loss, bitext).values()
     source_first = 0
@@ -154,7 +154,7 @@ def test_unknown_forms_are_refused(make_loss, setting):
 
 
 def test_the_concatenation_must_fit_the_positions(make_loss):
-    make_loss("tlm", max_length=80)  # numbered anew
+    make_loss("tlm", max_length=80)  # positions are reset
     make_loss("tlm", max_length=40, positions="continuous")
     make_loss("tlm", max_length=40, positions="continuous", layout="pair")
     with pytest.raises(ValueError, match=r"up to 82 positions, but the encoder has 80\b.*Lower max_length"):

@@ -18,7 +18,7 @@ ENCODERS = ["tiny_encoder", "tiny_xlmr"]
 
 @pytest.fixture
 def two_separators(tokenizer):
-    """The tokenizer with XLM-R's form of a pair, ``<s> x </s></s> y </s>``."""
+    """The tokenizer with the pair format of XLM-R, ``<s> x </s></s> y </s>``."""
     twin = copy.deepcopy(tokenizer)
     ends = [(token, twin.convert_tokens_to_ids(token)) for token in ("[SEP]", "[CLS]")]
     twin.backend_tokenizer.post_processor = processors.RobertaProcessing(*ends, trim_offsets=False)
@@ -26,12 +26,12 @@ def two_separators(tokenizer):
 
 
 def blocks(attention, source, target):
-    """The part of each pair's matrix that says how its rows of one side attend to the other."""
+    """Submatrix of each pair: attention of one side to the other."""
     return [matrix[:, rows][:, :, columns] for matrix, rows, columns in zip(attention, source, target, strict=True)]
 
 
 def as_pair(target_to_source, source_to_target):
-    """Two small matrices as attention over a sequence of all of x and then all of y, for one head."""
+    """Embed two small matrices in the attention over the sequence [x; y], for one head."""
     t, s = target_to_source.shape
     backward, forward = torch.rand(2, 1, 1, s + t, s + t).double()
     backward[0, 0, s:, :s] = target_to_source
@@ -41,7 +41,7 @@ def as_pair(target_to_source, source_to_target):
 
 
 def eager(model, features, *, reader, strict, doubled=False):
-    """Attention of the top layer by transformers' own eager attention, one pair at a time, under loops' masks."""
+    """Attention of the top layer with the eager attention of transformers, pair by pair, with masks from the oracle."""
     encoder = model[0].auto_model
     encoder.set_attn_implementation("eager")
     maps, states = [], []
@@ -89,8 +89,9 @@ def test_it_is_eager_attention_and_the_papers_loop(
     wanted = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
     got = {name: p.grad for name, p in loss.model.named_parameters() if p.grad is not None}
     assert max(grad.abs().max() for grad in wanted.values()) > 1e-6
-    for name, grad in got.items():
-        torch.testing.assert_close(grad, wanted[name], rtol=1e-9, atol=1e-12, msg=name)
+    assert wanted.keys() <= got.keys()
+    for name, grad in got.items():  # zero for what attention does not depend on
+        torch.testing.assert_close(grad, wanted.get(name, torch.zeros_like(grad)), rtol=1e-9, atol=1e-12, msg=name)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS)
@@ -132,7 +133,7 @@ def test_heads_and_pairs_are_averaged():
     assert word_alignment(*maps, source, target).item() == pytest.approx(sum(single) / 4)
 
 
-def test_a_pair_without_pieces_is_left_out():
+def test_a_pair_without_pieces_is_skipped():
     backward, forward, source, target = as_pair(torch.rand(3, 2), torch.rand(2, 3))
     backward.requires_grad_()
     two = [tensor.repeat(2, *[1] * (tensor.dim() - 1)) for tensor in (backward, forward, source, target)]
@@ -146,7 +147,7 @@ def test_a_pair_without_pieces_is_left_out():
 
 @pytest.mark.parametrize("reader", ["source", "target"])
 @pytest.mark.parametrize("strict", [True, False])
-def test_what_is_seen(bitext, tokenizer, reader, strict):
+def test_visible_positions(bitext, tokenizer, reader, strict):
     features = PrefixedPair("pair", 24, reader, strict).build(bitext[:6], tokenizer, [None] * 6)
     for row in range(6):
         source, target = (tokenizer(bitext[row][side])["input_ids"] for side in ("source", "target"))
@@ -196,7 +197,7 @@ def test_the_first_target_token_sees_the_source_alone(make_loss, batch_of, bitex
 
 @pytest.mark.parametrize("encoder", ENCODERS)
 @pytest.mark.parametrize("strict", [True, False])
-def test_no_token_knows_what_comes_after_it(request, make_loss, batch_of, bitext, encoder, strict):
+def test_tokens_do_not_depend_on_following_ones(request, make_loss, batch_of, bitext, encoder, strict):
     loss = make_loss("wa", model=request.getfixturevalue(encoder), strict=strict)
     batch = batch_of(loss, bitext[2:3])
     name = next(iter(batch))
@@ -276,7 +277,7 @@ def test_encoders_that_cannot_run_the_passes_are_refused(make_loss, tiny_encoder
     make_loss("wa", max_length=40)  # [CLS] x [SEP] y [SEP]: 79 of 80 positions
     with pytest.raises(ValueError, match="up to 81 positions, but the encoder has 80"):
         make_loss("wa", max_length=41)
-    xlmr = HeadSources(tiny_xlmr[0].auto_model, two_separators)  # its positions start behind the padding's
+    xlmr = HeadSources(tiny_xlmr[0].auto_model, two_separators)  # its positions start after the padding id
     assert WordAlignment(max_length=40).head_settings(xlmr) == {}  # <s> x </s></s> y </s>: 80 positions
     with pytest.raises(ValueError, match="up to 82 positions, but the encoder has 81"):
         WordAlignment(max_length=41).head_settings(xlmr)

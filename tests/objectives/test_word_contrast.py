@@ -23,7 +23,7 @@ def sides(encodings):
 
 
 def words_of(states, row, side, tokenizer, units="mean"):
-    """The vector of each word and of each piece, found word by word."""
+    """Vectors of words and of pieces, tokenized word by word."""
     words, pieces, at = [], [], 1
     for word in row[side].split():
         end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])
@@ -119,7 +119,7 @@ def test_directions_are_swapped_with_the_sides():
     assert one > 0
 
 
-def test_what_an_anchor_is_linked_to_can_be_spared():
+def test_other_partners_of_an_anchor_can_be_masked():
     source, target = states((1.0, 0.0)), states((1.0, 0.0), (1.0, 0.1), (0.0, 1.0))
     links = torch.tensor([[[0, 0], [0, 1]]])
     plain, spared = (hard_word_contrast(source, target, links, mask_positives=mask) for mask in (False, True))
@@ -165,7 +165,7 @@ def test_soft_needs_no_links(make_loss, batch_of, bitext):
 
 
 def test_a_side_without_words_leaves_the_other_pairs_alone(make_loss, encodings_of, bitext):
-    """A tokenizer's normaliser may remove all that a side has; nothing is to be attended to then."""
+    """The normaliser of a tokenizer can remove a whole side, which leaves nothing to attend to."""
     loss = make_loss("word-contrast", kind="soft", reduction="sum")
     objective = loss.objectives["word-contrast"]
     alone = objective(encodings_of(loss, bitext[3:4]))
@@ -220,7 +220,7 @@ class TestProperties:
         values = [objective(encodings_of(loss, rows)) for rows in (bitext, bitext[::-1])]
         torch.testing.assert_close(*values)
 
-    def test_cut_words_take_no_part(self, make_loss, encodings_of, bitext, tokenizer, kind):
+    def test_cut_words_are_excluded(self, make_loss, encodings_of, bitext, tokenizer, kind):
         loss = make_loss("word-contrast", kind=kind, max_length=8)
         encodings = encodings_of(loss, bitext[19:20])
         spans = encodings[loss.objectives["word-contrast"].words.name].features["source_spans"][0]

@@ -20,7 +20,7 @@ def links_of(row):
 
 
 def words_of(states, row, side, tokenizer):
-    """The states of each word's pieces, found word by word."""
+    """States of the pieces of each word, tokenized word by word."""
     words, at = [], 1
     for word in row[side].split():
         end = at + len(tokenizer(word, add_special_tokens=False)["input_ids"])
@@ -81,7 +81,7 @@ class TestRanking:
         assert losses[0].tolist() == pytest.approx([math.log(3)] * 2)
         assert losses[1].tolist() == pytest.approx([math.log(2)] * 2)
 
-    def test_words_that_do_not_count_are_no_candidates(self):
+    def test_masked_words_are_not_candidates(self):
         there = torch.tensor([[True, True, False]])
         cut = word_translation_ranking(self.similarity, self.links, torch.ones(1, 2, dtype=torch.bool), there)
         torch.testing.assert_close(cut, self.ranked(self.similarity[:, :, :2]))
@@ -224,6 +224,4 @@ def test_every_term_of_the_recipe_learns(tiny_encoder, tokenizer, bitext):
     last = {name: value.item() for name, value in loss(batch).items()}
     assert last["tr"] < first["tr"] / 2
     assert last["wtr"] < first["wtr"] / 2
-    assert (
-        last["awp"] < 0.85 * first["awp"]
-    )  # sentences that are masked throughout are told apart by their length only
+    assert last["awp"] < 0.85 * first["awp"]  # fully masked sentences differ in length only

@@ -1,4 +1,4 @@
-"""What each of two ranks does in the distributed test of momentum contrast: one batch, and a short run."""
+"""Script of each rank in the distributed test of momentum contrast: one batch, and a short run."""
 
 import csv
 import sys

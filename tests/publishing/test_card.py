@@ -127,11 +127,11 @@ def test_retention_is_a_row_for_each_test_set(card, tmp_path):
 
 def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):
     card.results = [ROW]
-    assert "was not looked up" in written(card, tmp_path).text
+    assert "The test sets were not checked" in written(card, tmp_path).text
     card.leakage = [{"data": "Tatoeba", "pairs": 390, "shared": 0}]
     text = written(card, tmp_path).text
     assert "| Tatoeba | 390 | 0 |" in text
-    assert "was not looked up" not in text
+    assert "The test sets were not checked" not in text
 
 
 def test_origin_and_licence_of_the_data_are_told(card, tmp_path):
@@ -139,10 +139,10 @@ def test_origin_and_licence_of_the_data_are_told(card, tmp_path):
     card.corpus = [row, {"file": "hf:acme/corpus:sw-en@train", "language": "sw", "pairs": 2}]
     made = written(card, tmp_path)
     assert "| sw-en.tsv.gz | sw | 3 | lafand | cc-by-nc-4.0 |" in made.text
-    assert "Files without a licence here" in made.text
+    assert "Files without a licence in this table" in made.text
     assert made.data.datasets == ["acme/corpus"]
     card.corpus = [row]
-    assert "Files without a licence here" not in written(card, tmp_path).text
+    assert "Files without a licence in this table" not in written(card, tmp_path).text
 
 
 def test_front_matter_records_what_makes_the_model_again(card, tmp_path):
@@ -191,7 +191,7 @@ def test_text_tells_recipe_data_seed_command_and_head(card, tmp_path):
     assert blocks(text, "bash") == ["metaphrase train --recipe dap"]
     assert f"| sw-en.tsv.gz | sw | 30,782 | {'ab' * 32} |" in text
     assert "**Seed:** 1234" in text
-    assert "In front of the vocabulary: a fresh dense–GELU–LayerNorm transform." in text
+    assert "Layers before the vocabulary: a fresh dense–GELU–LayerNorm transform." in text
     assert "/data/private" not in text
 
 

@@ -121,7 +121,7 @@ def test_views_of_one_name_must_be_equal(tiny_encoder, monkeypatch):
 
 
 def test_sentences_longer_than_the_positions_are_refused(tiny_encoder):
-    with pytest.raises(ValueError, match="'some' makes sequences of up to 81 positions, but the encoder has 80"):
+    with pytest.raises(ValueError, match="'some' builds sequences of up to 81 positions, but the encoder has 80"):
         AlignmentLoss(tiny_encoder, recipe({"objective": "tr"}), max_length=81)
 
 
@@ -149,7 +149,9 @@ def test_a_slow_tokenizer_is_refused_where_words_are_asked_for(tiny_encoder, tok
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     tiny_encoder[0].processor = BertTokenizerLegacy(str(tmp_path / "vocab.txt"))
-    with pytest.raises(ModelError, match=r"asks which pieces a word became.* a BertTokenizerLegacy, is a slow one"):
+    with pytest.raises(
+        ModelError, match=r"needs the pieces of each word.* a BertTokenizerLegacy, is a slow tokenizer"
+    ):
         AlignmentLoss(tiny_encoder, Recipe.load(name), max_length=24, english_ids=torch.arange(9))
     AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24)
     fault("D5", f"a slow tokenizer ({name})", tried=1, survived=1)

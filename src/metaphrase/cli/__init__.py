@@ -34,7 +34,7 @@ COMMANDS = {
     "mine": "Find the translations in two monolingual texts",
     "filter": "Score the pairs of a bitext, and keep the good ones",
     "export": "Reduce the size of an encoder, and measure the cost",
-    "push": "Push a released encoder to the Hub",
+    "push": "Push a released encoder or a bitext to the Hub",
 }
 
 USAGE = f"""usage: metaphrase COMMAND [OPTIONS]

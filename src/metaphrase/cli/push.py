@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from metaphrase.cli import emit, parse
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit
 from metaphrase.exceptions import UsageError
 
-SUMMARY = "Push a released encoder to the Hub"
+SUMMARY = "Push a released encoder or a bitext to the Hub"
 
 DESCRIPTION = (
-    "metaphrase push RUN --repo me/name: upload the release of a run, and nothing else that lies in its folder; or "
-    "metaphrase push ALIGNED.parquet --repo me/corpus: upload a bitext as a data set. Run it again after a fault: it uploads "
-    "what is missing. The access token comes from HF_TOKEN or `hf auth login`, never from the command line."
+    "metaphrase push RUN --repo me/name uploads the release of a run, and no other file of its folder. metaphrase push "
+    "ALIGNED.parquet --repo me/corpus uploads a bitext as a data set. If a push fails, run it again: it uploads what is "
+    "missing. The access token comes from HF_TOKEN or `hf auth login`, never from the command line."
 )
 
 EXAMPLES = (
@@ -26,17 +27,17 @@ EXAMPLES = (
 
 @dataclass
 class PushOptions:
-    """Where to push, and what of it."""
+    """Where and what to push."""
 
-    repo: str = field(metadata={"aliases": ["--to"], "help": "Repository, as me/name; made if it does not exist."})
+    repo: str = field(metadata={"aliases": ["--to"], "help": "Repository, as me/name; created if it does not exist."})
     private: bool = field(default=False, metadata={"help": "Make a new repository private."})
     revision: str | None = field(default=None, metadata={"help": "Branch to commit to; default: main."})
     message: str | None = field(default=None, metadata={"help": "Title of the commit."})
     with_heads: bool = field(
-        default=False, metadata={"help": "Push the objectives' heads too, to go on training from (folder heads/)."}
+        default=False, metadata={"help": "Also push the objectives' heads, for further training (folder heads/)."}
     )
     check: bool = field(
-        default=True, metadata={"help": "Download what was pushed and compare it with its reference embeddings."}
+        default=True, metadata={"help": "Download the pushed model and compare it with its reference embeddings."}
     )
     license: str | None = field(
         default=None, metadata={"help": "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0."}
@@ -53,19 +54,23 @@ def run(argv: Sequence[str]) -> int:
         The exit status.
 
     Raises:
-        ValueError: What to push is missing from the command line, or an option is wrong.
-        OSError: The Hub cannot be reached or refuses.
+        ValueError: The folder or file to push is missing, or an option is wrong.
+        OSError: The Hub cannot be reached or refuses the request.
     """
     what, flags = _split(argv)
     (options,) = parse("metaphrase push", (PushOptions,), flags, description=DESCRIPTION, examples=EXAMPLES)
     if what is None:
-        raise UsageError("Push what? Name a run's folder or a corpus first: metaphrase push RUN --repo me/name.")
+        raise UsageError(
+            "There is nothing to push. Name a run's folder or a corpus first: metaphrase push RUN --repo me/name."
+        )
     corpus = Path(what).is_file()
     if corpus and options.with_heads:
-        raise UsageError(f"{what} is a corpus, which has no heads; leave out --with_heads.")
+        raise UsageError(f"{what} is a corpus, which has no heads. Omit --with_heads.")
     if not corpus and options.license:
-        raise UsageError("--license is for corpora; a release has its licence from its base model.")
-    from metaphrase.publishing import hub  # after the options: it takes seconds to import
+        raise UsageError(
+            "--license applies to corpora only; the licence of a release is that of its base model. Omit it."
+        )
+    from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if corpus:
@@ -77,5 +82,5 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """What to push, which comes first, and the flags after it."""
+    """The folder or file to push, which comes first, and the flags."""
     return (argv[0], list(argv[1:])) if argv and not argv[0].startswith("-") else (None, list(argv))

@@ -43,7 +43,7 @@ def run(argv: Sequence[str]) -> int:
         table.add_row(
             f"[bold]{recipe.name}[/bold]\n{recipe.description}",
             "\n".join(f"{term.weight:g} × {term.objective}" for term in recipe.terms),
-            "\n".join(OBJECTIVES.declaration(term.objective).granularity for term in recipe.terms),
+            "\n".join(OBJECTIVES.granularity(term.objective) for term in recipe.terms),
             recipe.paper or "",
         )
     emit([recipe.to_dict() for recipe in recipes], table)

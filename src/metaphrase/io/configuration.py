@@ -10,7 +10,8 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType, NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import yaml
 
@@ -27,7 +28,7 @@ class Keys(dict[Any, Any]):
         places: ``"path:line:column"`` of each key, one-based.
     """
 
-    places: Mapping[Any, str]
+    places: Mapping[Any, str] = MappingProxyType({})
 
 
 class _Loader(yaml.SafeLoader):
@@ -162,7 +163,7 @@ def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error
         if key not in known:
             raise error(
                 f"{place(given, key)}Unknown key {key!r} in {where}{did_you_mean(str(key), known)}. "
-                f"Known keys are {', '.join(known)}."
+                f"Known keys are {', '.join(known) or 'none'}."
             )
 
 
@@ -187,3 +188,42 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+_SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
+    float: ((int, float), "a number"),
+    int: ((int,), "a whole number"),
+    str: ((str,), "text"),
+    bool: ((bool,), "true or false"),
+    NoneType: ((NoneType,), "null"),
+}
+
+
+def is_of_type(value: Any, hint: Any) -> bool:
+    """Whether a value of a YAML file has a type. Types other than scalars, literals and unions accept everything.
+
+    >>> is_of_type(1, float | None), is_of_type(True, int), is_of_type("up", Literal["up", "down"])
+    (True, False, True)
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return any(is_of_type(value, option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
+    hint = NoneType if hint is None else hint
+    if hint not in _SCALARS:
+        return True
+    return isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
+
+
+def describe_type(hint: Any) -> str:
+    """A type in words, for error messages.
+
+    >>> describe_type(int | None), describe_type(Literal["up", "down"])
+    ('a whole number or null', "one of 'up', 'down'")
+    """
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(describe_type(option) for option in get_args(hint))
+    if get_origin(hint) is Literal:
+        return f"one of {', '.join(map(repr, get_args(hint)))}"
+    hint = NoneType if hint is None else hint
+    return _SCALARS[hint][1] if hint in _SCALARS else str(getattr(hint, "__name__", hint))

@@ -166,7 +166,12 @@ def _call(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor]) -> Ou
     visible_bll = visible_bll | (diagonal_ll & blind_bl1)  # a softmax over nothing is NaN: padding attends to itself
     with observed(encoder) as observer:
         output = model({**inputs, "visible": visible_bll, "observer": observer})
-        return output["sentence_embedding"], output["token_embeddings"], observer.probabilities()
+    sentence_bh, tokens_blh = output["sentence_embedding"], output["token_embeddings"]
+    # An objective may read the attention alone, which does not depend on the values and outputs of the top layer. DDP waits
+    # for a gradient of every parameter of the forward pass, so they get a gradient of zero.
+    zero = (sentence_bh * 0.0).sum() + (tokens_blh * 0.0).sum()
+    probabilities_bell = observer.probabilities()
+    return sentence_bh, tokens_blh, probabilities_bell + zero.to(probabilities_bell.dtype)
 
 
 def _languages(name: str, features: Mapping[str, Tensor]) -> Tensor:

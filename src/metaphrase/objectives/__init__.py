@@ -1,4 +1,8 @@
-"""The objectives. To add one: write its file and put a line in the table."""
+"""The objectives. Each is one file and one line of the table below.
+
+Objectives of other packages are known by an entry point of the group ``metaphrase.objectives``, as ``package.module:Class``,
+or by ``OBJECTIVES["name"] = Class``.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +14,27 @@ from metaphrase.objectives.registry import Objectives
 if TYPE_CHECKING:
     from metaphrase.objectives.base import HeadSources, Objective
 
-_CLASSES = (
-    "aligned_word_prediction.AlignedWordPrediction",
-    "anchor.Anchor",
-    "masked_language_modeling.MaskedLanguageModeling",
-    "mexma.CrossUnmasking",
-    "momentum_contrast.MomentumContrast",
-    "representation_translation.RepresentationTranslation",
-    "sentence_alignment.SentenceAlignment",
-    "sentence_contrast.SentenceContrast",
-    "sentence_to_tokens.SentenceToTokens",
-    "span_contrast.SpanContrast",
-    "translation_language_modeling.TranslationLanguageModeling",
-    "translation_ranking.TranslationRanking",
-    "word_alignment.WordAlignment",
-    "word_contrast.WordContrast",
-    "word_translation_ranking.WordTranslationRanking",
+#: Every objective by the name that recipes use, with its granularity and its class. Classes are imported on first use,
+#: because that imports torch.
+OBJECTIVES = Objectives(
+    {
+        "anchor": ("sentence", "metaphrase.objectives.anchor:Anchor"),
+        "awp": ("word", "metaphrase.objectives.aligned_word_prediction:AlignedWordPrediction"),
+        "mexma": ("token", "metaphrase.objectives.mexma:CrossUnmasking"),
+        "mlm": ("token", "metaphrase.objectives.masked_language_modeling:MaskedLanguageModeling"),
+        "moco": ("sentence", "metaphrase.objectives.momentum_contrast:MomentumContrast"),
+        "rtl": ("token", "metaphrase.objectives.representation_translation:RepresentationTranslation"),
+        "sa": ("sentence", "metaphrase.objectives.sentence_alignment:SentenceAlignment"),
+        "sentence-contrast": ("sentence", "metaphrase.objectives.sentence_contrast:SentenceContrast"),
+        "span-contrast": ("span", "metaphrase.objectives.span_contrast:SpanContrast"),
+        "tlm": ("token", "metaphrase.objectives.translation_language_modeling:TranslationLanguageModeling"),
+        "tr": ("sentence", "metaphrase.objectives.translation_ranking:TranslationRanking"),
+        "wa": ("word", "metaphrase.objectives.word_alignment:WordAlignment"),
+        "word-contrast": ("word", "metaphrase.objectives.word_contrast:WordContrast"),
+        "wtr": ("word", "metaphrase.objectives.word_translation_ranking:WordTranslationRanking"),
+        "xtr": ("token", "metaphrase.objectives.sentence_to_tokens:SentenceToTokens"),
+    }
 )
-
-#: Every objective by the name that recipes call it; a class is imported when it is first asked for.
-OBJECTIVES = Objectives(_CLASSES)
 
 __all__ = ["OBJECTIVES", "HeadSources", "Objective"]
 

@@ -36,7 +36,7 @@ class Objective(nn.Module, ABC):
 
     name: ClassVar[str]
     granularity: ClassVar[Granularity]
-    citation: ClassVar[str]
+    citation: ClassVar[str] = ""
     in_batch_negatives: ClassVar[bool] = False
     gather: bool = False
     reads_words: ClassVar[bool] = False

@@ -1,166 +1,155 @@
-"""The table of objectives. What recipes have to know of one is read off its source: the class is imported when it is used.
-
-Importing an objective imports torch, which takes seconds; reading that ``name`` is ``"tr"`` and that the constructor takes
-a ``temperature: float`` does not.
-"""
+"""The table of objectives. Names are known without importing anything; classes are imported on first use."""
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+import inspect
+import re
+from collections.abc import Iterator, Mapping, MutableMapping
+from functools import cached_property
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from metaphrase.exceptions import RecipeError
 
 if TYPE_CHECKING:
     from metaphrase.objectives.base import Objective
 
-_PACKAGE = "metaphrase.objectives"
-_SCALARS = {"float": (int, float), "int": (int,), "str": (str,), "bool": (bool,)}
+#: Entry points of other packages: ``my-objective = "package.module:Class"``.
+ENTRY_POINTS = "metaphrase.objectives"
 
-
-@dataclass(frozen=True)
-class Declaration:
-    """What an objective says of itself before it is made.
-
-    Attributes:
-        name: Its name in recipes.
-        granularity: What it aligns.
-        parameters: The arguments that a recipe may give, with their types.
-    """
-
-    name: str
-    granularity: str
-    parameters: dict[str, ast.expr]
-
-    def accepts(self, parameter: str, value: Any) -> bool:
-        """Whether a value is of a parameter's type; a type that cannot be told from the source accepts all."""
-        return _fits(value, self.parameters[parameter])
-
-    def type_of(self, parameter: str) -> str:
-        """The type of a parameter, as Python writes it."""
-        return ast.unparse(self.parameters[parameter])
+#: A class of another package, as recipes name it.
+REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
 class Objectives(MutableMapping[str, "type[Objective]"]):
-    """Objectives by name, each imported when it is first used.
+    """Objectives by name.
+
+    A key is looked up in this order: classes that were set (``OBJECTIVES["name"] = Class``), the table, the entry points of
+    installed packages, and, if it has the form ``package.module:Class``, that class.
 
     Args:
-        places: ``module.Class`` of each.
+        table: Granularity and ``module:Class`` of each built-in objective.
+
+    >>> objectives = Objectives({"tr": ("sentence", "metaphrase.objectives.translation_ranking:TranslationRanking")})
+    >>> objectives.granularity("tr"), objectives["tr"].__name__
+    ('sentence', 'TranslationRanking')
     """
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places = {declare(place).name: place for place in places}
+    def __init__(self, table: Mapping[str, tuple[str, str]]) -> None:
+        self._table = dict(table)
         self._classes: dict[str, type[Objective]] = {}
 
     def __getitem__(self, name: str) -> type[Objective]:
-        if name in self._places and name not in self._classes:
-            module, _, cls = self._places[name].rpartition(".")
-            self._classes[name] = getattr(import_module(f"{_PACKAGE}.{module}"), cls)
-        return self._classes[name]
+        """The class of an objective.
+
+        Raises:
+            KeyError: There is no such objective.
+            RecipeError: Its class cannot be imported, or is not an objective.
+        """
+        if name in self._classes:
+            return self._classes[name]
+        if name in self._table:
+            return self._keep(name, self._table[name][1], expected=name)
+        if name in self._entry_points:
+            return self._keep(name, self._entry_points[name].value, expected=name)
+        if is_reference(name):
+            return self._keep(name, name, expected=None)
+        raise KeyError(name)
 
     def __setitem__(self, name: str, cls: type[Objective]) -> None:
+        """Add an objective, or replace one.
+
+        Raises:
+            ValueError: The class has another name.
+        """
+        if cls.name != name:
+            raise ValueError(f"{cls.__name__} has the name {cls.name!r}. Set its `name` to {name!r}, or use that key.")
         self._classes[name] = cls
 
     def __delitem__(self, name: str) -> None:
         del self._classes[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys([*self._places, *self._classes]))
+        yield from dict.fromkeys(
+            [*self._table, *self._entry_points, *(n for n in self._classes if not is_reference(n))]
+        )
 
     def __len__(self) -> int:
-        return len(set(self._places) | set(self._classes))
+        return len(list(iter(self)))
 
     def __contains__(self, name: object) -> bool:
-        return name in self._places or name in self._classes
+        known = name in self._classes or name in self._table or name in self._entry_points
+        return known or (isinstance(name, str) and is_reference(name))
 
-    def declaration(self, name: str) -> Declaration:
-        """What an objective says of itself, without importing it where it stands in the table."""
-        if name in self._places:
-            return declare(self._places[name])
-        cls = self._classes[name]
-        parameters = [key for key in cls.__init__.__kwdefaults__ or {} if key != "max_length"]
-        return Declaration(name, cls.granularity, {key: ast.Name("Any") for key in parameters})
+    def granularity(self, name: str) -> str:
+        """What an objective aligns; built-in objectives are not imported for it."""
+        return self._table[name][0] if name in self._table and name not in self._classes else self[name].granularity
+
+    @cached_property
+    def _entry_points(self) -> dict[str, EntryPoint]:
+        """Objectives of installed packages; the table has precedence."""
+        return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+    def _keep(self, name: str, reference: str, *, expected: str | None) -> type[Objective]:
+        cls = load_class(reference)
+        if expected is not None and cls.name != expected:
+            raise RecipeError(
+                f"The objective {expected!r} is registered for {reference}, whose name is {cls.name!r}. The names must be "
+                "equal."
+            )
+        self._classes[name] = cls
+        return cls
 
 
-@cache
-def declare(place: str) -> Declaration:
-    """Read an objective's declaration off its source.
+def is_reference(name: str) -> bool:
+    """Whether a name has the form ``package.module:Class``.
+
+    >>> is_reference("my_package.losses:Distance"), is_reference("tr")
+    (True, False)
+    """
+    return REFERENCE.fullmatch(name) is not None
+
+
+def load_class(reference: str) -> type[Objective]:
+    """Import an objective.
 
     Args:
-        place: ``module.Class`` within this package.
+        reference: ``package.module:Class``.
 
-    >>> sorted(declare("sentence_alignment.SentenceAlignment").parameters)
+    Raises:
+        RecipeError: It cannot be imported, or is not an objective with a name.
+    """
+    from metaphrase.objectives.base import Objective
+
+    module, _, name = reference.partition(":")
+    try:
+        cls = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(
+            f"The objective {reference!r} cannot be imported: {error}. Install its package, or add its folder to PYTHONPATH."
+        ) from error
+    if not (inspect.isclass(cls) and issubclass(cls, Objective) and isinstance(getattr(cls, "name", None), str)):
+        raise RecipeError(
+            f"{reference!r} is not an objective: it must be a subclass of metaphrase.Objective with a name."
+        )
+    return cls
+
+
+def parameters_of(cls: type[Objective]) -> dict[str, Any]:
+    """Arguments that a recipe may pass to an objective, with their types; ``Any`` where the type is unknown.
+
+    >>> from metaphrase.objectives.sentence_alignment import SentenceAlignment
+    >>> sorted(parameters_of(SentenceAlignment))
     ['candidates', 'exclude_specials', 'gather']
     """
-    module, _, name = place.rpartition(".")
-    constants: dict[str, str] = {}
-    parameters: dict[str, ast.expr] | None = None
-    for tree, cls in _lineage(f"{_PACKAGE}.{module}", name):
-        for line in cls.body:
-            if isinstance(line, ast.AnnAssign) and isinstance(line.value, ast.Constant):
-                constants.setdefault(ast.unparse(line.target), str(line.value.value))
-            if isinstance(line, ast.FunctionDef) and line.name == "__init__" and parameters is None:
-                arguments = zip(line.args.kwonlyargs, line.args.kw_defaults, strict=True)
-                parameters = {
-                    argument.arg: _resolved(argument.annotation or ast.Name("Any"), tree)
-                    for argument, default in arguments
-                    if default is not None and argument.arg != "max_length"
-                }
-    return Declaration(constants["name"], constants["granularity"], parameters or {})
-
-
-@cache
-def _tree(module: str) -> ast.Module:
-    path = Path(__file__).parents[1].joinpath(*module.split(".")[1:]).with_suffix(".py")
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _lineage(module: str, name: str) -> Iterator[tuple[ast.Module, ast.ClassDef]]:
-    """A class and its bases, as far as they are this library's."""
-    tree = _tree(module)
-    cls = next((node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), None)
-    if cls is None:
-        source = _source(name, tree)
-        yield from _lineage(source, name) if source else ()
-        return
-    yield tree, cls
-    for base in cls.bases:
-        if isinstance(base, ast.Name):
-            yield from _lineage(module, base.id)
-
-
-def _source(name: str, tree: ast.Module) -> str | None:
-    """The module of this library that a name is imported from."""
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
-            return node.module if str(node.module).startswith("metaphrase.") else None
-    return None
-
-
-def _resolved(annotation: ast.expr, tree: ast.Module) -> ast.expr:
-    """An annotation with the name of a type that this library defines replaced by the type."""
-    if not isinstance(annotation, ast.Name) or annotation.id in _SCALARS:
-        return annotation
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == annotation.id:
-            return node.value
-    source = _source(annotation.id, tree)
-    return _resolved(annotation, _tree(source)) if source else annotation
-
-
-def _fits(value: Any, annotation: ast.expr) -> bool:
-    match annotation:
-        case ast.BinOp(left=left, right=right):
-            return _fits(value, left) or _fits(value, right)
-        case ast.Constant(value=None):
-            return value is None
-        case ast.Name(id=name) if name in _SCALARS:
-            return isinstance(value, _SCALARS[name]) and (name == "bool" or not isinstance(value, bool))
-        case ast.Subscript(value=ast.Name(id="Literal"), slice=choices):
-            return value in (
-                ast.literal_eval(choices) if isinstance(choices, ast.Tuple) else (ast.literal_eval(choices),)
-            )
-    return True
+    parameters = [
+        parameter
+        for name, parameter in inspect.signature(cls).parameters.items()
+        if name != "max_length" and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    try:
+        hints = get_type_hints(cls.__init__)
+    except (NameError, TypeError, AttributeError):  # annotations that are imported for type checkers only
+        hints = {}
+    return {parameter.name: hints.get(parameter.name, Any) for parameter in parameters}

@@ -1,8 +1,8 @@
-"""The model card: what was trained from what, with which recipe on which data, and what it measures per language.
+"""The model card: base model, recipe, data, and results per language.
 
-Data reach the card in two ways only: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or
-`table` into its text. The template itself names nothing but prepared Markdown, so that no sentence, language or file
-name can break out of its place.
+Data reach the card in two ways: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or `table` into
+its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can change the
+structure of the card.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from metaphrase import __version__
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.provenance import hub_data_set
 
-#: Stands in the usage examples until the model is pushed; the name that sentence-transformers uses.
+#: Name of the model in the usage examples until the model is pushed; sentence-transformers uses it as well.
 MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
 
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
 LIMITATIONS = (
-    "Results hold for the test sets that they name; other domains, dialects and scripts may differ.",
+    "Results apply to the named test sets; results in other domains, dialects and scripts may differ.",
     "The model inherits the biases of its base model and of its training pairs.",
-    "A high similarity says that two sentences mean about the same, not that either of them is true.",
+    "A high similarity means that two sentences have a similar meaning, not that they are true.",
 )
 SAMPLE_LENGTH = 120
 LOG_ROWS = 50
-#: Not printable by Unicode's rules, yet part of the spelling of Persian, Malayalam, Sinhala and others.
+#: Not printable according to Unicode, but part of the spelling of Persian, Malayalam, Sinhala and other languages.
 JOINERS = "\u200c\u200d"
 
 
 @dataclass
 class AlignmentModelCardData(SentenceTransformerModelCardData):
-    """What the card of an aligned encoder says; sentence-transformers' callback adds the course of the training.
+    """Data of an aligned encoder's card; the callback of sentence-transformers adds the training log.
 
     Attributes:
         recipe: The recipe as data; its `name` becomes a tag.
         results: One row per test set and language: `data`, `language`, `n` (pairs), `before` and `after` (accuracy in
-            percent), and where they were compared `difference`, `interval` (its bounds) and `verdict`. A row of a
-            benchmark that the Hub knows also has its `dataset_id` and `task_id`, and may have a `dataset_revision`.
-        retention: One row per test set in languages that were not trained on: `data`, how many `languages` and pairs (`n`),
-            `before`, `after`, `difference` and its `interval` on average over the languages, the `limit` of what they may
-            lose, the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences.
-        leakage: One row per test set: `data`, `pairs`, and `shared`, how many of these have a sentence that stands in the
-            training data too. None where nobody looked.
-        corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (of a data set of the Hub `revision`, its
-            commit), and where they are known `origin` and `license`.
-        command: The command that trains this model again.
-        seed: Its random seed.
-        mlm_head: What stood between the encoder and the vocabulary while training, in words.
-        hardware: What it was trained on.
+            percent); if both were compared also `difference`, `interval` (its bounds) and `verdict`. A row of a
+            benchmark on the Hub also has its `dataset_id` and `task_id`, and optionally `dataset_revision`.
+        retention: One row per test set in languages without training data: `data`, number of `languages` and of pairs
+            (`n`), `before`, `after`, `difference` and its `interval` as means over the languages, the acceptable loss
+            (`limit`), the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences.
+        leakage: One row per test set: `data`, `pairs`, and `shared`, the number of pairs with a sentence that is also in
+            the training data. None if it was not checked.
+        corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
+            commit), and `origin` and `license` if they are known.
+        command: The command that reproduces the model.
+        seed: Random seed.
+        mlm_head: Description of the layers between the encoder and the vocabulary during training.
+        hardware: Description of the training hardware.
         weights: SHA-256 of each weights file of the release.
-        limitations: Sentences on what not to expect.
+        limitations: Sentences about the limits of the model.
     """
 
     model_name: str | None = None
@@ -85,17 +85,17 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
 
     @classmethod
     def adopt(cls, model: SentenceTransformer, **known: Any) -> AlignmentModelCardData:
-        """Give `model` a card of this class that goes on from what its present card knows.
+        """Replace the card of `model` by one of this class with the same content.
 
         Args:
-            model: Its `model_card_data` is replaced, or filled where it is of this class already.
+            model: Its `model_card_data` is replaced, or updated if it is of this class.
             **known: Fields to set, such as `language`, `license`, `base_model`, `recipe`.
 
         Returns:
             The model's new card.
 
         Raises:
-            TypeError: There is no such field.
+            TypeError: A field does not exist.
         """
         card = model.model_card_data
         if not isinstance(card, cls):
@@ -106,7 +106,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             card.add_tags(old.tags)
         unknown = known.keys() - {f.name for f in fields(cls)}
         if unknown:
-            raise TypeError(f"A model card has no field {', '.join(sorted(unknown))}.")
+            raise TypeError(f"A model card has no field {', '.join(sorted(unknown))}; see AlignmentModelCardData.")
         for name, value in known.items():
             setattr(card, name, value)
         card.register_model(model)
@@ -114,7 +114,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return card
 
     def add_comparison(self, data: str, comparison: Mapping[str, Any]) -> None:
-        """Add what `evaluation.compare.compare` found on the test set `data`, with its pooled row last."""
+        """Add the rows of a comparison (`evaluation.compare.compare`) on the test set `data`; the pooled row comes last."""
         keys = ("n", "before", "after", "difference", "interval", "verdict")
         rows = [*comparison["languages"].items(), ("all", comparison["pooled"])]
         for language, result in rows:
@@ -123,7 +123,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             )
 
     def add_retention(self, data: str, retention: Mapping[str, Any]) -> None:
-        """Add what `plots.retention` found on the test set `data` in languages that were not trained on."""
+        """Add the result of `evaluation.retention.retention` on the test set `data`."""
         pooled, rows = retention["pooled"], retention["languages"]
         keys = ("n", "before", "after", "difference", "interval")
         self.retention.append(
@@ -134,7 +134,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         )
 
     def eval_result_entries(self) -> list[EvalResultEntry]:
-        """The results on benchmarks that the Hub knows, for its `.eval_results` folder."""
+        """The results on benchmarks of the Hub, for the `.eval_results` folder."""
         return [
             EvalResultEntry(
                 dataset_id=str(row["dataset_id"]),
@@ -147,38 +147,38 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             if row.get("dataset_id") and row.get("task_id")
         ]
 
-    # What sentence-transformers asks its cards for
+    # Hooks of sentence-transformers
 
     def set_widget_examples(self, dataset: Any) -> None:
-        """No widget: training sentences stay out of the metadata."""
+        """Set no widget: the metadata contain no training sentences."""
 
     def compute_dataset_metrics(
         self, dataset: Any, dataset_info: dict[str, Any], loss: Any, router_mapping: Any = None
     ) -> dict[str, Any]:
-        """Size and first rows of a data set; a stream tells neither."""
+        """Add size and first rows of a data set, except of a stream."""
         if isinstance(dataset, Dataset):
             dataset_info |= {"size": len(dataset), "samples": list(dataset.select(range(min(3, len(dataset)))))}
         return dataset_info
 
     def get_default_model_name(self) -> str:
-        """Base model, recipe and languages."""
+        """Name the model after its base model and recipe."""
         recipe = f" aligned with {self.recipe['name']}" if self.recipe and self.recipe.get("name") else ""
         return f"{_last_part(self.base_model or _name_or_path(self.model)) or 'Sentence encoder'}{recipe}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything the template and the metadata take; `show` holds the prepared Markdown."""
+        """All data of the template and the metadata; `show` contains the prepared Markdown."""
         if self.recipe and self.recipe.get("name"):
             self.add_tags(str(self.recipe["name"]))
         named = self.model_name
         values = super().to_dict()
-        self.model_name = named  # the default name follows what is learned later
+        self.model_name = named  # the default name depends on fields that may be set later
         if self.results:
             values |= {"metrics": ["accuracy"], "model-index": self._model_index(values["model_name"])}
         values["base_model"] = self.base_model if _is_hub_id(self.base_model) else None
         values["datasets"] = [name for row in self.corpus if (name := hub_data_set(row.get("file")))]
         values["metaphrase"] = self._facts()
         values["show"] = self._show(values)
-        self._cached_dict = values  # spares `to_yaml` a second call
+        self._cached_dict = values  # saves `to_yaml` a second call
         return values
 
     def to_yaml(self, line_break: str | None = None) -> str:
@@ -207,7 +207,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return eval_results_to_model_index(name, results)
 
     def _facts(self) -> dict[str, Any]:
-        """What it takes to make the same model again, and to tell whether it is the same."""
+        """Facts that reproduce the model, and digests to compare the result."""
         facts = {
             "recipe": (self.recipe or {}).get("name"),
             "command": self.command,
@@ -221,13 +221,13 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
     def _trained_on(self, data: str) -> bool:
-        """Whether the model was trained on a language of this test set, as far as is known."""
+        """Whether the model was trained on a language of this test set, or may have been."""
         trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
         tested = {row["language"] for row in self.results if row["data"] == data} - {"all"}
         return not trained or not tested or bool(tested & trained)
 
     def _retention(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """The results in languages that were trained, with the pooled ones, and those in other languages."""
+        """The results in trained languages, with the pooled ones, and the results in other languages."""
         trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
         kept = [
             row
@@ -239,7 +239,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return [row for row in self.results if row not in kept], kept
 
     def _show(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The template's whole vocabulary: Markdown that is safe in its place, empty where there is nothing to say."""
+        """The variables of the template: safe Markdown, empty if there is no content."""
         recipe = self.recipe or {}
         languages = [self.language] if isinstance(self.language, str) else self.language or []
         corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
@@ -290,7 +290,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return USAGE.format(name=name)
 
     def _usage_transformers(self) -> str:
-        """The same through transformers alone, for the common shapes: encoder, CLS or mean pooling, normalisation."""
+        """The same with transformers alone, for an encoder with CLS or mean pooling and optional normalisation."""
         kinds = [type(module) for module in self.model or ()]
         if kinds not in ([Transformer, Pooling], [Transformer, Pooling, Normalize]):
             return ""
@@ -339,12 +339,12 @@ POOLINGS = {
 def corpus_card(
     repo_id: str, *, pairs: int, columns: Sequence[str], languages: Sequence[str], license: str | None = None
 ) -> str:
-    """The card of a bitext that is pushed as a data set.
+    """Return the card of a bitext that is pushed as a data set.
 
     Args:
         repo_id: `organisation/name`.
-        pairs: How many it has.
-        columns: Names of its columns.
+        pairs: Number of pairs.
+        columns: Names of the columns.
         languages: Languages of both sides.
         license: Licence of the text, as the Hub spells it.
     """
@@ -361,7 +361,7 @@ def corpus_card(
         f"---\n{head}---\n\n# {cell(repo_id)}\n\n"
         f"{pairs:,} sentence pairs{' in ' if languages else ''}{', '.join(map(cell, languages))}.\n\n"
         f"{table(rows)}\n\n{fence(CORPUS_USAGE.format(name=repo_id), 'python')}\n\n"
-        f"Licence: {cell(license) or 'not stated; ask whoever owns the text'}.\n"
+        f"Licence: {cell(license) or 'not stated; ask the owner of the text'}.\n"
     )
 
 
@@ -370,11 +370,11 @@ COLUMN_CONTENT = {
     "target": "Its translation",
     "source_lang": "Language of the sentence",
     "target_lang": "Language of the translation",
-    "alignment": "Word links in Pharaoh's form: 0-0 1-2",
-    "alignment_scores": "A number for each link",
-    "segmenter": "Which words the links count: whitespace or icu",
-    "source_bt": "Translations of the translation back",
-    "target_bt": "Translations of the sentence back",
+    "alignment": "Word links in Pharaoh format: 0-0 1-2",
+    "alignment_scores": "A score for each link",
+    "segmenter": "Segmenter of the words that the links count: whitespace or icu",
+    "source_bt": "Back-translations of the target",
+    "target_bt": "Back-translations of the source",
 }
 
 CORPUS_USAGE = """\
@@ -385,7 +385,7 @@ print(corpus.report)"""
 
 
 def cell(value: Any) -> str:
-    r"""`value` as text in a table cell, list or heading: on one line, with nothing that Markdown or HTML would act on.
+    r"""`value` as text of a table cell, list or heading: on one line, without Markdown or HTML syntax.
 
     >>> cell("a|b\n<script> `x`")
     'a\\|b &lt;script&gt; \\`x\\`'
@@ -399,13 +399,13 @@ def cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     text = " ".join("".join(c if c.isprintable() or c in JOINERS else " " for c in redact(str(value))).split())
-    # An underscore between letters or digits never begins emphasis: `learning_rate` stays readable.
+    # An underscore between letters or digits never starts emphasis: `learning_rate` stays readable.
     escaped = re.sub(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
     return html.escape(escaped, quote=False)
 
 
 def fence(text: str | None, language: str = "") -> str:
-    """`text` as a code block whose fence is longer than any row of backticks in it; nothing for no text."""
+    """`text` as a code block whose fence is longer than any run of backticks in it; empty if there is no text."""
     if not text:
         return ""
     text = redact(re.sub(r"\r\n?", "\n", text)).encode("utf-8", "replace").decode()
@@ -414,7 +414,7 @@ def fence(text: str | None, language: str = "") -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of `rows`, its columns in the order in which they first occur; numbers stand to the right."""
+    """A Markdown table of `rows`, with columns in order of first occurrence; numbers are right-aligned."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     numeric = {column for column in columns if all(isinstance(row.get(column, 0), int | float) for row in rows)}
     lines = [[cell(column) for column in columns], ["--:" if column in numeric else ":--" for column in columns]]
@@ -450,7 +450,7 @@ def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metric_rows(results: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What evaluators found during the training, for a run without a before/after comparison."""
+    """Results of evaluators during training, for a run without a comparison."""
     return [{"Metric": name, "Value": value} for metrics in results.values() for name, value in metrics.items()]
 
 
@@ -465,7 +465,7 @@ def _leakage_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _file_name(row: Mapping[str, Any]) -> str:
-    """The bare name of a training file, or the whole name of a Hub's data set."""
+    """The name of a training file without its folder, or the whole name of a data set on the Hub."""
     name = str(row["file"])
     return name if name.startswith("hf:") else Path(name).name
 
@@ -483,7 +483,7 @@ def _settings(settings: Mapping[str, Any]) -> str:
 
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     step = -(-len(rows) // LOG_ROWS) or 1
-    return [*rows[::-1][::step]][::-1]  # the last row always stays
+    return [*rows[::-1][::step]][::-1]  # always keeps the last row
 
 
 def _yaml(value: Mapping[str, Any], **options: Any) -> str:
@@ -491,7 +491,7 @@ def _yaml(value: Mapping[str, Any], **options: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in types that any YAML reader knows, without secrets; the breaks that YAML folds are spaces."""
+    """`value` in plain YAML types, without secrets; line breaks that YAML would fold become spaces."""
     if isinstance(value, Mapping):
         return {str(_plain(key)): _plain(entry) for key, entry in value.items()}
     if isinstance(value, str):

@@ -268,7 +268,7 @@ def draw_differences(axes: Any, rows: Sequence[Mapping[str, Any]], *, across: bo
 def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
     """Difference per language from the largest loss to the largest gain, and their mean, with the red line."""
     rows, pooled, limit = retention["languages"], retention["pooled"], retention["limit"]
-    figure.set_size_inches(max(5, 1.5 + 0.14 * len(rows)), 3.8)
+    figure.set_size_inches(max(5, 1.4 + 0.1 * len(rows)), 3.8)
     axes = figure.subplots()
     draw_differences(axes, rows)
     axes.plot([-2, -2], pooled["interval"], color=COLOURS["ink"], lw=3, alpha=0.4)
@@ -279,7 +279,7 @@ def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
     axes.axhline(-limit, color=COLOURS["red"], ls="--", lw=1, label=f"red line, {-limit:g}")
     axes.set(ylabel="difference in points", xlim=(-3, len(rows)))
     axes.set_xticks([-2, *range(len(rows))], ["mean", *(_shortened(row["language"]) for row in rows)], rotation=90)
-    axes.tick_params(axis="x", labelsize=7)
+    axes.tick_params(axis="x", labelsize=6.5)
     axes.grid(axis="y")
     figure.legend(loc="outside upper left", ncols=5, fontsize=8)
 

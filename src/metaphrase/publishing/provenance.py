@@ -1,4 +1,4 @@
-"""Where training data and base models come from and under which licence, as far as anybody states it."""
+"""Origins and licences of training data and base models, as far as they are stated."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any
 
 import yaml
 from httpx2 import HTTPError
-from huggingface_hub import hf_hub_download, metadata_load
+from huggingface_hub import constants, hf_hub_download, metadata_load
 from huggingface_hub.errors import EntryNotFoundError
 
 from metaphrase.io.files import DEMO
 
 logger = logging.getLogger(__name__)
 
-#: The bitext that comes with the package.
-#: Its origin and its licences, also where its pairs were copied to a file of another name.
+#: Origin and licences of the packaged bitext, also for copies of its pairs in other files.
 PACKAGED = {
     "origin": "localisation files of free software",
     "license": "BSD-3-Clause, BSD-2-Clause, Apache-2.0, MIT",
@@ -30,12 +29,12 @@ Origins = Mapping[str, Mapping[str, str]]
 def provenance(
     file: Mapping[str, Any], *, origins: Origins | None = None, data_license: str | None = None
 ) -> dict[str, str]:
-    """Origin and licence of a training file, as far as they are known.
+    """Return the origin and licence of a training file, as far as they are known.
 
     Args:
         file: A row of ``Corpus.files``.
-        origins: What the caller knows: ``origin`` and ``license`` of files by their bare names, of data sets of the Hub by
-            their ids.
+        origins: Known ``origin`` and ``license``, of files by their names without folder, of data sets on the Hub by their
+            ids.
         data_license: Licence of files that have no other.
     """
     name = str(file.get("file", ""))
@@ -45,7 +44,7 @@ def provenance(
 
 
 def hub_licenses(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """The licences that the cards of data sets of the Hub state, by their ids; each card is looked up once.
+    """Return the licences in the cards of data sets on the Hub, by id; each card is read once.
 
     Args:
         files: Rows of ``Corpus.files``.
@@ -56,7 +55,7 @@ def hub_licenses(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]
 
 
 def hub_data_set(name: Any) -> str | None:
-    """``organisation/name`` of a corpus that is a data set of the Hub.
+    """Return ``organisation/name`` of a corpus that is a data set on the Hub.
 
     >>> hub_data_set("hf:acme/corpus:sw-en@train#main"), hub_data_set("sw-en.tsv")
     ('acme/corpus', None)
@@ -66,7 +65,7 @@ def hub_data_set(name: Any) -> str | None:
 
 
 def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
-    """The licences in the front matter of a card, of a folder or of a repository of the Hub.
+    """Return the licences in the front matter of a card, of a folder or of a repository on the Hub.
 
     Args:
         name: The folder, or the id of the repository.
@@ -74,13 +73,13 @@ def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None
         revision: Branch, tag or commit of the repository.
 
     Returns:
-        The licences as the Hub spells them; none where the card cannot be read or names none. A licence that the Hub does
-        not know goes by the card's ``license_name`` where a data set has it.
+        The licences as the Hub spells them; empty if the card cannot be read or states none. For a data set with another
+        licence, the card's ``license_name``.
     """
     try:
-        card: str | Path = Path(name) / "README.md"
+        card: str | Path = Path(name) / constants.REPOCARD_NAME
         if not Path(name).is_dir():
-            card = hf_hub_download(name, "README.md", repo_type=repo_type, revision=revision)
+            card = hf_hub_download(name, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision)
         metadata = metadata_load(card) or {}
     except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError, yaml.YAMLError) as error:
         logger.debug("The card of %s could not be read: %s", name, error)

@@ -1,4 +1,4 @@
-"""The parameters that objectives add to an encoder, as one model that is saved beside every checkpoint."""
+"""The parameters that objectives add to an encoder, as one model that is saved with every checkpoint."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from typing import Any
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
+from metaphrase.exceptions import ModelError
 from metaphrase.modeling.languages import LanguageEmbedding, check_language_embedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
 
 
 class AlignmentHeadsConfig(PreTrainedConfig):
-    """Shape of the heads.
+    """Configuration of the heads.
 
     Args:
-        encoder: Configuration of the encoder that the heads stand on, as a dictionary.
-        objectives: For each objective its arguments (``args``) and what the encoder and corpus settled (``settings``).
-        languages: Languages of an input language embedding; none without.
+        encoder: Configuration of the encoder, as a dictionary.
+        objectives: For each objective its arguments (``args``), the settings that follow from encoder and corpus
+            (``settings``), and its class as ``package.module:Class`` if its name is not registered (``objective``).
+        languages: Languages of an input language embedding; empty without one.
     """
 
     model_type = "alignment_heads"
@@ -25,7 +27,7 @@ class AlignmentHeadsConfig(PreTrainedConfig):
     def __init__(
         self,
         encoder: dict[str, Any] | None = None,
-        objectives: dict[str, dict[str, dict[str, Any]]] | None = None,
+        objectives: dict[str, dict[str, Any]] | None = None,
         languages: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
@@ -36,15 +38,14 @@ class AlignmentHeadsConfig(PreTrainedConfig):
 
 
 class AlignmentHeads(PreTrainedModel):
-    """Every objective's head, by the objective's name.
+    """The heads of all objectives, by the objectives' names.
 
-    The heads train with the encoder and resume with it; they are no part of a released encoder. None of them owns the
-    encoder's embeddings: those are handed to it in every step.
+    The heads are trained and resumed with the encoder, and are not part of a released encoder. They do not own the encoder's
+    embeddings, which are passed to them in every step.
 
     Attributes:
         heads: The heads.
-        language_embedding: Vectors that are added to the encoder's input by each text's language (WACSE, section 6.1);
-            None without.
+        language_embedding: Language vectors that are added to the encoder's input (WACSE, section 6.1), or None.
     """
 
     config_class = AlignmentHeadsConfig
@@ -59,7 +60,8 @@ class AlignmentHeads(PreTrainedModel):
             if config.languages:
                 self.language_embedding = LanguageEmbedding(config.languages, encoder.hidden_size)
             for name, made in config.objectives.items():
-                head = OBJECTIVES[name](**made["args"]).make_head(encoder, **made["settings"])
+                cls = _objective_class(name, made.get("objective", name))
+                head = cls(**made["args"]).make_head(encoder, **made["settings"])
                 if head is not None:
                     self.heads[name] = head
         self.post_init()
@@ -72,30 +74,29 @@ class AlignmentHeads(PreTrainedModel):
         *,
         language_embedding: bool = False,
     ) -> AlignmentHeads:
-        """Make the heads that objectives need and fill them from the encoder.
+        """Create the heads of objectives and initialise them from the encoder.
 
         Args:
-            sources: The encoder and what else heads start from.
-            objectives: For each name the objective and the arguments that it was made with. The objectives receive
-                their heads.
+            sources: The encoder and other sources of initial weights.
+            objectives: For each name the objective and the arguments of its constructor. The objectives receive their heads.
             language_embedding: Add a vector for each language to the encoder's input.
 
         Raises:
-            ValueError: A language embedding is wanted and no language is known, or the encoder cannot carry one.
+            ValueError: A language embedding is requested, but no language is known or the encoder does not support it.
         """
         if language_embedding and not sources.languages:
             raise ValueError(
-                "An input language embedding needs the languages of the corpus, but none is known. Pass `languages` to "
+                "An input language embedding requires the languages of the corpus, but none are known. Pass `languages` to "
                 "AlignmentLoss, or set language_embedding to false."
             )
         if language_embedding:
             check_language_embedding(sources.encoder)
         shape = sources.encoder.config.to_dict()
-        shape.pop("_name_or_path", None)  # a folder of this machine is nobody else's business
+        shape.pop("_name_or_path", None)  # a local folder is private
         config = AlignmentHeadsConfig(
             encoder=shape,
             objectives={
-                name: {"args": args, "settings": objective.head_settings(sources)}
+                name: {"args": args, "settings": objective.head_settings(sources), **_reference(objective)}
                 for name, (objective, args) in objectives.items()
             },
             languages=list(sources.languages) if language_embedding else [],
@@ -107,18 +108,36 @@ class AlignmentHeads(PreTrainedModel):
         return heads.to(dtype=sources.encoder.dtype)
 
     def lend(self, objectives: Any) -> None:
-        """Hand each objective its head."""
+        """Assign each objective its head."""
         for objective in objectives:
             objective.head = dict(self.heads.items()).get(objective.name)
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Fresh modules keep torch's initialisation but for linear layers, which get the encoder's."""
+        """Initialise linear layers and embeddings like the encoder's; other modules keep torch's initialisation."""
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
+
+
+def _reference(objective: Objective) -> dict[str, str]:
+    """``objective: package.module:Class`` for a class that is not registered by its name."""
+    cls = type(objective)
+    if OBJECTIVES.get(cls.name) is cls:
+        return {}
+    return {"objective": f"{cls.__module__}:{cls.__qualname__}"}
+
+
+def _objective_class(name: str, reference: str) -> type[Objective]:
+    try:
+        return OBJECTIVES[reference]
+    except KeyError as error:
+        raise ModelError(
+            f"The heads belong to an unknown objective {name!r}. Install the package that provides it, or register its class "
+            f"first: metaphrase.OBJECTIVES[{name!r}] = Class."
+        ) from error
 
 
 AutoConfig.register(AlignmentHeadsConfig.model_type, AlignmentHeadsConfig)

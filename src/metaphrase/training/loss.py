@@ -1,4 +1,4 @@
-"""The training loss: a recipe's objectives over shared encodings."""
+"""The training loss: the objectives of a recipe over shared encodings."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from metaphrase.encoders.loading import origin_of, pooling_of
 from metaphrase.exceptions import ModelError
+from metaphrase.io.configuration import plain
 from metaphrase.modeling.encoding import encode_views, unwrap
 from metaphrase.modeling.views import View
-from metaphrase.objectives import OBJECTIVES, HeadSources
+from metaphrase.objectives import HeadSources
 from metaphrase.objectives.base import check_positions
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe
@@ -22,21 +23,22 @@ class AlignmentLoss(nn.Module):
     """The weighted objectives of a recipe over one encoding of each view.
 
     Args:
-        model: The encoder that is trained.
+        model: The encoder to train.
         recipe: The objectives and their weights.
-        max_length: Pieces kept of a sentence; None takes the recipe's.
-        english_ids: Ids of the English subset vocabulary, sorted, for heads that use one (see
+        max_length: Maximum number of pieces per sentence; None uses the recipe's.
+        english_ids: Sorted ids of the English subset vocabulary, for heads that use one (see
             :func:`metaphrase.encoders.loading.english_piece_ids`).
         languages: Languages of the corpus, for objectives that embed them.
 
     Attributes:
-        heads: The parameters that the objectives add.
+        heads: The parameters of the objectives.
         objectives: The objectives by name.
-        views: The views that the objectives ask for, each once.
-        micro_batch_size: Rows that the encoder encodes at a time (see :func:`metaphrase.modeling.encoding.encode_views`).
+        views: The views that the objectives read, without duplicates.
+        micro_batch_size: Number of rows per encoder call (see :func:`metaphrase.modeling.encoding.encode_views`).
 
     Raises:
-        ValueError: Two objectives ask for different views of one name, or an objective cannot stand on this encoder.
+        ValueError: Two objectives read different views of the same name, or an objective does not support this encoder.
+        RecipeError: An argument of an objective is invalid.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class AlignmentLoss(nn.Module):
         self.model = model
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
-        self.weights = {term.objective: term.weight for term in recipe.terms}
-        arguments = {term.objective: {"max_length": self.max_length, **term.args} for term in recipe.terms}
-        made = {name: (made, arguments[name]) for name, made in recipe.objectives(self.max_length).items()}
+        objectives = recipe.objectives(self.max_length)
+        self.weights = {term.name: term.weight for term in recipe.terms}
+        arguments = {term.name: {"max_length": self.max_length, **plain(term.args)} for term in recipe.terms}
+        made = {name: (objective, arguments[name]) for name, objective in objectives.items()}
         transformer: Any = model[0]
         sources = HeadSources(
             encoder=transformer.auto_model,
@@ -67,7 +70,7 @@ class AlignmentLoss(nn.Module):
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
-        self.objectives = nn.ModuleDict({name: objective for name, (objective, _) in made.items()})
+        self.objectives = nn.ModuleDict(objectives)
         self.micro_batch_size: int | None = None
         self.views = _distinct(view for objective, _ in made.values() for view in objective.views())
 
@@ -75,8 +78,8 @@ class AlignmentLoss(nn.Module):
         """The weighted loss of each objective.
 
         Args:
-            features: ``{view: {feature: tensor}}``, as :class:`ParallelCollator` builds them.
-            labels: Unused; part of sentence-transformers' calling convention.
+            features: ``{view: {feature: tensor}}``, from :class:`ParallelCollator`.
+            labels: Ignored; part of sentence-transformers' calling convention.
 
         Returns:
             ``{objective: scalar}``; the trainer optimises the sum and logs each.
@@ -87,7 +90,7 @@ class AlignmentLoss(nn.Module):
         return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
 
     def after_step(self) -> None:
-        """Let the objectives follow the encoder; to be called after every optimiser step."""
+        """Let the objectives follow the encoder; called after every optimiser step."""
         encoder: Any = unwrap(self.model)[0]
         for objective in self.objectives.values():
             objective.after_step(encoder.auto_model)
@@ -98,11 +101,11 @@ class AlignmentLoss(nn.Module):
 
     @property
     def citation(self) -> str:
-        """BibTeX of every objective, for the model card."""
-        return "\n\n".join(dict.fromkeys(OBJECTIVES[name].citation for name in self.weights))
+        """BibTeX entries of the objectives, for the model card."""
+        return "\n\n".join(dict.fromkeys(filter(None, (objective.citation for objective in self.objectives.values()))))
 
     def transforms(self) -> dict[str, str]:
-        """For each objective that predicts pieces, the transform in front of its vocabulary projection."""
+        """For each objective that predicts pieces, the transform before its vocabulary projection."""
         objectives = self.heads.config.objectives
         return {
             name: made["settings"]["vocabulary"]["transform"]
@@ -116,40 +119,40 @@ def _distinct(views: Any) -> tuple[View, ...]:
     for view in views:
         if by_name.setdefault(view.name, view) != view:
             raise ValueError(
-                f"Two objectives ask for different views named {view.name!r}: {by_name[view.name]} and {view}. "
-                "Give them the same settings, or the views different names."
+                f"Two objectives read different views named {view.name!r}: {by_name[view.name]} and {view}. "
+                "Give them the same settings, or give the views different names."
             )
     return tuple(by_name.values())
 
 
 def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
-    """Refuse a tokenizer that does not fit the encoder, or lacks what objectives ask of it.
+    """Refuse a tokenizer that does not match the encoder or the objectives.
 
     Args:
         sources: The encoder and its tokenizer.
-        of_words: Objectives that ask which pieces a word became.
+        of_words: Objectives that need the pieces of each word.
 
     Raises:
-        ModelError: A special token is missing, the encoder has too few embeddings, or the tokenizer tells no places.
+        ModelError: A special token is missing, the encoder has too few embeddings, or the tokenizer returns no offsets.
     """
     tokenizer, name = sources.tokenizer, sources.name or "this encoder"
     for token in ("pad", "cls", "sep", "mask"):
         if getattr(tokenizer, f"{token}_token_id") is None:
             raise ModelError(
-                f"The tokenizer of {name} has no {token} token, which alignment objectives need. Use an encoder of the BERT "
-                "or XLM-R family."
+                f"The tokenizer of {name} has no {token} token, which alignment objectives require. Use an encoder of the "
+                "BERT or XLM-R family."
             )
     embedded: Any = sources.encoder.get_input_embeddings()
     rows, ids = len(embedded.weight), max(tokenizer.get_vocab().values()) + 1
     if ids > rows:
         raise ModelError(
             f"The tokenizer of {name} has {ids} pieces, but the encoder has embeddings for {rows} of them. Load the "
-            f"tokenizer that belongs to it; where pieces were added, let the encoder learn them: "
+            f"matching tokenizer; if you have added pieces, resize the embeddings: "
             f"model[0].auto_model.resize_token_embeddings({ids})."
         )
     if of_words and not tokenizer.is_fast:
         raise ModelError(
-            f"{', '.join(of_words)} asks which pieces a word became, but the tokenizer of {name}, a "
-            f"{type(tokenizer).__name__}, is a slow one, which cannot tell. Convert it to a fast one (tokenizer.json), or "
-            "take a recipe without words, such as 'dap'."
+            f"{', '.join(of_words)} needs the pieces of each word, but the tokenizer of {name}, a "
+            f"{type(tokenizer).__name__}, is a slow tokenizer, which does not return them. Convert it to a fast tokenizer "
+            "(tokenizer.json), or use a recipe without words, such as 'dap'."
         )

@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from metaphrase.exceptions import MissingFileError, RecipeError
-from metaphrase.io.configuration import check_keys, did_you_mean, place, plain, read_yaml
+from metaphrase.io.configuration import (
+    Keys,
+    check_keys,
+    describe_type,
+    did_you_mean,
+    is_of_type,
+    place,
+    plain,
+    read_yaml,
+)
 from metaphrase.objectives import OBJECTIVES
+from metaphrase.objectives.registry import is_reference, parameters_of
 
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
@@ -23,7 +33,7 @@ class Term:
     """One objective of a recipe.
 
     Attributes:
-        objective: Its name in ``OBJECTIVES``.
+        objective: Its key in ``OBJECTIVES``: a name, or ``package.module:Class``.
         weight: Its weight in the sum.
         args: Arguments of its constructor.
     """
@@ -32,21 +42,26 @@ class Term:
     weight: float = 1.0
     args: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def name(self) -> str:
+        """Name of the objective in logs, heads and cards. A class given as ``package.module:Class`` is imported for it."""
+        return OBJECTIVES[self.objective].name if is_reference(self.objective) else self.objective
+
 
 @dataclass(frozen=True)
 class Recipe:
-    """A weighted sum of objectives with the settings that it is trained with.
+    """A weighted sum of objectives, with the settings for training it.
 
     Attributes:
         name: Key of the recipe.
         terms: The objectives.
-        paper: Where it was published.
-        description: One line for a reader.
-        max_length: Pieces kept of a sentence.
-        language_embedding: Add a learned vector of each text's language to the encoder's input (WACSE, section 6.1).
-        pooling: Pooling given to an encoder that comes without one.
-        training: Training arguments that suit one small machine.
-        paper_training: The paper's optimiser, schedule, steps and batch, on top of ``training`` where they are asked for.
+        paper: Publication.
+        description: One line about the recipe.
+        max_length: Maximum number of pieces per sentence.
+        language_embedding: Add a learned language vector to the encoder's input (WACSE, section 6.1).
+        pooling: Pooling for encoders without a pooling layer.
+        training: Training arguments for one small machine.
+        paper_training: Training arguments of the paper, which override ``training`` on request.
     """
 
     name: str
@@ -61,15 +76,18 @@ class Recipe:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
-        """Load a recipe that comes with the package, or a YAML file of your own.
+        """Load a packaged recipe or a YAML file.
+
+        Keys, names of objectives and weights are checked here. The arguments of objectives are checked by :meth:`check`,
+        which imports the objectives.
 
         Args:
-            name_or_path: A name that ``metaphrase recipes`` prints, or a path that ends in ``.yaml``.
+            name_or_path: A name that ``metaphrase recipes`` lists, or a path that ends in ``.yaml``.
 
         Raises:
-            MissingFileError: There is no such recipe.
-            ConfigError: The file is not YAML; the message says where.
-            RecipeError: It is not a recipe; the message says what is wrong with which key, and where it stands.
+            MissingFileError: The recipe does not exist.
+            ConfigError: The file is not valid YAML; the message has the position.
+            RecipeError: A key, an objective or a weight is invalid; the message has the position.
         """
         path = Path(name_or_path)
         if path.suffix in (".yaml", ".yml"):
@@ -79,20 +97,24 @@ class Recipe:
         known = {recipe.stem: recipe for recipe in _packaged()}
         if str(name_or_path) not in known:
             raise MissingFileError(
-                f"There is no recipe {str(name_or_path)!r}; known recipes are {', '.join(sorted(known))}"
-                f"{did_you_mean(str(name_or_path), known)}. A recipe of your own is a path that ends in .yaml."
+                f"Unknown recipe {str(name_or_path)!r}; known recipes are {', '.join(sorted(known))}"
+                f"{did_you_mean(str(name_or_path), known)}. For a recipe file, pass a path that ends in .yaml."
             )
         return cls.from_dict(read_yaml(known[str(name_or_path)]), origin=f"recipe {name_or_path}")
 
     @classmethod
     def from_dict(cls, content: Any, *, origin: str = "recipe") -> Recipe:
-        """Build a recipe from what its YAML holds. Nothing is imported or loaded for it.
+        """Build a recipe from the content of its YAML file. No objective is imported.
+
+        Args:
+            content: The content.
+            origin: Description of its source, for messages.
 
         Raises:
-            RecipeError: A key, an objective or one of its arguments is unknown or of the wrong kind.
+            RecipeError: A key, an objective or a weight is invalid.
         """
         if not isinstance(content, Mapping):
-            raise RecipeError(f"{origin} should hold keys such as 'name' and 'terms', but holds {_short(content)}.")
+            raise RecipeError(f"{origin} should have keys such as 'name' and 'terms', but is {_short(content)}.")
         check_keys(content, [f.name for f in fields(cls)], origin, RecipeError)
         for key, (kinds, wanted) in _KINDS.items():
             if key in content and not _is(content[key], kinds):
@@ -102,7 +124,7 @@ class Recipe:
         for key in ("training", "paper_training"):
             if odd := [name for name in content.get(key, ()) if not isinstance(name, str)]:
                 raise RecipeError(
-                    f"{place(content[key], odd[0])}{odd[0]!r} in {key!r} of {origin} is no option's name."
+                    f"{place(content[key], odd[0])}{odd[0]!r} in {key!r} of {origin} is not the name of an option."
                 )
         if content.get("max_length", 1) < 1:
             raise RecipeError(f"{place(content, 'max_length')}'max_length' of {origin} should be at least 1.")
@@ -110,37 +132,56 @@ class Recipe:
         if not isinstance(terms, list) or not terms:
             raise RecipeError(f"{origin} needs a list 'terms' of at least one objective, but has {_short(terms)}.")
         parsed = tuple(_parse_term(term, origin) for term in terms)
-        twice = sorted({term.objective for term in parsed if sum(t.objective == term.objective for t in parsed) > 1})
-        if twice:
-            raise RecipeError(f"{origin} names {', '.join(twice)} twice; give each objective one term.")
+        _check_duplicates([term.objective for term in parsed], origin)
         return cls(**{**plain(content), "name": content.get("name", origin), "terms": parsed})
 
     def to_dict(self) -> dict[str, Any]:
-        """The recipe as plain data, as its YAML would hold it."""
-        terms = [{"objective": t.objective, "weight": t.weight, "args": dict(t.args)} for t in self.terms]
-        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "terms"}
-        return {"name": plain.pop("name"), "terms": terms} | {
-            k: dict(v) if isinstance(v, Mapping) else v for k, v in plain.items()
-        }
+        """The recipe as plain data, as in its YAML file."""
+        terms = [{"objective": t.objective, "weight": t.weight, "args": plain(t.args)} for t in self.terms]
+        rest = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("name", "terms")}
+        return {"name": self.name, "terms": terms} | rest
+
+    def check(self) -> None:
+        """Check the arguments of every term against the constructor of its objective, which is imported.
+
+        Raises:
+            RecipeError: An objective cannot be imported, or an argument is unknown or has the wrong type; the message has
+                its position if the recipe comes from a file.
+        """
+        for term in self.terms:
+            where = f"the args of {term.objective!r} in recipe {self.name!r}"
+            parameters = parameters_of(OBJECTIVES[term.objective])
+            check_keys(term.args, parameters, where, RecipeError)
+            for key, value in term.args.items():
+                if not is_of_type(value, parameters[key]):
+                    raise RecipeError(
+                        f"{place(term.args, key)}{key!r} in {where} should be {describe_type(parameters[key])}, but is "
+                        f"{_short(value)}."
+                    )
+        _check_duplicates([term.name for term in self.terms], f"recipe {self.name!r}")
 
     def objectives(self, max_length: int | None = None) -> dict[str, Objective]:
         """The objectives of the terms by name, without heads.
 
         Args:
-            max_length: Pieces kept of a sentence; None takes the recipe's.
+            max_length: Maximum number of pieces per sentence; None uses the recipe's.
+
+        Raises:
+            RecipeError: See :meth:`check`.
         """
+        self.check()
         length = max_length or self.max_length
-        return {t.objective: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
+        return {t.name: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
 
     @property
     def columns(self) -> frozenset[str]:
-        """Columns that a corpus needs beside ``source`` and ``target``."""
+        """Columns that a corpus needs besides ``source`` and ``target``."""
         views = (view for objective in self.objectives().values() for view in objective.views())
         return frozenset(column for view in views for column in view.columns)
 
 
 def list_recipes() -> list[Recipe]:
-    """The recipes that come with the package, by name."""
+    """The packaged recipes, sorted by name."""
     return [Recipe.load(path.stem) for path in sorted(_packaged(), key=lambda path: path.stem)]
 
 
@@ -150,7 +191,7 @@ def _packaged() -> list[Path]:
     ]
 
 
-#: What the keys of a recipe hold, and the words for it.
+#: Types of the keys of a recipe, and their description.
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "name": ((str,), "text"),
     "paper": ((str, type(None)), "text"),
@@ -171,6 +212,11 @@ def _short(value: Any) -> str:
     return reprlib.repr(plain(value))
 
 
+def _check_duplicates(names: list[str], origin: str) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise RecipeError(f"{origin} names {', '.join(twice)} twice. Each objective can have one term.")
+
+
 def _parse_term(term: Any, origin: str) -> Term:
     if not isinstance(term, Mapping) or "objective" not in term:
         raise RecipeError(f"A term of {origin} needs an 'objective', but is {_short(term)}.")
@@ -180,24 +226,18 @@ def _parse_term(term: Any, origin: str) -> Term:
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise RecipeError(
             f"{place(term, 'objective')}{origin} names objective {_short(name)}; known objectives are "
-            f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Register a new one in "
-            "objectives/__init__.py."
+            f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Name an objective of another package "
+            "as package.module:Class."
         )
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= sys.float_info.max:
         raise RecipeError(
-            f"{place(term, 'weight')}The weight of {name!r} in {origin} should be a number from 0, but is "
+            f"{place(term, 'weight')}The weight of {name!r} in {origin} should be a number of at least 0, but is "
             f"{_short(weight)}."
         )
     if not isinstance(args, Mapping):
         raise RecipeError(
             f"{place(term, 'args')}The args of {name!r} in {origin} should be keys and values, but are {_short(args)}."
         )
-    declaration = OBJECTIVES.declaration(name)
-    check_keys(args, declaration.parameters, f"the args of {name!r} in {origin}", RecipeError)
-    for key, value in args.items():
-        if not declaration.accepts(key, value):
-            raise RecipeError(
-                f"{place(args, key)}{key!r} in the args of {name!r} in {origin} should be {declaration.type_of(key)}, "
-                f"but is {_short(value)}."
-            )
-    return Term(name, float(weight), plain(args))
+    located = Keys(plain(args))
+    located.places = getattr(args, "places", located.places)
+    return Term(name, float(weight), located)

@@ -1,0 +1,189 @@
+"""Objectives of other packages: as `package.module:Class`, by an entry point, and set in a notebook."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from metaphrase.cli import main
+from metaphrase.exceptions import ModelError, RecipeError
+from metaphrase.objectives import OBJECTIVES
+from metaphrase.objectives.registry import Objectives
+from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.recipe import Recipe
+
+MODULE = '''
+from dataclasses import dataclass
+import torch
+from torch import nn
+from metaphrase.modeling.views import View, source_view, target_view
+from metaphrase.objectives.base import Objective
+
+
+@dataclass(frozen=True)
+class Lengths(View):
+    """The numbers of pieces of both sides; nothing to encode."""
+
+    max_length: int
+
+    def build(self, examples, tokenizer, rngs):
+        rows = [[len(tokenizer(row[side])["input_ids"]) for side in ("source", "target")] for row in examples]
+        return {"lengths": torch.tensor(rows, dtype=torch.float32)}
+
+
+class Distance(Objective):
+    """Mean squared distance after a projection, weighted by lengths."""
+
+    name = "projected-distance"
+    granularity = "sentence"
+
+    def __init__(self, *, max_length: int = 32, power: int = 2, scale: float | None = None):
+        super().__init__(max_length=max_length)
+        self.power, self.scale = power, scale or 1.0
+
+    def views(self):
+        return source_view(self.max_length), target_view(self.max_length), Lengths("lengths", self.max_length)
+
+    def make_head(self, config, **settings):
+        return nn.Linear(config.hidden_size, settings["size"])
+
+    def head_settings(self, sources):
+        return {"size": 8}
+
+    def forward(self, encodings):
+        source_bh, target_bh = (self.head(encodings[side].sentence_bh) for side in ("source", "target"))
+        lengths_b2 = encodings["lengths"].features["lengths"]
+        weights_b = lengths_b2.amin(dim=1) / lengths_b2.amax(dim=1)
+        return self.scale * ((source_bh - target_bh).abs() ** self.power).mean(dim=1) @ weights_b / len(weights_b)
+'''
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch) -> Path:
+    """A folder on the path of Python with a package of its own."""
+    folder = tmp_path / "site"
+    (folder / "outside").mkdir(parents=True)
+    (folder / "outside" / "__init__.py").touch()
+    (folder / "outside" / "losses.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(str(folder))
+    yield folder
+    for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
+        del sys.modules[name]
+    for name in [name for name in OBJECTIVES._classes if name.startswith("outside")]:
+        del OBJECTIVES[name]
+
+
+def write_recipe(path: Path, objective: str, **args) -> Path:
+    terms = [{"objective": "tr"}, {"objective": objective, "weight": 0.5, "args": args}]
+    path.write_text(json.dumps({"name": "external", "terms": terms}))
+    return path
+
+
+def test_a_recipe_trains_and_resumes_a_class_of_another_package(package, tiny_encoder_dir, bitext_path, tmp_path):
+    recipe, output = write_recipe(tmp_path / "mine.yaml", "outside.losses:Distance", power=1), tmp_path / "out"
+    command = ["train", "--model", str(tiny_encoder_dir), "--corpus", str(bitext_path), "--languages", "de"]
+    command += ["--recipe", str(recipe), "--output_dir", str(output), "--use_cpu", "--report_to", "none"]
+    command += ["--per_device_train_batch_size", "8", "--retention", "none", "--logging_steps", "1"]
+    assert main([*command, "--max_steps", "2"]) == 0
+    logs = json.loads((output / "run.json").read_text())["log_history"]
+    assert any(log.get("projected-distance", 0) > 0 for log in logs)
+    assert main([*command, "--max_steps", "3", "--allow_changes", "true", "--resume_from_checkpoint", "true"]) == 0
+    heads = AlignmentHeads.from_pretrained(output / "checkpoint-3" / "heads")
+    assert heads.heads["projected-distance"].weight.shape == (8, 32)
+    saved = heads.config.objectives["projected-distance"]
+    assert saved["objective"] == "outside.losses:Distance"
+    assert saved["args"]["power"] == 1
+    assert "outside.losses:Distance" in (output / "README.md").read_text(encoding="utf-8")
+
+    information = package / "outside-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: outside\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(
+        "[metaphrase.objectives]\nprojected-distance = outside.losses:Distance\nwrong = outside.losses:Distance\n"
+    )
+    code = f"""
+    import sys
+    from metaphrase import OBJECTIVES, Recipe
+    assert "projected-distance" in OBJECTIVES and "projected-distance" in list(OBJECTIVES)
+    assert "torch" not in sys.modules and "outside" not in sys.modules
+    recipe = Recipe.load({str(write_recipe(tmp_path / "named.yaml", "projected-distance", power=3))!r})
+    assert recipe.objectives()["projected-distance"].power == 3
+    try:
+        OBJECTIVES["wrong"]
+    except ValueError as error:
+        assert "whose name is 'projected-distance'" in str(error)
+    from metaphrase import AlignmentHeads
+    AlignmentHeads.from_pretrained({str(output / "checkpoint-3" / "heads")!r})
+    """
+    path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={**os.environ, "PYTHONPATH": path})
+
+
+@pytest.mark.parametrize(
+    ("objective", "args", "message"),
+    [
+        (
+            "outside.losses:Distance",
+            {"pwoer": 1},
+            "'pwoer' in the args of 'outside.losses:Distance'.*did you mean 'power'",
+        ),
+        ("outside.losses:Distance", {"power": "two"}, r"1:\d+: 'power' in .* should be a whole number, but is 'two'"),
+        ("outside.losses:Distance", {"scale": "x"}, "should be a number or null, but is 'x'"),
+        ("outside.losses:Nothing", {}, "cannot be imported: .*no attribute 'Nothing'"),
+        ("nowhere.losses:Distance", {}, "cannot be imported: No module named 'nowhere'. Install its package"),
+        ("json:dumps", {}, "is not an objective: it must be a subclass of metaphrase.Objective"),
+    ],
+)
+def test_wrong_references_and_arguments_are_reported(package, tmp_path, objective, args, message):
+    recipe = Recipe.load(write_recipe(tmp_path / "mine.yaml", objective, **args))
+    with pytest.raises(RecipeError, match=message):
+        recipe.check()
+
+
+def test_a_wrong_argument_is_reported_before_the_encoder_is_loaded(tmp_path, bitext_path, capsys):
+    recipe = write_recipe(tmp_path / "mine.yaml", "rtl", layers="two")
+    command = ["train", "--model", str(tmp_path / "nowhere"), "--corpus", str(bitext_path), "--recipe", str(recipe)]
+    assert main([*command, "--languages", "de", "--output_dir", str(tmp_path / "out"), "--report_to", "none"]) == 2
+    assert "'layers' in the args of 'rtl' in recipe 'external' should be a whole number" in capsys.readouterr().err
+
+
+def test_a_class_is_named_as_its_key(package):
+    from outside.losses import Distance
+
+    objectives = Objectives({})
+    with pytest.raises(ValueError, match="has the name 'projected-distance'"):
+        objectives["distance"] = Distance
+    objectives["projected-distance"] = Distance
+    assert objectives["projected-distance"] is objectives["outside.losses:Distance"] is Distance
+    assert list(objectives) == ["projected-distance"]
+    assert objectives.granularity("projected-distance") == "sentence"
+    with pytest.raises(KeyError):
+        objectives["nothing"]
+
+
+def test_one_class_under_two_keys_is_refused(package, monkeypatch):
+    from outside.losses import Distance
+
+    monkeypatch.setitem(OBJECTIVES, "projected-distance", Distance)
+    terms = [{"objective": "projected-distance"}, {"objective": "outside.losses:Distance"}]
+    with pytest.raises(RecipeError, match="names projected-distance twice"):
+        Recipe.from_dict({"name": "twice", "terms": terms}).check()
+
+
+def test_heads_of_an_unknown_objective_are_explained(package, tiny_encoder, tmp_path, monkeypatch):
+    from outside.losses import Distance
+
+    from metaphrase.training.loss import AlignmentLoss
+
+    with monkeypatch.context() as notebook:
+        notebook.setitem(OBJECTIVES, "projected-distance", Distance)
+        terms = [{"objective": "projected-distance"}]
+        loss = AlignmentLoss(tiny_encoder, Recipe.from_dict({"name": "notebook", "terms": terms}))
+        loss.heads.save_pretrained(tmp_path / "heads")
+        assert "objective" not in loss.heads.config.objectives["projected-distance"]
+    with pytest.raises(ModelError, match="unknown objective 'projected-distance'"):
+        AlignmentHeads.from_pretrained(tmp_path / "heads")

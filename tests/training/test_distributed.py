@@ -1,0 +1,102 @@
+"""Two processes compute the gradients of one."""
+
+import copy
+import os
+import socket
+
+import pytest
+import torch
+import torch.distributed as dist
+from accelerate.state import AcceleratorState, GradientState, PartialState
+from datasets import Dataset
+from torch.nn.parallel import DistributedDataParallel
+
+from metaphrase.modeling.collator import ParallelCollator
+from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.trainer import AlignmentTrainer
+from tests.faults.children import Child
+
+ATTENTION_ALONE = Recipe.from_dict({"name": "wa", "terms": [{"objective": "wa"}]})
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """Run a function of the rank in two forked processes."""
+
+    def run(work):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+
+        def joined(rank):
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            for state in (PartialState, AcceleratorState, GradientState):
+                state._reset_state()
+            work(rank)
+            dist.barrier()
+
+        children = [Child(lambda rank=rank: joined(rank), tmp_path / f"{rank}.log") for rank in (0, 1)]
+        assert [child.wait(120) for child in children] == [0, 0], "\n".join(child.said() for child in children)
+
+    return run
+
+
+def backward(model, loss, rows):
+    sum(loss(ParallelCollator(model.tokenizer, loss.views)(rows)).values()).backward()
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 2])
+def test_attention_alone_has_the_gradient_of_one_process(
+    two_ranks, tiny_encoder, full_bitext, tmp_path, micro_batch_size
+):
+    """In the second step, too, for which DDP must have seen a gradient of every parameter in the first."""
+    model = copy.deepcopy(tiny_encoder).double().eval()
+    rows = full_bitext[:8]
+
+    def work(rank):
+        dist.init_process_group("gloo")
+        twin = copy.deepcopy(model)
+        loss = AlignmentLoss(twin, ATTENTION_ALONE, max_length=24)
+        loss.model, loss.micro_batch_size = DistributedDataParallel(twin), micro_batch_size
+        for _ in range(2):
+            twin.zero_grad()
+            backward(twin, loss, rows[rank::2])
+        torch.save({name: weight.grad for name, weight in twin.named_parameters()}, tmp_path / f"{rank}.pt")
+
+    two_ranks(work)
+    backward(model, AlignmentLoss(model, ATTENTION_ALONE, max_length=24), rows)
+    expected = {name: weight.grad for name, weight in model.named_parameters()}
+    assert sum(grad.abs().max() > 1e-6 for grad in expected.values()) > 10
+    for rank in (0, 1):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, grad in expected.items():
+            torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_attention_alone_trains_on_two_processes(two_ranks, tiny_encoder, full_bitext, tmp_path):
+    def work(rank):
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), ATTENTION_ALONE, max_length=24)
+        arguments = AlignmentTrainingArguments(
+            output_dir=str(tmp_path / "run"),
+            per_device_train_batch_size=4,
+            max_steps=3,
+            learning_rate=1e-3,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            dataloader_drop_last=True,
+            ddp_backend="gloo",
+            disable_tqdm=True,
+        )
+        data = Dataset.from_list(full_bitext)
+        AlignmentTrainer(model=loss.model, args=arguments, train_dataset=data, loss=loss).train()
+        torch.save([weight.detach() for weight in loss.parameters()], tmp_path / f"{rank}.pt")
+
+    two_ranks(work)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    before = list(tiny_encoder.parameters())
+    assert not all(torch.equal(a, b) for a, b in zip(first, before, strict=True))
