@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from rich.console import Console
-from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import evaluate, main
 from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import DataUnavailable, running
 from metaphrase.io.digests import model_hash
@@ -76,6 +76,10 @@ def test_writes_the_contract(data, loaded, tmp_path, capsys):
     assert result["settings"]["resamples"] == 200
     assert result["settings"]["seed"] == 3
     assert result["settings"]["data"] == str(data / "xx-en.tsv.gz")
+    (one,) = result["scores"].values()  # the form of every suite
+    assert one["languages"] == result["languages"]
+    assert one["average"]["score"] == result["average"]["mean"]["accuracy"]
+    assert list(result["parts"]) == list(result["scores"]) == ["data"]
     printed, notes = capsys.readouterr()
     assert "87.5" in printed
     assert "Wrote" not in printed
@@ -267,7 +271,7 @@ def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tm
     assert command(tiny_encoder_dir, sets, tmp_path) == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert list(results["parts"]) == ["tatoeba", "udhr"]
-    encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
+    encoder = load_encoder(str(tiny_encoder_dir))
     assert results["model_hash"] == model_hash(encoder)
     expected = measured(encoder, load_parallel_folder(sets / "tatoeba"), resamples=50)
     found = results["scores"]["tatoeba both directions"]

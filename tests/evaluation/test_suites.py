@@ -297,7 +297,7 @@ def test_word_alignment_is_the_evaluators(data, subject):
     (part,) = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
     one = run_benchmark(part, subject)["scores"]["gold"]
     pairs = load_wpt(*part.files)
-    evaluator = EmbeddingAligner(subject.model)
+    evaluator = EmbeddingAligner(subject.model, batch_size=subject.batch_size)
     links = [alignment.links for alignment in evaluator.align([pair.pair for pair in pairs])]
     aer = alignment_scores(links, [pair.sure for pair in pairs], [pair.possible for pair in pairs]).aer
     assert one["average"]["score"] == pytest.approx(100 * aer)

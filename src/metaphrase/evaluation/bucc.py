@@ -395,7 +395,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         correct_c = _correct(splits[scored], kept)
         outcomes = _outcomes(splits[scored], kept, correct_c)
         shares = f1_scores(int(correct_c.sum()), len(correct_c), len(splits[scored].gold))
-        details = {
+        details: dict[str, Any] = {
             "sources": len(splits[scored].sources),
             "targets": len(splits[scored].targets),
             "gold": len(splits[scored].gold),

@@ -109,8 +109,8 @@ def compare(
         row = rows[language]
         row["p_adjusted"] = p_adjusted
         row["verdict"] = verdict(sign * row["difference"], p_adjusted)
-    means = [float(np.mean(list(side.values()))) for side in scores]
-    pooled = _row(*means, resampled.pooled, sum(row["n"] for row in rows.values()))
+    old, new = (float(np.mean(list(side.values()))) for side in scores)
+    pooled = _row(old, new, resampled.pooled, sum(row["n"] for row in rows.values()))
     pooled["languages"] = len(rows)
     pooled["verdict"] = verdict(sign * pooled["difference"], pooled["p_value"])
     return {

@@ -164,7 +164,8 @@ class Spearman:
             n = len(gold_n)
             if n not in counts:
                 counts[n] = draw_counts(n, resamples, seed)
-            old_r = resampled_spearman(*before[language], counts[n])
+            before_gold_n, before_cosine_n = before[language]
+            old_r = resampled_spearman(before_gold_n, before_cosine_n, counts[n])
             differences[language] = resampled_spearman(gold_n, cosine_n, counts[n]) - old_r
         return Resampled(differences, _mean_over_languages(differences))
 

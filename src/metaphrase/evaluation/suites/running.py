@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,44 +110,36 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
     start = time.perf_counter()
     benchmarks, missing = _benchmarks(evaluation)
     baseline = evaluation.baseline
-    earlier = None
-    if baseline is not None and baseline.endswith(".json"):
-        earlier = read_results(baseline, evaluation)
-    subjects = []
+    earlier = read_results(baseline, evaluation) if baseline is not None and baseline.endswith(".json") else None
+    loaders = [partial(_load_model, evaluation)]
     if baseline is not None and earlier is None:
-        model = prepare(load_encoder(baseline), max_length=evaluation.max_length)
-        subjects.append(_subject(evaluation, baseline, model, replace(evaluation.settings, prompt="auto")))
-    model = prepare(
-        load_encoder(evaluation.model),
-        pooling=evaluation.pooling,
-        layer=evaluation.layer,
-        max_length=evaluation.max_length,
-    )
-    subjects.append(_subject(evaluation, evaluation.model, model, evaluation.settings))
-    if not evaluation.is_test_set:
+        loaders.insert(0, partial(_load_baseline, evaluation, baseline))
+    if evaluation.is_test_set:  # one model in memory at a time
+        measured = [measure_all(benchmarks, load(), missing, reporter, raise_errors=True) for load in loaders]
+    else:
+        subjects = [load() for load in loaders]
         reporter.planned(_plan(benchmarks, subjects), missing, [subject.name for subject in subjects])
-    measured = [
-        measure_all(benchmarks, subject, missing, reporter, raise_errors=evaluation.is_test_set)
-        for subject in subjects
-    ]
+        measured = [measure_all(benchmarks, subject, missing, reporter) for subject in subjects]
     measured = [_with_result_keys(one, evaluation) for one in measured]
     results = measured[-1]
-    before = earlier or (measured[0] if len(measured) > 1 else None)
     if not results["scores"]:
         reasons = [f"{name}: {reason}" for key in ("skipped", "failed") for name, reason in results[key].items()]
         raise DataError(f"Nothing could be measured: {'; '.join(reasons)}.")
-    if before is not None:
-        results["baseline"] = before
-        options = {"resamples": evaluation.settings.resamples, "seed": evaluation.settings.seed}
-        if evaluation.is_test_set:
-            results["comparison"] = compare(before, results, **options)
-            results["comparisons"] = dict.fromkeys(results["scores"], results["comparison"])
-        else:
-            results["comparisons"] = compare_scores(before["scores"], results["scores"], **options)
+    if baseline is not None:
+        results |= _comparisons(evaluation, earlier or measured[0], results)
     results["suite"] = evaluation.suites[0] if len(evaluation.suites) == 1 else "all"
     results["versions"] = versions()
     results["seconds"] = round(time.perf_counter() - start, 1)
     return results
+
+
+def _comparisons(evaluation: Evaluation, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    options = {"resamples": evaluation.settings.resamples, "seed": evaluation.settings.seed}
+    if evaluation.is_test_set:
+        comparison = compare(before, after, **options)
+        named = dict.fromkeys(after["scores"], comparison)
+        return {"baseline": before, "comparison": comparison, "comparisons": named}
+    return {"baseline": before, "comparisons": compare_scores(before["scores"], after["scores"], **options)}
 
 
 def _with_result_keys(measured: dict[str, Any], evaluation: Evaluation) -> dict[str, Any]:
@@ -165,6 +158,22 @@ def _benchmarks(evaluation: Evaluation) -> tuple[list[Benchmark], dict[str, str]
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
         raise DataError(f"{evaluation.data} has no data for the suites {', '.join(evaluation.suites)}: {needs}.")
     return benchmarks, missing
+
+
+def _load_model(evaluation: Evaluation) -> Subject:
+    model = prepare(
+        load_encoder(evaluation.model),
+        pooling=evaluation.pooling,
+        layer=evaluation.layer,
+        max_length=evaluation.max_length,
+    )
+    return _subject(evaluation, evaluation.model, model, evaluation.settings)
+
+
+def _load_baseline(evaluation: Evaluation, name: str) -> Subject:
+    """The baseline is measured with its stored prompt."""
+    model = prepare(load_encoder(name), max_length=evaluation.max_length)
+    return _subject(evaluation, name, model, replace(evaluation.settings, prompt="auto"))
 
 
 def _subject(evaluation: Evaluation, name: str, model: SentenceTransformer, settings: Settings) -> Subject:
