@@ -126,8 +126,10 @@ class MiningOptions:
         check_writable(self.output)
         if self.top is not None and self.top < 1:
             raise UsageError(f"--top must be at least 1, but is {self.top}.")
-        if self.threshold is None or self.threshold == "auto":
-            return self.threshold
+        if self.threshold is None:
+            return None
+        if self.threshold == "auto":
+            return "auto"
         try:
             return float(self.threshold)
         except ValueError:
