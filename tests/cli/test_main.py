@@ -261,7 +261,7 @@ def fails(error):
         (MissingExtraError("pip install 'metaphrase[align]'"), "pip install 'metaphrase[align]'"),
         (ValueError("a wrong value"), "a wrong value"),
         (PermissionError(13, "Permission denied", "x.tsv"), "[Errno 13] Permission denied: 'x.tsv'"),
-        (MemoryError(), "Memory ran out. Take smaller batches."),
+        (MemoryError(), "Out of memory. Use smaller batches."),
     ],
 )
 def test_what_a_user_can_mend_is_one_line(command, capsys, error, message):
@@ -284,7 +284,7 @@ def test_a_bug_says_that_it_is_one(command, capsys):
     assert main(["try"]) == 70
     error = capsys.readouterr().err
     assert error.startswith(
-        f"metaphrase try: this is a bug of metaphrase. Please report it, with all of the following, at {cli.ISSUES}\n"
+        f"metaphrase try: this is a bug in metaphrase. Please report it, with all of the following, at {cli.ISSUES}\n"
     )
     assert "torch 2" in error
     assert error.endswith("KeyError: 'x'\n")

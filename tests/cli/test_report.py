@@ -12,7 +12,6 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.publishing import analysis, run_report
-from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, trained_languages
 
 HOSTILE = '<img src=x onerror="alert(1)">'
 
@@ -174,26 +173,3 @@ def test_a_folder_that_is_no_run(tmp_path, finished, data, capsys):
     (finished / "modules.json").unlink()
     assert main(["report", str(finished), "--data", str(data)]) == 2
     assert "has no release" in capsys.readouterr().err
-
-
-def test_sentences_are_encoded_once(tiny_encoder, data):
-    sets = load_parallel_folder(data, ["de"])
-    texts = {"de": sets["de"].sources, "en": sets["de"].targets + sets["de"].targets}
-    encoded = []
-    sentences = SentenceEmbeddings("tiny", {"": tiny_encoder})
-    sentences.encode(texts, encoded.append)
-    distinct = len({*sets["de"].sources, *sets["de"].targets})
-    assert sum(encoded) == len(sentences.embeddings) == distinct == 48
-    sentences.encode(texts, encoded.append)
-    assert sum(encoded) == distinct
-
-
-def test_default_folders(data):
-    pattern = f"{data}/xx-en.tsv.gz, {data}-gone/xx-en.tsv.gz"
-    folders = default_folders({"after": {"mini": {"settings": {"data": pattern}}}})
-    assert folders[0] == str(data)
-    assert [folder.rsplit("/", 1)[1] for folder in folders] == ["mini", "demo", "udhr"]
-
-
-def test_languages_of_a_stream():
-    assert trained_languages({"files": [{"languages": ["en", "sw"]}], "corpus": {"languages": {}}}) == {"sw"}

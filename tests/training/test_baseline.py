@@ -6,7 +6,7 @@ import torch
 
 from metaphrase.exceptions import UsageError
 from metaphrase.training import baseline
-from metaphrase.training.baseline import TestSets, measure_baseline, read_folder, read_test_sets, split_retention
+from metaphrase.training.baseline import EvaluationSets, measure_baseline, read_folder, read_test_sets, split_retention
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
@@ -40,8 +40,8 @@ def test_retention_languages_are_in_no_training_file(columns, tmp_path, bitext, 
         assert (sets.trained["t"].keys(), sets.retention["udhr"].keys()) == ({"de", "fi"}, {"de", "sw"})
     else:
         assert (sets.trained["t"].keys(), sets.retention["t"].keys()) == ({"de"}, {"fi"})
-    assert split_retention(tests, with_options(config, retention=["none"]), Recipe.load("tr")) == TestSets(tests)
-    assert split_retention(tests, config, Recipe.load("wacse-language")) == TestSets(tests)
+    assert split_retention(tests, with_options(config, retention=["none"]), Recipe.load("tr")) == EvaluationSets(tests)
+    assert split_retention(tests, config, Recipe.load("wacse-language")) == EvaluationSets(tests)
 
 
 def test_retention_languages_can_be_chosen(tmp_path, bitext):
@@ -64,15 +64,15 @@ def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, bitext, tmp_pa
     )
     folder = str(write_sets(tmp_path / "held-out", de=bitext[:15], sw=bitext[:12]))
     own, others = ({"held-out": read_folder(folder, [language])} for language in ("de", "sw"))
-    first = measure_baseline(tiny_encoder, TestSets(own, others), tmp_path, name="x")
+    first = measure_baseline(tiny_encoder, EvaluationSets(own, others), tmp_path, name="x")
     assert measured == [["de"], ["sw"]]
-    again = measure_baseline(tiny_encoder, TestSets(own, others), tmp_path, name="x")
+    again = measure_baseline(tiny_encoder, EvaluationSets(own, others), tmp_path, name="x")
     assert measured == [["de"], ["sw"]]
     for side in ("trained", "retention"):
         assert json.loads(json.dumps(getattr(first, side))) == json.loads(json.dumps(getattr(again, side)))
-    measure_baseline(tiny_encoder, TestSets(others), tmp_path, name="x")
+    measure_baseline(tiny_encoder, EvaluationSets(others), tmp_path, name="x")
     assert measured[2:] == [["sw"]]
     with torch.no_grad():
         next(tiny_encoder.parameters()).add_(1)
-    measure_baseline(tiny_encoder, TestSets(others), tmp_path, name="x")
+    measure_baseline(tiny_encoder, EvaluationSets(others), tmp_path, name="x")
     assert measured[3:] == [["sw"]]

@@ -1,4 +1,4 @@
-"""The command line: ``metaphrase COMMAND``, one module each. This one finds them, and answers for what goes wrong.
+"""The command line: ``metaphrase COMMAND``, one module per command. This module dispatches, and reports errors.
 
 Nothing heavy is imported here: ``metaphrase --help`` and ``metaphrase recipes`` need neither torch nor transformers.
 """
@@ -21,18 +21,18 @@ from metaphrase.io.redaction import redact, without_tokens
 
 __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
 
-#: Commands with what they do, in the order of their use. The module of each is imported only when it is called.
+#: Commands with a summary, in the order of their use. Their modules are imported only when they are called.
 COMMANDS = {
-    "adapt": "Adapt an encoder to your language: check, train, measure, and an honest verdict",
+    "adapt": "Adapt an encoder to your language: check, train, measure, and a verdict with its interval",
     "demo": "Train DAP on the bundled bitext, measure before and after, write a report",
     "recipes": "List the recipes, or print one",
     "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure an encoder, alone or against a baseline",
     "report": "Write a report of a run: before and after, retention, maps, margins, errors",
-    "diagnose": "Find out what is wrong with a corpus, or with a model on it",
-    "mine": "Find the translations in two monolingual texts",
-    "filter": "Score the pairs of a bitext, and keep the good ones",
+    "diagnose": "Find problems of a corpus, or of a model on it",
+    "mine": "Find translations in two monolingual texts",
+    "filter": "Score the pairs of a bitext and keep the good ones",
     "export": "Reduce the size of an encoder, and measure the cost",
     "push": "Push a released encoder or a bitext to the Hub",
 }
@@ -46,8 +46,8 @@ commands:
 
 options of every command:
 {chr(10).join(f"  {flag:<15} {text}" for flag, text in FLAGS.items())}
-  --config FILE   Read options from a YAML file; what the command line says wins.
-  --help          List the command's own options, with examples.
+  --config FILE   Read options from a YAML file; the command line wins.
+  --help          List the command's options, with examples.
 
 examples:
   metaphrase demo
@@ -59,7 +59,7 @@ examples:
 
 ISSUES = "https://github.com/metaphrase/metaphrase/issues"
 
-#: What a bug report should tell, beside Python and the system.
+#: Packages whose versions belong in a bug report.
 _PACKAGES = ("metaphrase", "torch", "transformers", "sentence-transformers", "datasets", "huggingface-hub")
 
 
@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command and its options; None takes those of the process.
 
     Returns:
-        The exit status: what the command found (0, or 1 for problems); 2 where an option, a file or the machine does not
-        suffice, with the reason on one line of stderr; 70 for a bug, with its traceback there; 130 when interrupted.
+        The exit status: that of the command (0, or 1 if problems were found); 2 if an option, a file or the machine is
+        insufficient, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]
@@ -95,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the reader of stdout has seen enough
+        except BrokenPipeError:  # the reader of stdout has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except Exception as error:
@@ -103,14 +103,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
-    """Say what went wrong, without tokens, and give the exit status."""
+    """Report an error, without tokens, and return the exit status."""
     if isinstance(error, MetaphraseError | ValueError | OSError):
         message = str(error) or type(error).__name__
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        message = f"Memory ran out. Take smaller batches. {str(error).partition(chr(10))[0]}".rstrip()
+        message = f"Out of memory. Use smaller batches. {str(error).partition(chr(10))[0]}".rstrip()
     else:
         print(
-            f"metaphrase {name}: this is a bug of metaphrase. Please report it, with all of the following, at {ISSUES}\n"
+            f"metaphrase {name}: this is a bug in metaphrase. Please report it, with all of the following, at {ISSUES}\n"
             f"{_versions()}\n{redact(''.join(traceback.format_exception(error)))}",
             end="",
             file=sys.stderr,

@@ -14,7 +14,7 @@ from metaphrase.cli.tables import findings_table, lines_without_pair
 from metaphrase.io.environment import prepare_process
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 
-SUMMARY = "Adapt an encoder to your language: check, train, measure, and an honest verdict"
+SUMMARY = "Adapt an encoder to your language: check, train, measure, and a verdict with its interval"
 EXAMPLES = [
     "metaphrase adapt --corpus my.tsv --languages sw",
     "metaphrase adapt --model BAAI/bge-m3 --corpus my.tsv --languages wo --minutes 120 --anchor 1 --output_dir runs/wo",

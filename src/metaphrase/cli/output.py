@@ -1,7 +1,7 @@
-"""What a command says, and where: its result on stdout, all else on stderr.
+"""Output of commands: the result on stdout, everything else on stderr.
 
-A command prints its progress with :func:`notes` and ends with :func:`emit`; ``--json`` and ``--quiet`` then work by
-themselves. What libraries print meanwhile never gets between a reader and the JSON on stdout.
+A command prints its progress with :func:`notes` and ends with :func:`emit`, which implement ``--json`` and ``--quiet``.
+Output of libraries is redirected, so that stdout contains only the JSON document.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _output = _Output()
 
 @contextmanager
 def session() -> Iterator[None]:
-    """The time of one command; when it ends, stdout, logging and warnings are as they were."""
+    """Scope of one command; restores stdout, logging and warnings at the end."""
     global _output
     outer, _output = _output, _Output()
     with ExitStack() as stack:
@@ -46,11 +46,11 @@ def session() -> Iterator[None]:
 
 
 def configure(*, as_json: bool, quiet: bool) -> None:
-    """Say how the command of this session answers.
+    """Configure the output of the current command.
 
     Args:
-        as_json: The result is one JSON document on stdout; what would stand there goes to stderr.
-        quiet: Nothing but errors and the result is printed.
+        as_json: Print the result as one JSON document on stdout, and everything else on stderr.
+        quiet: Print only errors and the result.
     """
     _output.json, _output.quiet = (
         _output.json or as_json,
@@ -73,7 +73,7 @@ def configure(*, as_json: bool, quiet: bool) -> None:
 
 
 def notes() -> Console:
-    """Where progress and remarks go: stderr, nowhere with ``--quiet``."""
+    """Console for progress and remarks: stderr, or nothing with ``--quiet``."""
     from rich.console import Console
 
     return Console(stderr=True, quiet=_output.quiet)
@@ -83,8 +83,8 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
     """Print a command's result.
 
     Args:
-        result: What ``--json`` prints, on stdout.
-        *human: What people read instead: text or tables, on stdout; with ``--json`` on stderr.
+        result: Printed on stdout with ``--json``.
+        *human: Text or tables, printed on stdout; with ``--json`` on stderr.
     """
     from rich.console import Console
 
@@ -101,7 +101,7 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
 
 
 def show_progress() -> bool:
-    """Whether bars are drawn: to a person at a terminal who did not ask for quiet."""
+    """Whether progress bars are shown: on a terminal, without ``--quiet``."""
     return not _output.quiet and sys.stderr.isatty()
 
 
@@ -127,17 +127,17 @@ def progress(console: Console) -> Iterator[Callable[[str, int], Callable[[int], 
 
 
 def is_json() -> bool:
-    """Whether stdout is for the JSON result."""
+    """Whether the result is printed as JSON."""
     return _output.json
 
 
 def is_quiet() -> bool:
-    """Whether nothing but errors and the result is wanted."""
+    """Whether only errors and the result are printed."""
     return _output.quiet
 
 
 def _hide_bars() -> None:
-    """Turn off the bars of the libraries that are there."""
+    """Disable the progress bars of the imported libraries."""
     if (datasets := sys.modules.get("datasets")) is not None:
         datasets.disable_progress_bars()
     if (transformers := sys.modules.get("transformers.utils.logging")) is not None:

@@ -34,15 +34,13 @@ Sets = dict[str, dict[str, ParallelSet]]
 
 
 @dataclass(frozen=True)
-class TestSets:
+class EvaluationSets:
     """What a run is measured on, before and after training.
 
     Attributes:
         trained: Test sets by name, in the languages that are trained on.
         retention: Test sets by name, in other languages; they show what training cost them.
     """
-
-    __test__ = False  # not a test, whatever its name says to pytest
 
     trained: Sets = field(default_factory=dict)
     retention: Sets = field(default_factory=dict)
@@ -90,7 +88,7 @@ def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> d
     return load_parallel_folder(folder, languages, split)
 
 
-def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> TestSets:
+def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:
     """Separate the languages that are trained on from the others, and add the retention sets.
 
     Args:
@@ -102,14 +100,14 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> TestSets:
         UsageError: Retention is configured without test sets, or no retention set has the configured languages.
     """
     if config.retention == ["none"] or not (tests or config.retention):
-        return TestSets(tests)
+        return EvaluationSets(tests)
     if not tests:
         raise UsageError("--retention is measured beside test sets: give --test, too.")
     if recipe.language_embedding:
         logger.info(
             "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
         )
-        return TestSets(tests)
+        return EvaluationSets(tests)
     languages = trained_languages(config)
     own: Sets = tests
     others: Sets = {}
@@ -123,14 +121,14 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> TestSets:
             others[name] = others.get(name, {}) | sets
     chosen = set(config.retention_languages)
     if not chosen or "all" in chosen:
-        return TestSets(own, others)
+        return EvaluationSets(own, others)
     kept = _select(others, lambda language: language in chosen)
     if others and not kept:
         raise UsageError(
             f"No retention set has any of the languages of --retention_languages, {', '.join(sorted(chosen))}. They have "
             f"{', '.join(sorted({language for sets in others.values() for language in sets}))}; 'all' measures these."
         )
-    return TestSets(own, kept)
+    return EvaluationSets(own, kept)
 
 
 def _select(tests: Sets, chosen: Any) -> Sets:
@@ -159,7 +157,7 @@ def measure(
 
 
 def measure_baseline(
-    model: SentenceTransformer, tests: TestSets, output: Path, *, name: str, show_progress: bool = False
+    model: SentenceTransformer, tests: EvaluationSets, output: Path, *, name: str, show_progress: bool = False
 ) -> Baseline:
     """Measure an encoder before training; results in ``before.json`` of the same encoder and test sets are reused.
 
@@ -219,7 +217,7 @@ def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
 
 def measure_retention(
     model: Encoders,
-    tests: TestSets,
+    tests: EvaluationSets,
     baseline: Baseline,
     facts: Mapping[str, Any],
     *,

@@ -108,6 +108,7 @@ def step_seconds(
         freeze: Freeze the word embeddings.
         seed: Seed of the chosen pairs and of the new heads.
     """
+    torch.set_flush_denormal(True)  # as the run does
     with unchanged(model):
         torch.manual_seed(seed)
         if freeze:

@@ -48,8 +48,8 @@ from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.report import usage_lines, write_report
 from metaphrase.training.baseline import (
     Baseline,
+    EvaluationSets,
     Sets,
-    TestSets,
     measure,
     measure_baseline,
     measure_retention,
@@ -153,7 +153,7 @@ class TrainingRun:
     """
 
     encoder: SentenceTransformer
-    tests: TestSets
+    tests: EvaluationSets
     baseline: Baseline
     corpus: Corpus
     dev: Mapping[str, ParallelSet]
@@ -261,7 +261,7 @@ class TrainingRun:
 
     def load_test_sets(self) -> None:
         """Read the test sets, and separate the languages that are trained on from the others."""
-        self.tests = TestSets()
+        self.tests = EvaluationSets()
         if self.is_main_process:
             tests = read_test_sets(self.config) if self.inputs.tests is None else self.inputs.tests
             self.tests = split_retention(tests, self.config, self.recipe)

@@ -1,0 +1,26 @@
+from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, trained_languages
+
+
+def test_sentences_are_encoded_once(tiny_encoder, bitext):
+    sources, targets = ([row[side] for row in bitext] for side in ("source", "target"))
+    texts = {"de": sources, "en": targets + targets}
+    encoded = []
+    sentences = SentenceEmbeddings("tiny", {"": tiny_encoder})
+    sentences.encode(texts, encoded.append)
+    distinct = len({*sources, *targets})
+    assert sum(encoded) == len(sentences.embeddings) == distinct > 40
+    sentences.encode(texts, encoded.append)
+    assert sum(encoded) == distinct
+
+
+def test_default_folders(tmp_path):
+    data = tmp_path / "mini"
+    data.mkdir()
+    pattern = f"{data}/xx-en.tsv.gz, {data}-gone/xx-en.tsv.gz"
+    folders = default_folders({"after": {"mini": {"settings": {"data": pattern}}}})
+    assert folders[0] == str(data)
+    assert [folder.rsplit("/", 1)[1] for folder in folders] == ["mini", "demo", "udhr"]
+
+
+def test_languages_of_a_stream():
+    assert trained_languages({"files": [{"languages": ["en", "sw"]}], "corpus": {"languages": {}}}) == {"sw"}
