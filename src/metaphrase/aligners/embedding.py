@@ -1,7 +1,7 @@
-"""Word alignment from an encoder's token states: words that stand close to each other translate each other.
+"""Word alignment from an encoder's token states: words with similar states translate each other.
 
-No training and no other data than the encoder: mutual argmax and itermax (SimAlign), or both softmaxes over a threshold
-(awesome-align). Each side is encoded separately, as both papers do: encoding a pair together makes alignment worse.
+The methods need no training: mutual argmax and itermax (SimAlign), or a threshold on both softmaxes (awesome-align). Each
+side is encoded separately, as in both papers: encoding a pair jointly makes alignment worse.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from metaphrase.modeling.packing import PACKABLE, packed
 Method = Literal["argmax", "itermax", "softmax"]
 Level = Literal["piece", "word"]
 
-#: Batches whose states are held at a time.
+#: Batches whose states are kept at a time.
 _BATCHES = 16
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
-    """Links between units that are each other's most similar one; of equals the first counts.
+    """Link units that are each other's most similar unit; the first of equal ones wins.
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
@@ -59,17 +59,17 @@ def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Ten
 def itermax(
     similarity_bst: Tensor, mask_bst: Tensor | None = None, *, iterations: int = 2, alpha: float = 0.9
 ) -> Tensor:
-    """Mutual argmax, again and again, over what the rounds before left without a link.
+    """Apply mutual argmax repeatedly to find links for units without one.
 
-    From the second round on, similarities between two linked units become 0, between a linked and a free one
-    ``alpha`` times what they were. Rounds end when either side has no free unit. As in the released code, a pair
-    where one side has at most two units is left at the first round.
+    From the second round on, similarities between two linked units become 0, and those between a linked and a free unit
+    are multiplied by ``alpha``. The rounds end when either side has no free unit. As in the released code, a pair with at
+    most two units on one side has only the first round.
 
     Args:
         similarity_bst: Similarities of at least 0, shape ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
-        iterations: Rounds.
-        alpha: Discount of units that have a link.
+        iterations: Number of rounds.
+        alpha: Discount of linked units.
 
     Returns:
         Links, boolean, shape ``(batch, source, target)``.
@@ -94,17 +94,17 @@ def itermax(
 def softmax_intersection(
     dots_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
 ) -> tuple[Tensor, Tensor]:
-    """Links whose probability exceeds a threshold in the softmax of either direction.
+    """Link units whose probability exceeds a threshold in the softmaxes of both directions.
 
     Args:
         dots_bst: Dot products of the states of source and target units, shape ``(batch, source, target)``.
         mask_bst: True at real units; None means all.
-        threshold: What both probabilities must exceed.
+        threshold: Minimum of both probabilities.
 
     Returns:
         Links, boolean, and their scores, 0 elsewhere, both of shape ``(batch, source, target)``. A score is the harmonic
         mean of both probabilities, each with the square root of its number of candidates as temperature, as the
-        released code prints it; without it nearly all scores would be 1.
+        released code prints it; without it, nearly all scores would be 1.
 
     Reference: Dou and Neubig 2021, "Word Alignment by Fine-tuning Embeddings on Parallel Corpora" (awesome-align),
     section 2.1.
@@ -121,10 +121,10 @@ def softmax_intersection(
 
 
 def default_layer(layers: int) -> int:
-    """The layer whose states are compared: two thirds of the way up, which is the 8th of 12.
+    """Return the default layer: two thirds of the layers, the 8th of 12.
 
-    SimAlign and awesome-align both found the 8th layer of multilingual BERT best; higher layers serve the encoder's own
-    objective.
+    SimAlign and awesome-align both found the 8th layer of multilingual BERT to be the best; higher layers specialise in the
+    encoder's training objective.
 
     >>> default_layer(12), default_layer(24), default_layer(2)
     (8, 16, 1)
@@ -133,26 +133,26 @@ def default_layer(layers: int) -> int:
 
 
 class EmbeddingAligner(Aligner):
-    """Links words whose states in an encoder are close.
+    """Links words with similar states in an encoder.
 
-    Both levels of both papers: states of word pieces, where two words are linked if any of their pieces are, or means
-    over the pieces of each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and what
-    `softmax_intersection` says for ``softmax``; a word link has the score of its best piece link. Words that lie
-    behind the encoder's length limit, wholly or in part, have no links. Sentences are encoded without padding and up to
-    the layer only, where `packed` can; of some thousand pairs at a time each distinct sentence is encoded once.
+    Both levels of both papers are available: states of word pieces, where two words are linked if any of their pieces are,
+    or means over the pieces of each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and those of
+    `softmax_intersection` for ``softmax``; a word link has the score of its best piece link. Words that are truncated,
+    wholly or in part, have no links. Sentences are encoded without padding and only up to the layer, if `packed` supports
+    the encoder. Each distinct sentence is encoded once per block of about a thousand pairs.
 
     Args:
-        model: A SentenceTransformer, or what `load_encoder` takes: ``"starter"``, a Hub id or a folder.
-        layer: 0 for the embeddings up to the number of layers for the last one; None takes `default_layer`.
-        method: ``"argmax"`` links least and most surely, ``"itermax"`` finds more, ``"softmax"`` also links one word with
-            several.
+        model: A SentenceTransformer, or a name for `load_encoder`: ``"starter"``, a Hub id or a folder.
+        layer: From 0, the embeddings, to the number of layers; None uses `default_layer`.
+        method: ``"argmax"`` gives the fewest and most precise links, ``"itermax"`` finds more, ``"softmax"`` also links one
+            word to several.
         level: ``"piece"`` or ``"word"``.
         threshold: See `softmax_intersection`; ``"softmax"`` only.
         batch_size: Sentences per forward pass, and pairs per comparison.
-        device: Where to put a model that is given by name.
+        device: Device of a model given by name.
 
     Raises:
-        ValueError: There is no such layer, method or level.
+        ValueError: The layer, the method or the level is unknown.
 
     Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align).
     """
@@ -174,11 +174,11 @@ class EmbeddingAligner(Aligner):
         layers = self.model[0].auto_model.config.num_hidden_layers
         self.layer = default_layer(layers) if layer is None else layer
         if not 0 <= self.layer <= layers:
-            raise ModelError(f"Layer {layer} was asked for, but the encoder has layers 0 to {layers}.")
+            raise ModelError(f"Unknown layer {layer}: the encoder has layers 0 to {layers}.")
         if method not in get_args(Method):
-            raise ValueError(f"A method is {', '.join(get_args(Method))}, not {method!r}.")
+            raise ValueError(f"Unknown method {method!r}; choose from {', '.join(get_args(Method))}.")
         if level not in get_args(Level):
-            raise ValueError(f"A level is {' or '.join(get_args(Level))}, not {level!r}.")
+            raise ValueError(f"Unknown level {level!r}; choose {' or '.join(get_args(Level))}.")
         self.method = method
         self.level = level
         self.threshold = threshold
@@ -299,7 +299,7 @@ def _word_alignment(
 
 @contextmanager
 def _up_to(encoder: Any, layer: int) -> Iterator[None]:
-    """Inside this block an encoder stops behind a layer where its architecture allows it, else gives all layers' states."""
+    """Stop an encoder after a layer if its architecture supports it; otherwise return the states of all layers."""
     if encoder.config.model_type in PACKABLE:
         layers = encoder.encoder.layer
         encoder.encoder.layer = layers[:layer]

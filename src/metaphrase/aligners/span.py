@@ -1,7 +1,7 @@
 """Word alignment as question answering: mark a word in one sentence, and find its translation as a span of the other.
 
-The questions of WSPAlign and its scoring, over transformers' ``AutoModelForQuestionAnswering``; any checkpoint that was
-trained on such questions will do, in any language that it knows.
+Questions and scores are those of WSPAlign, with transformers' ``AutoModelForQuestionAnswering``. Any checkpoint that was
+trained on such questions can be used.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Span, Words
 from metaphrase.exceptions import ModelError
 
-#: Stands on either side of the word that is asked for.
+#: Encloses the word that a question is about.
 MARKER = " ¶ "
 
-#: The probability of an answer, and the words that lie in its span.
+#: The probability of an answer, and the words in its span.
 Answer = tuple[float, Sequence[int]]
 
-#: Pairs whose questions are held at a time.
+#: Pairs whose questions are processed at a time.
 _BLOCK = 256
 
 
@@ -39,23 +39,23 @@ def best_spans(
     max_length: int = 15,
     softmax_over: Literal["sequence", "context"] = "sequence",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The most probable answer span of each sequence.
+    """Find the most probable answer span of each sequence.
 
-    A span's probability is that of its first piece times that of its last one. Both come from a softmax in which the
-    question and the first token take part, though neither may be in the answer: what is put on the first token, which
-    says that there is no answer, lowers the score of all spans.
+    The probability of a span is the product of those of its first and last piece. Both come from a softmax that includes
+    the question and the first token, although neither can be part of the answer: the probability of the first token,
+    which denotes "no answer", lowers the score of all spans.
 
     Args:
         start_bl: Logits of a span's first piece, shape ``(batch, length)``.
         end_bl: Logits of its last piece.
-        mask_bl: True at real pieces, specials included.
+        mask_bl: True at real pieces, including special tokens.
         context_bl: True at pieces of the context.
-        max_length: Pieces of an answer at most.
-        softmax_over: ``"sequence"``: all pieces share the probability. ``"context"``: the context's and the first token
-            do, the question's do not, which is how transformers 4's question answering pipeline normalised.
+        max_length: Maximum number of pieces of an answer.
+        softmax_over: ``"sequence"`` normalises over all pieces. ``"context"`` excludes those of the question, as the
+            question answering pipeline of transformers 4 did.
 
     Returns:
-        Probability, first and last piece of each best span, shape ``(batch,)``. The first of equals counts.
+        Probability, first and last piece of each best span, shape ``(batch,)``. The first of equal spans wins.
 
     Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
     """
@@ -79,17 +79,17 @@ def span_links(
     threshold: float = 0.9,
     force_bidirectional: bool = False,
 ) -> Alignment:
-    """Links of a pair from the answers of both directions.
+    """Combine the answers of both directions into links.
 
-    A word is linked with each word of its answer; the answer's probability is divided among them. What the target's
-    questions say about a link is added to what the source's said, so that scores lie between 0 and 2. A link that the
-    target's questions alone found is dropped: the two directions do not weigh the same.
+    A word is linked to each word of its answer, and the probability of the answer is divided among them. The scores of both
+    directions are added, so that they lie between 0 and 2. A link that only the target's questions find is dropped: the
+    two directions are not symmetric.
 
     Args:
         forward: For each source word, the probability of its answer and the target words in it.
         backward: For each target word, the probability of its answer and the source words in it.
-        threshold: What a score must exceed; on the sum of two probabilities.
-        force_bidirectional: Keep only links that both directions found.
+        threshold: Links with a larger score are kept; the score is the sum of two probabilities.
+        force_bidirectional: Keep only links that both directions find.
 
     Reference: Wu et al. 2023 (WSPAlign), as its released inference scores; the threshold of 0.9 is WACSE's.
 
@@ -113,10 +113,9 @@ def span_links(
 
 
 def bare_span(text: str, span: Span) -> Span:
-    """A word without the punctuation that is written against it; a word of punctuation alone is left as it is.
+    """Strip adjacent punctuation from the span of a word; a word of punctuation only is unchanged.
 
-    Questions are asked about bare words, and a bare word in an answer counts: the checkpoints were trained on text whose
-    punctuation stands apart.
+    Questions and answers use bare words, as the checkpoints were trained on text with separated punctuation.
 
     >>> bare_span("“cats,” he said", (0, 7))
     (1, 5)
@@ -127,31 +126,31 @@ def bare_span(text: str, span: Span) -> Span:
 
 
 class SpanAligner(Aligner):
-    """Links the words that a question answering model gives for each other.
+    """Links words by the answers of a question answering model.
 
-    For every word of either side the sentence with the word between ``¶`` is the question and the other sentence the
-    context: as many forward passes as the pair has words. They are batched over all pairs by length. A context that does
-    not fit is read in overlapping windows, of which the best answer counts. A question that leaves no room for such a
-    window is cut, and a word whose closing mark is lost has no answer.
+    For every word of either side, the sentence with the word between ``¶`` is the question, and the other sentence is the
+    context: a pair takes as many forward passes as it has words. They are batched over all pairs by length. A context that
+    is too long is read in overlapping windows, and the best answer wins. A question that leaves no room for such a window
+    is truncated, and a word whose closing mark is truncated has no answer.
 
     Args:
         model: The model, or its Hub id or folder.
-        tokenizer: Its tokenizer, a fast one; None loads it from the same place.
-        threshold: What the sum of both directions' probabilities must exceed, in [0, 2]; see `span_links`.
+        tokenizer: Its fast tokenizer; None loads it from the same place.
+        threshold: Minimum sum of both directions' probabilities, in [0, 2]; see `span_links`.
         force_bidirectional: See `span_links`.
-        max_question_length: Pieces of a question; None lets a question grow as long as one window of the context, one
-            piece longer than the stride, still fits.
-        max_answer_length: Pieces of an answer.
-        max_length: Pieces of question and context together, specials included.
-        stride: Pieces by which windows of a context overlap.
+        max_question_length: Maximum number of pieces of a question; None leaves room for one window of the context, one
+            piece longer than the stride.
+        max_answer_length: Maximum number of pieces of an answer.
+        max_length: Maximum number of pieces of question and context together, including special tokens.
+        stride: Overlap of the windows of a context, in pieces.
         softmax_over: See `best_spans`.
-        align_to_words: Widen an answer to whole words of the tokenizer, as transformers 4's pipeline did. Switch it off
-            for a SentencePiece tokenizer in a script without spaces, where a word may be the whole sentence.
+        align_to_words: Extend an answer to whole words of the tokenizer, as the pipeline of transformers 4 did. Disable it
+            for a SentencePiece tokenizer in a script without spaces, in which a word may be a whole sentence.
         batch_size: Sequences per forward pass.
-        device: Where to put the model; None takes CUDA where there is one, or leaves a given model where it is.
+        device: Device of the model; None uses CUDA if available for a model given by name, and does not move others.
 
     Raises:
-        ValueError: The lengths leave no room for a context, or the tokenizer is none that knows offsets.
+        ValueError: The lengths leave no room for a context, or the tokenizer is not a fast one.
 
     Reference: Wu et al. 2023, "WSPAlign: Word Alignment Pre-training via Large-Scale Weakly Supervised Span Prediction".
     """
@@ -179,7 +178,9 @@ class SpanAligner(Aligner):
             model = AutoModelForQuestionAnswering.from_pretrained(str(model))
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if tokenizer is None or not tokenizer.is_fast:
-            raise ModelError("The span aligner needs a fast tokenizer: answers are found by character offsets.")
+            raise ModelError(
+                "The span aligner requires a fast tokenizer, because answers are located by character offsets."
+            )
         self.model: Any = model.to(device) if device else model
         self.tokenizer: Any = tokenizer
         self.max_length = min(max_length, tokenizer.model_max_length)
@@ -224,7 +225,7 @@ class SpanAligner(Aligner):
         ]
 
     def _answer(self, questions: Sequence[tuple[Words, int, Words]]) -> list[tuple[float, int, int]]:
-        """Probability, first character and the one behind the last of the answer to each question."""
+        """Probability, first character and exclusive end of the answer to each question."""
         answers = [(0.0, 0, 0)] * len(questions)
         texts = self._question_texts(questions)
         kept = [at for at, text in enumerate(texts) if text is not None]
@@ -249,7 +250,7 @@ class SpanAligner(Aligner):
         return answers
 
     def _question_texts(self, questions: Sequence[tuple[Words, int, Words]]) -> list[str | None]:
-        """The questions, cut at their limit; None where the marks do not fit."""
+        """The questions, truncated at their limit; None if the marks do not fit."""
         texts: list[str | None] = []
         ends = []
         for words, word, _ in questions:
@@ -287,7 +288,7 @@ class SpanAligner(Aligner):
         return list(zip(score_b.tolist(), first_b.tolist(), last_b.tolist(), strict=True))
 
     def _characters(self, encoding: Any, first: int, last: int) -> Span:
-        """Where an answer stands in the context."""
+        """The characters of an answer in the context."""
         if not self.align_to_words:
             return encoding.offsets[first][0], encoding.offsets[last][1]
         words = encoding.word_ids

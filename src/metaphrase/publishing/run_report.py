@@ -28,6 +28,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.files import DEMO, UDHR
+from metaphrase.io.progress import Begin, no_progress
 from metaphrase.mining.bulk import encode
 from metaphrase.publishing import analysis
 from metaphrase.publishing.plots import save_pictures
@@ -38,8 +39,6 @@ _MAPPED = 4
 
 Sets = dict[str, dict[str, ParallelSet]]
 Models = Mapping[str, SentenceTransformer]
-#: Starts a progress bar: takes a text and a total, and returns a function that advances the bar.
-Progress = Callable[[str, int], Callable[[int], None]]
 
 
 @dataclass
@@ -112,7 +111,7 @@ def report_run(
     *,
     command: str = "",
     notify: Callable[[str], None] = lambda message: None,
-    progress: Callable[[], AbstractContextManager[Progress]] = lambda: nullcontext(lambda text, total: lambda n: None),
+    progress: Callable[[], AbstractContextManager[Begin]] = lambda: nullcontext(no_progress),
 ) -> RunReport:
     """Measure a run's release and its baseline, and write the report.
 
@@ -340,7 +339,7 @@ def _encode_all(
     subjects: Mapping[str, SentenceEmbeddings],
     sets: Sets,
     notify: Callable[[str], None],
-    progress: Callable[[], AbstractContextManager[Progress]],
+    progress: Callable[[], AbstractContextManager[Begin]],
 ) -> None:
     texts: dict[str, list[str]] = {TARGET_LANGUAGE: []}
     for by_language in sets.values():

@@ -1,0 +1,325 @@
+import json
+import subprocess
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset, IterableDataset
+
+from metaphrase.corpus import Cleaning, load_corpus
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.rows import COLUMNS
+from tests.corpus.samples import (
+    FORMATS,
+    PAIRS,
+    dropped,
+    languages_of,
+    make_folder,
+    make_tsv,
+    many,
+    moses,
+    pairs_of,
+    tsv,
+    write,
+)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+@pytest.mark.parametrize("make", FORMATS, ids=lambda make: make.__name__.removeprefix("make_"))
+def test_every_format_gives_the_same_rows(tmp_path, make, streaming, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    corpus = load_corpus(make(folder), streaming=streaming)
+    assert isinstance(corpus.dataset, IterableDataset if streaming else Dataset)
+    assert pairs_of(corpus) == PAIRS
+    assert languages_of(corpus) == {("sw", "en")}
+    assert corpus.dataset.column_names == ["source", "target", "source_lang", "target_lang"]
+    assert (corpus.report.read, corpus.report.kept, dropped(corpus)) == (3, 3, {})
+    (facts,) = corpus.files
+    assert facts["languages"] == ["en", "sw"]
+    assert facts["language"] == "sw"
+    assert ("pairs" in facts) == (not streaming)
+
+
+def test_facts_tell_the_file(tmp_path):
+    path = make_tsv(tmp_path)
+    (facts,) = load_corpus(path).files
+    digest = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert facts == {
+        "path": str(path), "file": "sw-en.tsv", "language": "sw", "languages": ["en", "sw"], "pairs": 3,
+        "sha256": digest,
+    }  # fmt: skip
+
+
+def test_several_corpora_make_one(tmp_path):
+    first, second = tsv(tmp_path / "sw-en.tsv"), tsv(tmp_path / "te-en.tsv", many(4))
+    corpus = load_corpus([first, str(second), first])
+    assert len(corpus.dataset) == 7
+    assert corpus.report.languages == {"sw": 3, "te": 4}
+    assert [facts["pairs"] for facts in corpus.files] == [3, 4]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_alignment_goes_along_and_turns_round_with_its_pair(tmp_path, streaming):
+    header = "source\ttarget\talignment"
+    one = tsv(tmp_path / "en-sw.tsv", [("the cat drinks", "paka anakunywa", "1-0 2-1")], header)
+    other = tsv(tmp_path / "te-en.tsv")
+    corpus = load_corpus([one, other], streaming=streaming)
+    rows = {row["source"]: row for row in corpus.dataset}
+    assert rows["paka anakunywa"]["target"] == "the cat drinks"
+    assert rows["paka anakunywa"]["alignment"] == "0-1 1-2"
+    assert rows[PAIRS[0][0]]["alignment"] is None
+
+
+def test_alignment_follows_words_that_cleaning_empties(tmp_path):
+    rows = [('" paka " anakunywa', 'the "cat" drinks', "0-0 1-1 3-2"), ("paka \x07x", "cat", "0-0")]
+    path = tsv(tmp_path / "sw-en.tsv", rows, "source\ttarget\talignment")
+    corpus = load_corpus(path, cleaning=Cleaning(control_characters=True))
+    assert next(iter(corpus.dataset)) == {
+        "source": "paka  anakunywa", "target": "the cat drinks", "source_lang": "sw", "target_lang": "en",
+        "alignment": "0-1 1-2",
+    }  # fmt: skip
+    assert list(corpus.dataset)[1]["alignment"] == "0-0"
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+def test_scores_and_back_translations_go_along_and_turn_round(tmp_path, streaming):
+    columns = [
+        "source",
+        "target",
+        "source_lang",
+        "target_lang",
+        "alignment",
+        "alignment_scores",
+        "source_bt",
+        "target_bt",
+    ]
+    rows = [
+        ("maji moto", "hot water", "sw", "en", "0-1 1-0", "0.9 0.5", "maji ya moto ||| maji", "warm water"),
+        ("the cat", "paka huyo", "en", "sw", "1-0 0-1", "1e-3 1", "a cat", "paka"),
+    ]
+    path = tsv(tmp_path / "all.tsv", rows, "\t".join(columns))
+    first, second = load_corpus(path, streaming=streaming).dataset
+    assert first == dict(zip(columns, rows[0], strict=True))
+    assert second == {
+        "source": "paka huyo",
+        "target": "the cat",
+        "source_lang": "sw",
+        "target_lang": "en",
+        "alignment": "0-1 1-0",
+        "alignment_scores": "1e-3 1",
+        "source_bt": "paka",
+        "target_bt": "a cat",
+    }
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+@pytest.mark.parametrize("kind", ["tsv", "jsonl", "parquet", "hub"])
+def test_every_format_carries_the_optional_columns(tmp_path, kind, streaming, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    rows = [
+        {"source": "我喜欢猫", "target": "I like cats", "alignment": "1-1", "alignment_scores": "0.5"},
+        {"source": "猫", "target": "cat", "alignment": "0-0", "alignment_scores": "1"},
+    ]
+    rows = [row | {"segmenter": "icu", "target_bt": "cat ||| cats"} for row in rows]
+    folder = tmp_path / "data"
+    folder.mkdir()
+    if kind == "tsv":
+        name = tsv(folder / "zh-en.tsv", [row.values() for row in rows], "\t".join(rows[0]))
+    elif kind == "parquet":
+        name = folder / "zh-en.parquet"
+        pq.write_table(pa.Table.from_pylist(rows), name)
+    else:
+        write(folder / "zh-en.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        name = folder / "zh-en.jsonl" if kind == "jsonl" else f"hf:{folder}"
+    corpus = load_corpus(name, streaming=streaming, source_lang="zh")
+    languages = {"source_lang": "zh", "target_lang": "en"}
+    assert [dict(row) for row in corpus.dataset] == [row | languages for row in rows]
+    assert "source_bt" not in corpus.dataset.column_names
+
+
+def test_lines_that_spell_their_columns_in_different_ways(tmp_path):
+    lines = [{"Source": "paka", "TARGET": "cat"}, {"source": "maji", "target": "water"}, {"target": "dog"}]
+    path = write(tmp_path / "sw-en.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    corpus = load_corpus(path, max_bad_rate=1.0)
+    assert pairs_of(corpus) == [("paka", "cat"), ("maji", "water")]
+    assert dropped(corpus) == {"missing side": 1}
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
+def test_rows_without_an_optional_column_beside_rows_with_it(tmp_path, streaming):
+    first = tsv(tmp_path / "sw-en.tsv")
+    second = write(
+        tmp_path / "te-en.jsonl",
+        '{"source": "pilli", "target": "cat"}\n'
+        '{"source": "neeru", "target": "water", "alignment": "0-0", "source_bt": "nillu"}\n',
+    )
+    corpus = load_corpus([first, second], streaming=streaming)
+    assert set(corpus.dataset.column_names) == {*COLUMNS, "alignment", "source_bt"}
+    rows = {row["source"]: row for row in corpus.dataset}
+    assert rows["neeru"]["source_bt"] == "nillu"
+    assert rows["pilli"]["source_bt"] == rows["Asante sana"]["source_bt"] == ""
+    assert rows["pilli"]["alignment"] is rows["Asante sana"]["alignment"] is None
+
+
+def test_scores_follow_links_that_cleaning_drops(tmp_path):
+    rows = [
+        ('paka " maji', 'the cat " water', "0-1 1-2 2-3", "0.1 0.2 0.3", '"nyau" ||| " ||| paka'),
+        ("maji", "water", "0-0", "", ""),
+    ]
+    header = "source\ttarget\talignment\talignment_scores\tsource_bt"
+    corpus = load_corpus(tsv(tmp_path / "sw-en.tsv", rows, header), cleaning=Cleaning(control_characters=True))
+    first, second = corpus.dataset
+    assert (first["source"], first["target"]) == ("paka  maji", "the cat  water")
+    assert (first["alignment"], first["alignment_scores"]) == ("0-1 1-2", "0.1 0.3")
+    assert first["source_bt"] == "nyau ||| paka"
+    assert (second["alignment_scores"], second["source_bt"]) == (None, "")
+
+
+def test_words_found_by_icu_are_followed_through_cleaning(tmp_path):
+    rows = [('我"喜欢"猫', "I like cats", "0-0 1-1 2-1 3-1 4-2", "icu")]
+    corpus = load_corpus(
+        tsv(tmp_path / "zh-en.tsv", rows, "source\ttarget\talignment\tsegmenter"),
+        cleaning=Cleaning(control_characters=True),
+    )
+    (row,) = corpus.dataset
+    assert (row["source"], row["alignment"], row["segmenter"]) == ("我喜欢猫", "0-0 1-1 2-2", "icu")
+
+
+@pytest.mark.parametrize(
+    ("alignment", "scores", "segmenter", "detail"),
+    [
+        ("0-0 2-2", "1 1", "", "a link points outside of the 1 and 3 words"),
+        ("0-0", "1 1", "icu", "2 scores for 1 links"),
+        ("0-0", "high", "icu", "could not convert string to float"),
+        ("0-0", "1", "spacy", "A segmenter is 'whitespace' or 'icu', not 'spacy'"),
+        ("4-0", "1", "icu", "a link points outside of the 3 and 3 words"),
+        ("0:0", "1", "icu", "An alignment has the form '0-0 1-2', not '0:0'"),
+    ],
+)
+def test_links_that_do_not_fit_are_counted_with_their_reason(tmp_path, alignment, scores, segmenter, detail):
+    rows = [("我喜欢猫", "I like cats", alignment, scores, segmenter), ("猫", "cat", "0-0", "1", "icu")]
+    path = tsv(tmp_path / "zh-en.tsv", rows, "source\ttarget\talignment\talignment_scores\tsegmenter")
+    corpus = load_corpus(path)
+    assert dropped(corpus) == {"bad alignment": 1}
+    (counts,) = corpus.report.counts.values()
+    assert detail in counts.examples["bad alignment"][0]
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"source_bt": ["paka"]}, "not text"),
+        ({"target_bt": "\ud800"}, "not text"),
+        ({"alignment": "0-0", "alignment_scores": [1.0]}, "bad alignment"),
+        ({"alignment": ["0-0"]}, "bad alignment"),
+        ({"alignment": "0-0", "segmenter": 1}, "bad alignment"),
+    ],
+)
+def test_optional_columns_that_hold_no_text(tmp_path, record, reason):
+    rows = [{"source": "paka", "target": "cat"} | record, {"source": "mbwa", "target": "dog"}]
+    corpus = load_corpus(write(tmp_path / "sw-en.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+    assert dropped(corpus) == {reason: 1}
+
+
+def test_scores_and_segmenters_without_links_are_left_out(tmp_path):
+    rows = [{"source": "paka", "target": "cat", "alignment_scores": [1], "segmenter": 3}]
+    corpus = load_corpus(write(tmp_path / "sw-en.jsonl", json.dumps(rows[0]) + "\n"))
+    assert corpus.dataset.column_names == list(COLUMNS)
+
+
+def test_tmx_takes_the_languages_it_is_asked_for(tmp_path):
+    unit = "<tu>" + "".join(
+        f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>'
+        for code, text in [("en", "a <ph>{0}</ph>word\nhere"), ("sw", "neno"), ("te", "పదం")]
+    )  # fmt: skip
+    alone = '<tu><tuv xml:lang="fr"><seg>mot</seg></tuv></tu>'
+    path = write(tmp_path / "all.tmx", f"<tmx><body>{unit}</tu>{alone}</body></tmx>")
+    corpus = load_corpus(path)
+    assert [tuple(row.values()) for row in corpus.dataset] == [
+        ("neno", "a word here", "sw", "en"), ("పదం", "a word here", "te", "en"),
+    ]  # fmt: skip
+    assert dropped(corpus) == {"other languages": 1}
+    assert pairs_of(load_corpus(path, languages=["te"])) == [("పదం", "a word here")]
+
+
+def test_another_language_can_be_the_target(tmp_path):
+    path = tsv(tmp_path / "fr-de.tsv", [("le chat", "die Katze")])
+    assert list(load_corpus(path, target_lang="fr").dataset) == [
+        {"source": "die Katze", "target": "le chat", "source_lang": "de", "target_lang": "fr"}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "language"),
+    [("ccmatrix.sw-en.tsv", "sw"), ("en-zh_CN.tsv", "zh"), ("SW-EN.tsv", "sw"), ("zh-Hant-en.tsv", "zh"), ("sw-en.my-own.train.tsv.gz", "sw"),
+     ("the-end.tsv", None), ("de-fr.tsv", None), ("corpus.tsv", None)],
+)  # fmt: skip
+def test_languages_in_file_names(tmp_path, name, language):
+    (file,) = find_files(tsv(tmp_path / name))
+    assert file.language == language
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_language_must_be_told(tmp_path, streaming):
+    path = tsv(tmp_path / "corpus.tsv")
+    with pytest.raises(ValueError, match=r"Cannot infer the language of .*corpus\.tsv\..*languages=\['sw'\]"):
+        load_corpus(path, streaming=streaming)
+    assert languages_of(load_corpus(path, languages=["sw"], streaming=streaming)) == {("sw", "en")}
+    assert languages_of(load_corpus(path, source_lang="te", streaming=streaming)) == {("te", "en")}
+
+
+def test_arguments_may_not_contradict_the_name(tmp_path):
+    path = tsv(tmp_path / "sw-en.tsv")
+    with pytest.raises(ValueError, match="'sw' by its name, but source_lang is 'te'"):
+        load_corpus(path, source_lang="te")
+    with pytest.raises(FileNotFoundError, match=r"no pairs for te\. Its languages: sw"):
+        load_corpus(path, languages=["te"])
+
+
+def test_languages_select_from_a_folder_and_from_columns(tmp_path):
+    for code in ("sw", "te", "th"):
+        tsv(tmp_path / f"{code}-en.tsv", many(3, code))
+    assert load_corpus(tmp_path, languages=["te", "sw"]).report.languages == {"sw": 3, "te": 3}
+    rows = [(*pair, "sw") for pair in PAIRS] + [(*pair, "te") for pair in many(2)]
+    path = tsv(tmp_path / "mixed.tsv", rows, "source\ttarget\tsource_lang")
+    corpus = load_corpus(path, languages=["te", "sw"])
+    assert corpus.report.languages == {"sw": 3, "te": 2}
+    corpus = load_corpus(path, languages=["te"])
+    assert corpus.report.languages == {"te": 2}
+    assert dropped(corpus) == {"language not chosen": 3}
+    with pytest.raises(ValueError, match=r"No pair was kept for th\. Languages of the corpus: te"):
+        load_corpus(path, languages=["te", "th"])
+
+
+def test_splits_of_a_folder(tmp_path):
+    make_folder(tmp_path)
+    tsv(tmp_path / "te-en.tsv", many(7))
+    assert load_corpus(tmp_path).report.languages == {"sw": 3, "te": 7}
+    assert load_corpus(tmp_path, split="dev").report.languages == {"sw": 5, "te": 7}
+    (tmp_path / "te-en.tsv").unlink()
+    with pytest.raises(FileNotFoundError, match=r"xx-en\[\.test\].*Its splits are: dev, train"):
+        load_corpus(tmp_path, split="test")
+
+
+def test_a_moses_folder_with_ids_beside_it(tmp_path):
+    moses(tmp_path, "Bible.en-sw")
+    write(tmp_path / "Bible.en-sw.ids", "1\n")
+    assert pairs_of(load_corpus(tmp_path)) == PAIRS
+    assert pairs_of(load_corpus(tmp_path / "Bible.en-sw")) == PAIRS
+
+
+@pytest.mark.parametrize("path", ["nothing.tsv", "europarl.sw-en", "a.sw,a.en", "x.{sw,en}"])
+def test_missing_files(tmp_path, path):
+    with pytest.raises(FileNotFoundError, match=path.split(".")[0]):
+        load_corpus(tmp_path / path)
+
+
+def test_unknown_formats_and_names(tmp_path):
+    with pytest.raises(ValueError, match=r"sw-en\.xlsx is unknown\. Supported formats: \.tsv, \.jsonl"):
+        load_corpus(write(tmp_path / "sw-en.xlsx", "x"))
+    with pytest.raises(ValueError, match="is not the name of a Hub data set"):
+        load_corpus("hf:")
+    with pytest.raises(FileNotFoundError, match="has no parallel files"):
+        load_corpus(tmp_path)
