@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 from rich import box
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -47,9 +48,12 @@ def run(argv: Sequence[str]) -> int:
     torch.set_flush_denormal(True)
     notify = partial(notes().print, markup=False, highlight=False)
     with prepare_export(options, notify=notify, show_progress=show_progress()) as export:
-        tables = [render_table(export.after, export.before, export.comparison), _size_table(export.sizes)]
+        tables: list[RenderableType] = [
+            render_table(export.after, export.before, export.comparison),
+            _size_table(export.sizes),
+        ]
         if export.lost:
-            lines = [
+            lines: list[RenderableType] = [
                 *tables,
                 f"Wrote nothing: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. Keep "
                 "more of the model, or accept more with --max_loss.",

@@ -145,7 +145,7 @@ class Export:
     changes: list[str]
     before: dict[str, Any]
     after: dict[str, Any]
-    comparison: dict[str, Any]
+    comparison: Mapping[str, Any]
     sizes: dict[str, dict[str, float]]
     lost: list[str]
     draft: Draft
