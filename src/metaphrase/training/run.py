@@ -42,6 +42,7 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
+from metaphrase.objectives.registry import parameters_of
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
@@ -502,14 +503,16 @@ def configured_recipe(config: RunConfig) -> Recipe:
 
     Raises:
         MissingFileError: The recipe does not exist.
+        RecipeError: An argument of an objective is invalid.
     """
     recipe = Recipe.load(config.recipe)
+    recipe.check()
     chosen = {name: value for name in ("vocabulary", "transform") if (value := getattr(config, name)) is not None}
     terms = []
     for term in recipe.terms:
-        accepted = OBJECTIVES[term.objective].__init__.__kwdefaults__ or {}
+        accepted = parameters_of(OBJECTIVES[term.objective])
         settings = {name: value for name, value in chosen.items() if name in accepted}
-        terms.append(replace(term, args={**term.args, **settings}))
+        terms.append(replace(term, args={**term.args, **settings}) if settings else term)
     return replace(recipe, terms=tuple(terms))
 
 
