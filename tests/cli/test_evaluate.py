@@ -94,7 +94,7 @@ def test_languages_by_comma_or_space(data, loaded, tmp_path, languages):
     assert list(json.loads(output.read_text())["languages"]) == (["sw", "te"] if languages else ["sw", "te", "vi"])
 
 
-def test_baseline_model_is_measured_at_its_best(data, loaded, tmp_path, capsys):
+def test_baseline_is_measured_with_its_stored_prompt(data, loaded, tmp_path, capsys):
     models, prepared = loaded
     output = tmp_path / "result.json"
     arguments = ["evaluate", "strong", "--data", str(data), "--baseline", "weak", "--output", str(output)]
@@ -219,7 +219,7 @@ def test_retrieval_by_margin(data, loaded, tmp_path):
     assert result["average"]["mean"]["accuracy"] > 50
 
 
-def test_quotation_marks_are_stripped_where_asked(data, loaded, tmp_path):
+def test_quotation_marks_are_stripped_on_request(data, loaded, tmp_path):
     output = tmp_path / "result.json"
     with gzip.open(data / "sw-en.tsv.gz", "wt") as file:
         file.write('source\ttarget\nsw 1"\ten 1\nsw 2\t"en" 2\n')
@@ -267,7 +267,7 @@ def command(model, sets, tmp_path, *options):
     return main(["evaluate", str(model), "--data", str(sets), *output, *options])
 
 
-def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tmp_path, capsys):
+def test_a_folder_of_folders_is_measured_one_by_one(tiny_encoder_dir, sets, tmp_path, capsys):
     assert command(tiny_encoder_dir, sets, tmp_path) == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert list(results["parts"]) == ["tatoeba", "udhr"]
@@ -289,7 +289,7 @@ def test_a_folder_of_folders_is_measured_part_by_part(tiny_encoder_dir, sets, tm
     assert "xsim error ↓" in table
 
 
-def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+def test_an_interrupted_command_resumes(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
     measured = []
     run_benchmark = running.run_benchmark
 
@@ -314,7 +314,7 @@ def test_an_interrupted_command_goes_on(tiny_encoder_dir, sets, tmp_path, monkey
     assert list(json.loads((tmp_path / "kept" / "results.json").read_text())["parts"]) == ["tatoeba", "udhr"]
 
 
-def test_a_baseline_gives_verdicts(tiny_encoder_dir, other_dir, sets, tmp_path, capsys):
+def test_a_baseline_adds_verdicts(tiny_encoder_dir, other_dir, sets, tmp_path, capsys):
     assert command(other_dir, sets, tmp_path, "--baseline", str(tiny_encoder_dir), "--suite", "sts") == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     compared = results["comparisons"]["stsb"]
@@ -362,7 +362,7 @@ def test_each_language_is_shown(tiny_encoder_dir, other_dir, sets, tmp_path, cap
     assert not any("tatoeba" in line and "udhr" in line for line in headings)
 
 
-def test_a_classifier_that_says_one_class_is_marked():
+def test_a_classifier_that_predicts_one_class_is_marked():
     row = {"n": 300, "score": 55.0, "interval": [49.7, 60.7], "majority": 55.0, "learned": False}
     scores = {"kind": "finetuned", "measure": "accuracy", "lower_is_better": False, "protocol": "p", "groups": {}}
     scores |= {"languages": {"de": row, "en": row | {"learned": True}}, "average": {"n": 2, "score": 55.0}}
@@ -377,14 +377,14 @@ def test_a_classifier_that_says_one_class_is_marked():
     assert "pawsx accuracy (not learned in 1 of 2)" in text
 
 
-def test_all_says_what_an_option_leaves_alone(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(running, "find_benchmarks", lambda *args: ([], {}))
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
     notes = " ".join(capsys.readouterr().err.split())
     assert "Note: --pooling applies only to mining, mteb, retrieval, sts." in notes
 
 
-def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+def test_all_suites_with_data_are_measured(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all") == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
@@ -397,7 +397,7 @@ def test_everything_that_is_there(tiny_encoder_dir, sets, tmp_path, monkeypatch,
     assert "Skipped: sts22" in printed
 
 
-def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+def test_a_failed_benchmark_does_not_stop_the_others(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
     (sets / "stsb" / "stsb-de-test.csv").write_text("broken\n")
 
     def nothing(part, subject):
@@ -421,7 +421,7 @@ def test_a_part_that_fails_leaves_the_others(tiny_encoder_dir, sets, tmp_path, m
     assert "Failed: udhr: out of memory" in notes
 
 
-def test_json_is_all_that_stdout_holds(data, loaded, capsys):
+def test_stdout_contains_only_json(data, loaded, capsys):
     assert main(["evaluate", "strong", "--json", "--data", str(data), "--languages", "sw", "--baseline", "weak"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["comparison"]["languages"]["sw"]["verdict"] == "better"

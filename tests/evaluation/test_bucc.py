@@ -198,7 +198,7 @@ def test_repeated_lines_are_left_out_or_kept():
         measured(model, {"zh": {"sample": one}}, protocol="sample_oracle", duplicates="drop")
 
 
-def test_prompt_and_settings_are_told(data):
+def test_prompt_and_settings_are_recorded(data):
     model = EchoModel()
     model.prompts = {"query": "query: "}
     result = measured(
@@ -299,7 +299,7 @@ def test_malformed_folders_are_refused(tmp_path, spoil, message):
         load_bucc_folder(tmp_path, "sample_oracle", ["zh"])
 
 
-def test_what_is_not_there_is_said(data, tmp_path):
+def test_missing_files_are_named(data, tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         load_bucc_folder(tmp_path / "none", "sample_oracle")
     with pytest.raises(FileNotFoundError, match=r"splits training and test, which no language .* no BUCC files"):

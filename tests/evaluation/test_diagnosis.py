@@ -106,7 +106,7 @@ def test_shuffled_sides(fair, tiny_encoder, swahili):
 
 
 @pytest.mark.parametrize("language", ["wo", "xx"])
-def test_a_language_that_the_model_does_not_know_is_a_warning(fair, tiny_encoder, swahili, language):
+def test_an_unknown_language_is_a_warning(fair, tiny_encoder, swahili, language):
     targets = tuple(random.Random(0).sample(swahili.targets, len(swahili.targets)))
     pairs = replace(swahili, language=language, targets=targets)
     result = diagnose(tiny_encoder, {language: pairs}, sample=400)
@@ -139,7 +139,7 @@ def test_an_unchanged_model(tiny_encoder, german, monkeypatch):
     assert result.geometry["distance"] > 1e-3
 
 
-def test_embeddings_that_are_not_finite(tiny_encoder, german):
+def test_non_finite_embeddings(tiny_encoder, german):
     torch.nn.init.constant_(tiny_encoder[0].auto_model.embeddings.LayerNorm.bias, torch.nan)
     result = diagnose(tiny_encoder, {"de": german})
     assert codes(result) == ["not-finite"]

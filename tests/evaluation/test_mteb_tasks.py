@@ -63,7 +63,7 @@ def sts22(bitext):
 # --- Who a model is ---
 
 
-def test_a_digest_tells_models_by_their_content(tiny_encoder, tiny_encoder_dir, tmp_path):
+def test_a_digest_depends_on_the_content_of_a_model(tiny_encoder, tiny_encoder_dir, tmp_path):
     from sentence_transformers import SentenceTransformer
 
     before = model_hash(tiny_encoder)
@@ -102,7 +102,7 @@ def test_names(tiny_encoder, name, expected):
     assert (meta.name, meta.revision) == (expected, model_hash(tiny_encoder))
 
 
-def test_a_prompt_is_an_experiment_of_its_own(tiny_encoder):
+def test_a_prompt_is_a_separate_experiment(tiny_encoder):
     tiny_encoder.prompts = {"query": "query: ", "passage": "passage: "}
     plain, auto, other = (model_meta(tiny_encoder, "m", prompt) for prompt in (None, "auto", "query: "))
     assert plain.experiment_name is None
@@ -151,7 +151,7 @@ def constant(texts, **options):
     return np.ones((len(texts), 3), dtype=np.float32)
 
 
-def test_our_sets_give_what_retrieval_gives(tiny_encoder, sets, tmp_path):
+def test_local_sets_score_as_in_retrieval(tiny_encoder, sets, tmp_path):
     task = bitext_task("udhr-bitext", sets)
     result = evaluate_mteb(tiny_encoder, [task], tmp_path, name=f"{tmp_path}/sw", encode=letters)
     task = result["tasks"]["udhr-bitext"]
@@ -181,7 +181,7 @@ def test_two_checkpoints_never_share_a_result(tiny_encoder, sets, tmp_path):
     assert len(list(tmp_path.rglob("t.json"))) == 2
 
 
-def test_results_are_found_again_unless_the_data_changed(tiny_encoder, sets, tmp_path):
+def test_cached_results_are_reused_unless_the_data_change(tiny_encoder, sets, tmp_path):
     encoded = []
 
     def encode(texts, **options):
@@ -240,7 +240,7 @@ def test_tasks_by_name_and_language():
         get_tasks(["STS2"])
 
 
-def test_data_that_cannot_be_had_are_named(tiny_encoder, sets, tmp_path, monkeypatch):
+def test_unavailable_data_are_named(tiny_encoder, sets, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     tasks = [*get_tasks(["STS22"], ["de"]), bitext_task("t", sets)]
     result = evaluate_mteb(tiny_encoder, tasks, tmp_path, name="m")
@@ -250,7 +250,7 @@ def test_data_that_cannot_be_had_are_named(tiny_encoder, sets, tmp_path, monkeyp
         sts_sets(*get_tasks(["STS22"], ["de"]))
 
 
-def test_sts22_is_mtebs(tiny_encoder, sts22, tmp_path):
+def test_sts22_equals_mteb(tiny_encoder, sts22, tmp_path):
     assert tuple(sorted(STS22_SUBSETS)) == tuple(sorted(sts22.hf_subsets))
     sets = sts_sets(sts22)
 

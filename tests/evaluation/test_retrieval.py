@@ -116,7 +116,7 @@ def test_loads_the_files_of_a_split(tmp_path):
     assert load_parallel_folder(tmp_path, split="test")["sw"].sources == ("nyumba",)
 
 
-def test_says_what_is_there_instead(tmp_path):
+def test_missing_files_are_reported_with_alternatives(tmp_path):
     with pytest.raises(FileNotFoundError, match="no parallel files"):
         load_parallel_folder(tmp_path)
     write_pairs(tmp_path / "sw-en.dev.tsv.gz", [("paka", "cat")])
@@ -476,7 +476,7 @@ def test_evaluator(tiny_encoder, tmp_path):
     assert float(rows[0]["mean_accuracy"]) == 0.75
 
 
-def test_evaluator_writes_no_file_unless_asked(tiny_encoder, tmp_path):
+def test_evaluator_writes_no_file_on_request(tiny_encoder, tmp_path):
     sets = {"sw": ParallelSet("sw", ("paka",), ("cat",))}
     RetrievalEvaluator(sets, write_csv=False)(tiny_encoder, str(tmp_path))
     RetrievalEvaluator(sets)(tiny_encoder)
@@ -498,7 +498,7 @@ def test_unrelated_cosine_matches_loop(n, hidden):
     assert unrelated_cosine(sides[0][:1], sides[1][:1]) is None
 
 
-def test_an_encoder_that_collapsed_is_warned_of(tiny_encoder, bitext, tmp_path, caplog, fault):
+def test_a_collapsed_encoder_triggers_a_warning(tiny_encoder, bitext, tmp_path, caplog, fault):
     sets = {"de": ParallelSet("de", tuple(row["source"] for row in bitext), tuple(row["target"] for row in bitext))}
     evaluator = RetrievalEvaluator(sets, name="dev")
     model = prepare(tiny_encoder, pooling="mean")

@@ -85,7 +85,7 @@ def test_reads_a_folder(tmp_path):
     assert sets["de"].sha256 != sets["en"].sha256
 
 
-def test_says_what_is_there_instead(tmp_path):
+def test_missing_files_are_reported_with_alternatives(tmp_path):
     with pytest.raises(FileNotFoundError, match="is not a folder"):
         load_sts_folder(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="Its splits are: none"):

@@ -133,7 +133,7 @@ def test_reads_the_format_of_the_shared_tasks(wpt):
     assert second.sure == second.possible == {(0, 0)}  # the empty word is left out
 
 
-def test_a_link_that_points_nowhere_stays_and_is_warned_of(wpt, caplog):
+def test_a_link_beyond_the_sentence_is_kept_with_a_warning(wpt, caplog):
     wpt[2].write_text("3 2 3\n", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
         (pair,) = load_wpt(*wpt)
@@ -249,12 +249,12 @@ def test_chooses_a_checkpoint_in_the_trainer(tiny_encoder, gold, bitext, tmp_pat
     assert len(list(tmp_path.rglob("word_alignment_evaluation_dev_results.csv"))) == 1
 
 
-def test_nothing_is_written_unasked(tiny_encoder, gold, tmp_path):
+def test_no_file_is_written_by_default(tiny_encoder, gold, tmp_path):
     WordAlignmentEvaluator(gold[:2], write_csv=False)(tiny_encoder, str(tmp_path))
     assert list(tmp_path.iterdir()) == []
 
 
-def test_works_beside_other_evaluators_and_names_itself(tiny_encoder, gold):
+def test_works_in_a_sequence_of_evaluators(tiny_encoder, gold):
     evaluator = WordAlignmentEvaluator(gold[:4], name="dev")
     metrics = SequentialEvaluator([evaluator])(tiny_encoder)
     assert metrics["sequential_score"] == metrics["dev_f1"]

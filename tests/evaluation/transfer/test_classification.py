@@ -65,7 +65,7 @@ def test_learns(nli, common, tmp_path):
     assert losses[-1] < losses[0] - 0.05
 
 
-def test_modes_train_on_what_they_say(nli, common, tmp_path, monkeypatch):
+def test_training_data_of_the_modes(nli, common, tmp_path, monkeypatch):
     seen = []
     call = PairCollator.__call__
 

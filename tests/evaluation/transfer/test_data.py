@@ -81,7 +81,7 @@ def test_questions_of_squad_xquad_and_mlqa(questions, tmp_path):
     assert list(read_languages(str(tmp_path / "train-v1.1.json.gz"), QUESTIONS, split="dev")) == ["en"]
 
 
-def test_a_file_that_is_no_squad(tmp_path):
+def test_a_file_in_another_format_is_refused(tmp_path):
     (tmp_path / "dev-en.json").write_text(json.dumps([1]))
     with pytest.raises(ValueError, match="the key 'data' is missing"):
         read_languages(str(tmp_path), QUESTIONS, split="dev")

@@ -271,7 +271,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(options, tmp_path, monkeypa
     assert resumed["languages"] == whole["languages"]
 
 
-def test_weights_that_are_not_finite_are_neither_written_nor_measured(options, tmp_path, monkeypatch, fault):
+def test_non_finite_weights_are_neither_written_nor_measured(options, tmp_path, monkeypatch, fault):
     training_step = FineTuner.training_step
 
     def spoiled(self, model, *args):
@@ -299,7 +299,7 @@ def test_a_folder_of_fine_tuning_in_use_is_refused(options, tmp_path, fault):
     fault("A7", "two processes that fine-tune into one folder", tried=1, survived=1)
 
 
-def test_a_finished_program_runs_nothing_again(options, tmp_path, monkeypatch):
+def test_a_finished_program_is_not_repeated(options, tmp_path, monkeypatch):
     first = finetune_classification(options, arguments(tmp_path))
     monkeypatch.setattr(running, "train_and_measure", None)
     assert finetune_classification(options, arguments(tmp_path)) == json.loads(json.dumps(first))
@@ -343,7 +343,7 @@ def test_each_language_is_measured_with_the_checkpoint_it_chose(options, tmp_pat
         assert results["languages"][code]["items"] == right
 
 
-def test_checkpoints_go_where_they_are_not_wanted(options, tmp_path):
+def test_checkpoints_are_deleted_on_request(options, tmp_path):
     finetune_classification(replace(options, keep_checkpoints=False, selection="last"), arguments(tmp_path))
     assert not list(tmp_path.rglob("*.safetensors"))
     assert read_json(tmp_path / "results.json")["languages"]["sw"]["checkpoint"] == 6

@@ -98,7 +98,7 @@ def test_the_decoder_starts_as_transformers_do(translator):
     assert translator.decoder.get_output_embeddings().weight is translator.decoder.get_input_embeddings().weight
 
 
-def test_the_decoder_sees_the_source_and_the_past_alone(translator, tokenizer, pieces):
+def test_the_decoder_sees_only_the_source_and_the_past(translator, tokenizer, pieces):
     collate = TranslationCollator(tokenizer, pieces, 48)
     rows = [{"source": "der Hund schläft", "target": "the dog sleeps"}]
     inputs = collate(rows)
@@ -137,7 +137,7 @@ def test_loss_equals_a_loop(translator, tokenizer, pieces, tmp_path, smoothing):
     assert trainer.compute_loss(translator, dict(batch)).item() == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_beam_finds_at_least_what_greed_does(translator, tokenizer, pieces):
+def test_beam_search_scores_at_least_as_greedy_search(translator, tokenizer, pieces):
     translator.double()  # batches round differently, and a beam of a random model is full of near-ties
     sources = ["der Hund schläft", "ja", "die Katze trinkt Milch"]
     translations = translate(translator, sources, tokenizer, pieces, max_length=10, num_beams=4, batch_size=2)
@@ -237,7 +237,7 @@ def test_program(tiny_encoder_dir, bitext_dir, tmp_path, capsys):
         program("finetune_translation").main([*arguments, "--num_beams", "3"])
 
 
-def test_an_interrupted_run_goes_on(tiny_encoder_dir, bitext_dir, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(tiny_encoder_dir, bitext_dir, tmp_path, monkeypatch):
     program("finetune_translation").main(command(tiny_encoder_dir, bitext_dir, tmp_path / "whole"))
     step, calls = TranslationTrainer.training_step, []
 

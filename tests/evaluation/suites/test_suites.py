@@ -93,12 +93,12 @@ def subject(tiny_encoder, tiny_encoder_dir, tmp_path):
 # --- What there is ---
 
 
-def test_the_table():
+def test_suite_names():
     assert list(SUITES) == ["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb"]
     assert {task.suite for task in FINETUNED.values()} == {"nli", "paraphrase", "qa", "pos"}
 
 
-def test_finds_what_is_there_and_says_what_is_not(data):
+def test_finds_benchmarks_and_reports_missing_data(data):
     parts, missing = find_benchmarks(data, list(SUITES), SETTINGS)
     assert [(part.suite, part.name) for part in parts] == [
         ("retrieval", "news"),
@@ -153,7 +153,7 @@ def test_a_data_set_itself_can_be_the_folder(data):
         assert find_benchmarks(data / folder, [suite], SETTINGS)[0][0].name == name
 
 
-def test_bucc_is_mined_under_every_protocol_whose_splits_are_there(data):
+def test_bucc_uses_every_protocol_with_available_splits(data):
     for path in list((data / "bucc").iterdir()):
         path.with_name(path.name.replace("sample", "training")).write_bytes(path.read_bytes())
     names = [part.name for part in find_benchmarks(data, ["mining"], SETTINGS)[0]]
@@ -163,14 +163,14 @@ def test_bucc_is_mined_under_every_protocol_whose_splits_are_there(data):
     assert all(".training." in path.name for path in parts[0].files)
 
 
-def test_languages_that_bucc_lacks_leave_the_others(data):
+def test_missing_bucc_languages_are_skipped(data):
     for settings in (Settings(languages=("sw", "de")), Settings(languages=("de",))):
         (part,) = find_benchmarks(data, ["mining"], settings)[0]
         assert len(part.files) == 3
     assert find_benchmarks(data, ["mining"], Settings(languages=("sw",)))[0] == []
 
 
-def test_mining_can_be_set_up(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     default = find_benchmarks(data, ["mining"], SETTINGS)[0][0]
     assert default.protocol == (
         "sample_oracle: threshold from sample, scored on sample; ratio margin, k=4, max retrieval, repeated lines kept, "
@@ -202,7 +202,7 @@ def test_mining_can_be_set_up(data, tiny_encoder, tiny_encoder_dir, tmp_path):
         ("mteb tatoeba", ["mteb tatoeba"]),
     ],
 )
-def test_a_part_has_scores_of_one_form(data, subject, name, scores):
+def test_all_results_have_one_form(data, subject, name, scores):
     part = next(part for part in find_benchmarks(data, list(SUITES), SETTINGS)[0] if part.name == name)
     result = run_benchmark(part, subject)
     assert list(result["scores"]) == scores
@@ -225,7 +225,7 @@ def test_a_part_has_scores_of_one_form(data, subject, name, scores):
     json.dumps(result, allow_nan=False)
 
 
-def test_scores_are_the_evaluations_own(data, subject):
+def test_scores_equal_those_of_evaluate_retrieval(data, subject):
     (part,) = (part for part in find_benchmarks(data, ["retrieval"], SETTINGS)[0] if part.name == "tatoeba")
     scores = run_benchmark(part, subject)["scores"]
     sets = load_parallel_folder(data / "tatoeba")
@@ -293,7 +293,7 @@ def test_quotation_marks_can_be_stripped(data, tiny_encoder, tiny_encoder_dir, t
     assert protocol.endswith("cls pooling of layer 2, 32 tokens, no prompt")
 
 
-def test_word_alignment_is_the_evaluators(data, subject):
+def test_word_alignment_equals_the_aligner(data, subject):
     (part,) = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
     one = run_benchmark(part, subject)["scores"]["gold"]
     pairs = load_wpt(*part.files)
@@ -338,7 +338,7 @@ def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
     assert not np.allclose(cached(texts[:1], prompt="query: "), first[:1])
 
 
-def test_fine_tuned_parts_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
+def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24, "use_cpu": True}
     settings = Settings(resamples=50, finetuning=tiny)
     subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
@@ -370,7 +370,7 @@ def test_fine_tuned_parts_are_trained_and_measured(data, tiny_encoder, tiny_enco
         ([0, 0, 1, 1, 1, 1], True),
     ],
 )
-def test_saying_one_class_is_not_learned(predicted, learned):
+def test_predicting_one_class_is_not_learned(predicted, learned):
     gold = [0, 0, 1, 1, 1, 1]
     result = {
         "languages": {
@@ -423,7 +423,7 @@ def counted(tmp_path):
     return calls, Benchmark("x", "retrieval", "p", (file,), 1, measure)
 
 
-def test_a_part_is_measured_once(counted, subject):
+def test_a_benchmark_is_measured_once(counted, subject):
     calls, part = counted
     assert not cache_path(part, subject).exists()
     first = run_benchmark(part, subject)
@@ -436,7 +436,7 @@ def test_a_part_is_measured_once(counted, subject):
     "change",
     [{"languages": ("sw",)}, {"resamples": 51}, {"prompt": "a: "}, {"text_equality": True}, {"seed": 1}],
 )
-def test_other_settings_are_measured_anew(counted, subject, change):
+def test_changed_settings_are_measured_again(counted, subject, change):
     calls, part = counted
     run_benchmark(part, subject)
     run_benchmark(part, replace(subject, settings=replace(SETTINGS, **change)))
@@ -451,7 +451,7 @@ def test_settings_of_other_suites_do_not_matter(counted, subject):
     assert len(calls) == 1
 
 
-def test_what_fine_tuning_does_not_read_does_not_train_again(counted, subject):
+def test_unrelated_settings_do_not_retrain(counted, subject):
     calls, part = counted
     part = replace(part, suite="qa")
     run_benchmark(part, subject)
@@ -462,7 +462,7 @@ def test_what_fine_tuning_does_not_read_does_not_train_again(counted, subject):
     assert len(calls) == 2
 
 
-def test_stored_prompts_tell_models_apart(counted, subject, tiny_encoder_dir, tmp_path):
+def test_stored_prompts_distinguish_models(counted, subject, tiny_encoder_dir, tmp_path):
     _, part = counted
     prompted = copy.deepcopy(subject.model)
     prompted.prompts = {"query": "query: ", "passage": "passage: "}
@@ -477,7 +477,7 @@ def test_stored_prompts_tell_models_apart(counted, subject, tiny_encoder_dir, tm
     assert cache_path(as_mteb, explicit) != cache_path(as_mteb, other)  # documents are given the passage prompt
 
 
-def test_other_data_and_other_models_are_measured_anew(counted, subject):
+def test_changed_data_and_models_are_measured_again(counted, subject):
     calls, part = counted
     run_benchmark(part, subject)
     part.files[0].write_text("other")
@@ -486,7 +486,7 @@ def test_other_data_and_other_models_are_measured_anew(counted, subject):
     assert len(calls) == 3
 
 
-def test_what_is_not_measured_is_not_kept(counted, subject):
+def test_unavailable_benchmarks_are_not_cached(counted, subject):
     _, part = counted
 
     def nothing(subject):
@@ -537,7 +537,7 @@ def test_sts22_as_a_task_of_mteb_has_its_averages(subject, sts22):
     assert scores["groups"]["without fr-pl"]["score"] == pytest.approx(np.mean(others))
 
 
-def test_without_a_folder_there_is_what_the_hub_has():
+def test_without_a_folder_only_hub_benchmarks_are_found():
     parts, missing = find_benchmarks(None, list(SUITES), SETTINGS)
     assert [part.name for part in parts] == ["sts22"]
     assert set(missing) == set(SUITES)
