@@ -148,7 +148,7 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong"], "--data"),
         (["--data", "{data}"], "--model"),
         (["strong", "--data", "{data}", "--languages", "fr"], "no pairs for fr. It has: sw, te, vi"),
-        (["strong", "--data", "{data}/nowhere"], "is no folder"),
+        (["strong", "--data", "{data}/nowhere"], "is not a folder"),
         (["strong", "--data", "{data}", "--split", "test"], "Its splits are: dev, none"),
         (["strong", "--data", "{data}", "--suite", "minig"], "retrieval"),
         (["strong", "--data", "{data}", "--suite", "mining"], "mining needs a folder of BUCC files"),
