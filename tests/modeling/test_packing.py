@@ -263,7 +263,6 @@ def test_the_kernel_receives_the_dropout_probability(monkeypatch):
         ({"capability": (7, 5)}, 0.1, False),
         ({"lacks": "flash_attention"}, 0.1, False),
         ({"lacks": "flash_attention"}, 0.0, True),
-        ({"lacks": "varlen_attn"}, 0.0, False),
     ],
 )
 def test_when_one_kernel_is_used(monkeypatch, changes, dropout, used):

@@ -22,14 +22,10 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from metaphrase.encoders.positions import first_position
-
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # older versions of torch
-    varlen_attn = None
 
 logger = logging.getLogger(__name__)
 
@@ -163,9 +159,10 @@ def one_kernel(query: Tensor, dropout: float) -> bool:
         query: Shape ``(1, heads, tokens, head)``; the kernel supports head sizes up to 256 in steps of 8.
         dropout: Dropout probability of the attention weights.
     """
-    kernel = flash_attention if dropout else varlen_attn
     fits = query.is_cuda and query.dtype in HALVES and query.shape[3] % 8 == 0 and query.shape[3] <= 256
-    return kernel is not None and fits and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    if not fits or (dropout and flash_attention is None):
+        return False
+    return torch.cuda.get_device_capability(query.device) >= (8, 0)
 
 
 def _varlen(
