@@ -1,7 +1,3 @@
-import json
-from functools import partial
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -17,7 +13,6 @@ from sentence_transformers.sentence_transformer.modules import (
 from torch import nn
 
 import metaphrase.mining.bulk as bulk
-from metaphrase.exceptions import DataMismatchError
 from metaphrase.mining.bulk import encode, is_sortable, token_batches
 from metaphrase.modeling.packing import notice
 
@@ -166,94 +161,3 @@ def test_other_models_are_handed_on(tokenizer, tiny_encoder):
     close(encode(static, TEXTS[:3]), static.encode(TEXTS[:3]))
     tiny_encoder.tokenizer.padding_side = "left"
     assert not is_sortable(tiny_encoder)
-
-
-# A file
-
-
-@pytest.fixture
-def small_windows(monkeypatch):
-    monkeypatch.setattr(bulk, "WINDOW", 2)
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_a_file_holds_the_same(tiny_encoder, tmp_path):
-    path = tmp_path / "embeddings.npy"
-    rows = encode(tiny_encoder, TEXTS, path=path)
-    assert isinstance(rows, np.memmap)
-    close(np.load(path), tiny_encoder.encode(TEXTS))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["embeddings.npy", "embeddings.npy.json"]
-
-
-@pytest.mark.usefixtures("small_windows")
-@pytest.mark.parametrize("killed_at", [1, 2, 4])
-def test_a_killed_call_goes_on(tiny_encoder, tmp_path, monkeypatch, killed_at):
-    path = tmp_path / "embeddings.npy"
-    windows = []
-    embed = bulk._embed
-
-    def failing(model, texts, *args, **kwargs):
-        if len(windows) == killed_at - 1:
-            raise KeyboardInterrupt
-        windows.append(texts)
-        return embed(model, texts, *args, **kwargs)
-
-    monkeypatch.setattr(bulk, "_embed", failing)
-    with pytest.raises(KeyboardInterrupt):
-        encode(tiny_encoder, TEXTS, path=path)
-    assert not path.exists()
-    done = list(windows)
-    monkeypatch.setattr(
-        bulk,
-        "_embed",
-        lambda model, texts, *args, **kwargs: windows.append(texts) or embed(model, texts, *args, **kwargs),
-    )
-    told = []
-    close(encode(tiny_encoder, TEXTS, path=path, advance=told.append), tiny_encoder.encode(TEXTS))
-    assert [text for window in windows for text in window] == TEXTS  # none twice
-    assert told[0] == 2 * len(done)
-    assert sum(told) == len(TEXTS)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["embeddings.npy", "embeddings.npy.json"]
-
-
-@pytest.mark.usefixtures("small_windows")
-def test_a_call_killed_before_the_file_got_its_name(tiny_encoder, tmp_path):
-    path = tmp_path / "embeddings.npy"
-    encode(tiny_encoder, TEXTS, path=path)
-    path.rename(tmp_path / "embeddings.npy.part")
-    close(encode(tiny_encoder, TEXTS, path=path), tiny_encoder.encode(TEXTS))
-
-
-def test_a_whole_file_is_not_written_again(tiny_encoder, tmp_path, monkeypatch):
-    path = tmp_path / "embeddings.npy"
-    encode(tiny_encoder, TEXTS, path=path)
-    monkeypatch.setattr(bulk, "_embed", None)
-    close(encode(tiny_encoder, TEXTS, path=path), tiny_encoder.encode(TEXTS))
-
-
-def test_a_file_of_something_else_is_refused(tiny_encoder, tmp_path):
-    path = tmp_path / "embeddings.npy"
-    encode(tiny_encoder, TEXTS, path=path)
-    again = partial(encode, tiny_encoder, path=path)
-    with pytest.raises(ValueError, match=r"differ in: sentences, texts\. Delete"):
-        again(TEXTS[1:])
-    with pytest.raises(ValueError, match="differ in: texts"):
-        again(TEXTS[::-1])
-    with pytest.raises(ValueError, match="differ in: prompt"):
-        again(TEXTS, prompt="ja ")
-    with torch.no_grad():
-        tiny_encoder[0].auto_model.encoder.layer[0].output.dense.bias += 1
-    with pytest.raises(ValueError, match="differ in: weights"):
-        again(TEXTS)
-    Path(f"{path}.json").unlink()
-    with pytest.raises(DataMismatchError, match="exists, but"):
-        again(TEXTS)
-    with pytest.raises(ValueError, match="exclude each other"):
-        again(TEXTS, convert_to_tensor=True)
-
-
-def test_what_a_file_tells(tiny_encoder, tmp_path):
-    encode(tiny_encoder, TEXTS, path=tmp_path / "x.npy", prompt="ja ")
-    told = json.loads((tmp_path / "x.npy.json").read_text())
-    assert told["done"] == told["sentences"] == len(TEXTS)
-    assert told["prompt"] == "ja "

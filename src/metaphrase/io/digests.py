@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,14 +31,6 @@ def files_sha256(files: Iterable[str | Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(map(Path, files)):
         digest.update(f"{path.name} {file_sha256(path)}\n".encode())
-    return digest.hexdigest()
-
-
-def texts_digest(texts: Sequence[str]) -> str:
-    """Digest of a sequence of texts, 16 hexadecimal digits."""
-    digest = xxhash.xxh3_64()
-    for text in texts:
-        digest.update(text.encode("utf-8", "surrogatepass") + b"\n")
     return digest.hexdigest()
 
 

@@ -6,10 +6,7 @@ of tokens, and encoded without padding.
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,17 +18,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.exceptions import DataMismatchError
-from metaphrase.io.digests import texts_digest, weights_digest
 from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import pad_rows
-
-logger = logging.getLogger(__name__)
 
 #: Tokens per batch: few on a CPU, to fit its caches, and many on a GPU, to keep it busy.
 CPU_TOKENS = 1024
 GPU_TOKENS = 32_768
-#: Texts that are tokenised and sorted together. A file is updated after each window.
+#: Texts that are tokenised and sorted together.
 WINDOW = 1 << 15
 
 #: Disables padding and tensors in sentence-transformers' preprocessing.
@@ -50,7 +43,6 @@ def encode(
     normalize_embeddings: bool = False,
     convert_to_tensor: bool = False,
     tokens: int | None = None,
-    path: str | Path | None = None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> NDArray[Any] | Tensor:
     """Embed sentences; the result equals that of ``model.encode`` up to rounding.
@@ -67,24 +59,17 @@ def encode(
         convert_to_tensor: Return a tensor on the model's device instead of an array.
         tokens: Tokens per batch, including padding if the encoder requires it. None uses ``CPU_TOKENS`` or
             ``GPU_TOKENS``.
-        path: A ``.npy`` file to write, which exists once it is complete. A killed call, repeated, resumes (``<path>.part``
-            holds the rows, ``<path>.json`` describes them).
         advance: Receives how many more sentences have embeddings.
 
     Returns:
-        Embeddings in the order of the sentences, shape ``(sentences, hidden)``; with ``path``, memory-mapped.
+        Embeddings in the order of the sentences, shape ``(sentences, hidden)``.
 
     Raises:
-        ValueError: ``sentences`` is a single string, the model does not store the prompt, or both a file and a tensor
-            are requested.
-        DataMismatchError: The file belongs to other sentences, settings or weights.
+        ValueError: ``sentences`` is a single string, or the model does not store the prompt.
     """
     if isinstance(sentences, str):
         raise ValueError("Expected a list of sentences, got a single string.")
-    if path is not None and convert_to_tensor:
-        raise ValueError("`path` and `convert_to_tensor` exclude each other. Remove one of them.")
     prompt = _prompt(model, prompt, prompt_name)
-    settings = {"prompt": prompt, "normalize_embeddings": normalize_embeddings, "truncate_dim": model.truncate_dim}
     budget = tokens or (CPU_TOKENS if model.device.type == "cpu" else GPU_TOKENS)
     model.eval()
 
@@ -98,13 +83,11 @@ def encode(
                 show_progress_bar=False,
             )
         with packed(model):
-            return _embed(model, window, budget, **settings)
+            return _embed(model, window, budget, prompt, normalize_embeddings)
 
     if not len(sentences):
         nothing = torch.zeros(0, model.get_embedding_dimension(), device=model.device)
         return nothing if convert_to_tensor else nothing.cpu().numpy()
-    if path is not None:
-        return _embed_into(Path(path), sentences, {**settings, "weights": weights_digest(model)}, embed, advance)
     windows = []
     for first in range(0, len(sentences), WINDOW):
         windows.append(embed(list(sentences[first : first + WINDOW])))
@@ -160,13 +143,7 @@ def token_batches(length_n: Sequence[int], budget: int) -> Iterator[list[int]]:
 
 
 def _embed(
-    model: SentenceTransformer,
-    texts: list[str],
-    budget: int,
-    *,
-    prompt: str | None,
-    normalize_embeddings: bool,
-    truncate_dim: int | None,
+    model: SentenceTransformer, texts: list[str], budget: int, prompt: str | None, normalize_embeddings: bool
 ) -> Tensor:
     features = dict(model.preprocess(texts, prompt=prompt, processing_kwargs=_RAGGED))
     ragged = {name: features.pop(name) for name in _OF_TOKENS if name in features}
@@ -175,7 +152,7 @@ def _embed(
     for batch in token_batches([len(ids) for ids in ragged["input_ids"]], budget):
         rows = pad_rows(model.tokenizer, **{name: [values[i] for i in batch] for name, values in ragged.items()})
         output = model({**{name: value.to(model.device) for name, value in rows.items()}, **features})
-        embeddings_bh = output["sentence_embedding"][:, :truncate_dim]
+        embeddings_bh = output["sentence_embedding"][:, : model.truncate_dim]
         if normalize_embeddings:
             embeddings_bh = F.normalize(embeddings_bh, dim=1)
         if embeddings_nh is None:
@@ -188,43 +165,3 @@ def _array(embeddings_nh: Tensor) -> NDArray[Any]:
     if embeddings_nh.dtype == torch.bfloat16:  # not available in NumPy
         embeddings_nh = embeddings_nh.float()
     return embeddings_nh.cpu().numpy()
-
-
-# ----------------------------------------------------------------------------------------------------------------- file
-
-
-def _embed_into(
-    path: Path,
-    sentences: Sequence[str],
-    settings: Mapping[str, Any],
-    embed: Callable[[list[str]], Tensor],
-    advance: Callable[[int], None],
-) -> NDArray[Any]:
-    """Embed into a file, one window at a time."""
-    part, facts_path = path.with_name(f"{path.name}.part"), path.with_name(f"{path.name}.json")
-    facts = {**settings, "sentences": len(sentences), "texts": texts_digest(sentences)}
-    done = 0
-    if facts_path.exists():
-        left = json.loads(facts_path.read_text(encoding="utf-8"))
-        done = left.pop("done")
-        if left != facts:
-            keys = sorted(key for key in facts if left.get(key) != facts[key])
-            raise DataMismatchError(
-                f"{path} belongs to other embeddings, which differ in: {', '.join(keys)}. Delete {facts_path} to start over."
-            )
-    elif path.exists():
-        raise DataMismatchError(f"{path} exists, but {facts_path.name}, which describes it, does not. Move it.")
-    advance(done)
-    for first in range(done, len(sentences), WINDOW):
-        rows_nh = _array(embed(list(sentences[first : first + WINDOW])))
-        mode = "r+" if first else "w+"
-        file_nh = np.lib.format.open_memmap(part, mode, rows_nh.dtype, (len(sentences), rows_nh.shape[1]))
-        file_nh[first : first + len(rows_nh)] = rows_nh
-        file_nh.flush()
-        note = facts_path.with_suffix(".tmp")
-        note.write_text(json.dumps({**facts, "done": first + len(rows_nh)}, indent=1) + "\n", encoding="utf-8")
-        note.replace(facts_path)
-        advance(len(rows_nh))
-    if part.exists():
-        part.replace(path)
-    return np.load(path, mmap_mode="r")
