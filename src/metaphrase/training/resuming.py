@@ -127,10 +127,10 @@ def choose_checkpoint(
 def _verified_checkpoint(
     requested: str | Path | bool, args: AlignmentTrainingArguments, facts: Callable[[], dict[str, Any]]
 ) -> Path:
-    folder = newest(str(args.output_dir)) if requested is True else Path(str(requested))
+    folder = _find_checkpoint(requested, str(args.output_dir))
     if folder is None:
         raise CheckpointError(f"There is no checkpoint in {args.output_dir} to resume.")
-    manifest = verify(folder)
+    manifest = read_manifest(folder)
     if changed := differences(manifest["run"], facts()):
         message = f"{folder} belongs to another run, which differs in: {', '.join(changed)}."
         if not args.allow_changes:
@@ -143,6 +143,14 @@ def _verified_checkpoint(
             ", ".join(changed),
         )
     return folder
+
+
+def _find_checkpoint(requested: str | Path | bool, output: str) -> Path | None:
+    """The requested checkpoint, or for True the latest valid one of the output folder if there is any; it is verified."""
+    if requested is True:
+        return newest(output)
+    verify(Path(str(requested)))
+    return Path(str(requested))
 
 
 def verify_best(folder: Path, output: str | Path) -> None:
@@ -223,13 +231,9 @@ def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
                 "--resume_from_checkpoint true, or choose another --output_dir."
             )
         return None
-    if asked.lower() in ("true", "yes", "1"):
-        checkpoint = newest(output)
-        if checkpoint is None:
-            logger.info("No checkpoint in %s yet; training starts from the beginning.", output)
-    else:
-        checkpoint = Path(asked)
-        verify(checkpoint)
-    if checkpoint is not None:
-        logger.info("Resuming from %s.", checkpoint)
-    return None if checkpoint is None else str(checkpoint)
+    checkpoint = _find_checkpoint(True if asked.lower() in ("true", "yes", "1") else asked, output)
+    if checkpoint is None:
+        logger.info("No checkpoint in %s yet; training starts from the beginning.", output)
+        return None
+    logger.info("Resuming from %s.", checkpoint)
+    return str(checkpoint)
