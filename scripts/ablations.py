@@ -32,9 +32,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import yaml
 from datasets import Dataset
+from matplotlib.figure import Figure
 from scipy.stats import t as student
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
@@ -594,13 +596,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
 
 
 def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """The figure of a grid that has an axis, and the gains per language; nothing where matplotlib is not there."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        print("No plots: matplotlib is not installed.")
-        return []
+    """The figure of a grid that has an axis, and the gains per language."""
     matplotlib.rcParams["svg.hashsalt"] = grid.name
     cells = result["cells"]
     figures = {}

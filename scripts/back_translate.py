@@ -34,6 +34,7 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.writing import check_writable, write_corpus
+from metaphrase.io.files import write_json
 from metaphrase.objectives.sentence_contrast import SEPARATOR
 
 METHODS = ("beam", "top-k")
@@ -224,7 +225,7 @@ def parts_of(options: Options, corpus: Corpus) -> Path:
     path = folder / "settings.json"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        write(path, record)
+        write_json(path, record)
     there = json.loads(path.read_text(encoding="utf-8"))
     if differing := [name for name, value in record.items() if there.get(name) != value]:
         raise ValueError(
@@ -232,13 +233,6 @@ def parts_of(options: Options, corpus: Corpus) -> Path:
             "options, or choose another --output."
         )
     return folder
-
-
-def write(path: Path, content: Any) -> None:
-    """Write JSON atomically."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
-    partial.replace(path)
 
 
 def back_translate(options: Options) -> Dataset:
@@ -263,7 +257,7 @@ def back_translate(options: Options) -> Dataset:
             path = parts / f"{number:06}.json"
             rows = dataset.select(range(start, min(start + options.shard_size, len(dataset)))).to_list()
             if not path.exists():
-                write(path, translate_shard(jobs, rows, options, options.seed + number))
+                write_json(path, translate_shard(jobs, rows, options, options.seed + number))
             progress.advance(task, len(rows))
     filled: dict[str, list[str]] = {"source_bt": [], "target_bt": []}
     for number in range(len(shards)):

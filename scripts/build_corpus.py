@@ -30,7 +30,6 @@ import logging
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from metaphrase.corpus import Cleaning
 from metaphrase.corpus.files import BitextFile, find_files
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport
+from metaphrase.io.files import replacing
 
 Pair = tuple[str, str]
 
@@ -244,20 +244,9 @@ def make_cleaning(options: Options) -> Cleaning:
     return preset().without_pieces()
 
 
-@contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Write to a temporary path that replaces `path` once it is complete."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        yield partial
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def write_tsv(path: Path, pairs: Iterable[Pair]) -> str:
     """Write a TSV whose bytes depend only on the pairs, and return its SHA-256."""
-    with replaced(path) as partial:
+    with replacing(path) as partial:
         with (
             partial.open("wb") as raw,
             gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=0) as packed,
@@ -296,7 +285,7 @@ def build(options: Options) -> dict[str, Any]:
                 facts[part] = {"file": name, "pairs": len(pairs), "sha256": write_tsv(output / name, pairs)}
             facts["sources"] = [source.facts() for source in its_sources]
             report["languages"][language] = facts
-    with replaced(output / "report.json") as partial:
+    with replacing(output / "report.json") as partial:
         partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return report
 

@@ -307,7 +307,7 @@ def test_every_other_line_is_known(line):
         assert re.search(rf"^{line.bare[1]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     if line.is_script:
         source = (ROOT / line.bare[1]).read_text(encoding="utf-8")
-        source += "".join(path.read_text() for path in (ROOT / "src/metaphrase/finetuning").glob("*.py"))
+        source += "".join(path.read_text() for path in (ROOT / "src/metaphrase/evaluation/transfer").glob("*.py"))
         flags = [word[2:] for word in line.bare if word.startswith("--") and word not in ("--help", "--config")]
         assert [flag for flag in flags if not re.search(rf"--{flag}\b|^ +{flag}:", source, re.MULTILINE)] == []
     for word in line.bare:

@@ -113,14 +113,7 @@ def test_summary_histogram_and_sample(encoder, texts, tmp_path):
     assert sheet[0] == ["around", "score", "source", "target"]
     assert {line[0] for line in sheet[1:]} >= {"best", "best 50 %", "best 90 %"}
     assert sheet[1][2] == rows_of(output)[0]["source"]
-    pytest.importorskip("matplotlib")
     assert (tmp_path / "mined.tsv.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_there_is_no_picture(encoder, texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert main(["mine", *texts, "-o", str(tmp_path / "mined.tsv"), *SETTINGS]) == 0
-    assert not (tmp_path / "mined.tsv.png").exists()
 
 
 @pytest.mark.parametrize("name", ["mined.parquet", "mined.jsonl.gz", "mined.tsv.gz"])

@@ -9,7 +9,6 @@ import torch
 from datasets import Dataset, DatasetDict
 from mteb.languages.check_language_code import check_language_code
 from rich.console import Console
-from rich.progress import Progress
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation import mteb_tasks
@@ -25,6 +24,7 @@ from metaphrase.evaluation.mteb_tasks import (
 from metaphrase.evaluation.retrieval import evaluate_retrieval, prepare
 from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, evaluate_sts
 from metaphrase.io.digests import files_sha256, model_hash
+from metaphrase.io.progress import progress_bars
 
 
 @pytest.fixture
@@ -270,14 +270,11 @@ def test_sts22_equals_mteb(tiny_encoder, sts22, tmp_path):
 
 def test_progress_is_shown_though_mteb_is_silenced(tiny_encoder):
     out = io.StringIO()
-    progress = Progress(console=Console(file=out, force_terminal=True), redirect_stderr=False)
     encoder = mteb_tasks.MTEBEncoder(
-        tiny_encoder,
-        model_meta(tiny_encoder, "m"),
-        encode=lambda texts, **options: np.zeros((len(texts), 2)),
-        progress=progress,
+        tiny_encoder, model_meta(tiny_encoder, "m"), encode=lambda texts, **options: np.zeros((len(texts), 2))
     )
-    with progress, redirect_stderr(io.StringIO()):
+    console = Console(file=out, force_terminal=True)
+    with progress_bars(True, console) as encoder.begin, redirect_stderr(io.StringIO()):
         rows_nh = encoder.encode([{"text": ["a", "b"]}], task_metadata=None, hf_split="test", hf_subset="de-en")
     assert rows_nh.shape == (2, 2)
     assert "Embedding de-en" in out.getvalue()

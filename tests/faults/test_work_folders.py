@@ -10,6 +10,7 @@ import pytest
 from metaphrase.cli import main
 from metaphrase.exceptions import DataError, DataMismatchError
 from metaphrase.io.work_folders import open_work_folder
+from metaphrase.mining import workflow
 from tests.cli.test_mine import counting, embedder
 from tests.faults.children import Child, die_before
 
@@ -19,7 +20,7 @@ MANIFEST = {"inputs": ["x"], "k": 4}
 @pytest.fixture
 def arguments(request, tiny_encoder, bitext, tmp_path, monkeypatch):
     """Of a command that is over in a moment, without the place of its output."""
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(workflow, "draw_histogram", lambda *args: [])
     texts = [tmp_path / "news.de", tmp_path / "news.en"]
     for path, side in zip(texts, ("source", "target"), strict=True):
         path.write_text("".join(f"{row[side]}\n" for row in bitext[:8]), encoding="utf-8")
@@ -76,7 +77,7 @@ def test_a_command_killed_anywhere_goes_on_to_the_same_file(arguments, step, tmp
 def test_a_manifest_that_was_not_finished_is_not_in_the_way(tmp_path):
     folder = tmp_path / "out.partial"
     folder.mkdir()
-    (folder / "manifest.part").write_text('{"inputs": [')
+    (folder / ".manifest.json.part").write_text('{"inputs": [')
     assert open_work_folder(folder, MANIFEST) == folder
     assert open_work_folder(folder, MANIFEST) == folder
     other = tmp_path / "mine"

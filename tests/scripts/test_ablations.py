@@ -301,12 +301,6 @@ def test_the_page_has_a_place_for_every_grid():
         assert f"<!-- /{name} -->" in page
 
 
-def test_drawing_waits_for_matplotlib(script, monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert script.draw(script.load_grid("dap-fig3"), {}, tmp_path) == []
-    assert "matplotlib" in capsys.readouterr().out
-
-
 def test_seeds_that_agree_leave_the_error_of_the_sentences(script):
     def runs(*hits):
         return [

@@ -1,6 +1,7 @@
 import pytest
 
-from metaphrase.training.adaptation import verdict_in_words
+from metaphrase.cli.options import parse
+from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
 
 
 def row(verdict, difference):
@@ -27,3 +28,10 @@ def test_other_languages_are_spoken_of(verdict, said):
     lines = verdict_in_words({"sw": row("tie", 0.0)}, kept, {})
     assert said in lines[1]
     assert lines[1].startswith("90 languages")
+
+
+@pytest.mark.parametrize("settings", [{}, {"output_dir": "runs/mine", "force": True, "data_license": "cc0-1.0"}])
+def test_the_recorded_command_repeats_the_run(settings):
+    config = AdaptationConfig(corpus=["my.tsv"], languages=["sw"], **settings)
+    words = Adaptation(config)._command()
+    assert parse("metaphrase adapt", [AdaptationConfig], words[2:], description="", examples=[]) == (config,)

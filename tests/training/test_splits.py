@@ -4,7 +4,7 @@ from metaphrase.corpus import load_corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError
-from metaphrase.training.splits import held_out, replay, split, split_all, write_pairs
+from metaphrase.training.splits import held_out, replay, split, split_all, write_split
 
 
 def pairs_of(n, language="sw", *, repeat=0):
@@ -78,8 +78,8 @@ def test_replay_is_as_even_as_there_are_pairs():
 
 def test_what_is_written_is_read(tmp_path):
     pairs = [("habari ya asubuhi", "good morning"), ("line\tone\nand two", "x  y")]
-    first = write_pairs(tmp_path, "sw", "train", pairs)
+    first = write_split(tmp_path, "sw", "train", pairs)
     assert first.name == "sw-en.train.tsv.gz"
     rows = load_corpus(str(tmp_path)).dataset
     assert [(row["source"], row["target"]) for row in rows] == [pairs[0], ("line one and two", "x y")]
-    assert write_pairs(tmp_path / "again", "sw", "train", pairs).read_bytes() == first.read_bytes()
+    assert write_split(tmp_path / "again", "sw", "train", pairs).read_bytes() == first.read_bytes()

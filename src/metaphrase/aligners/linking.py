@@ -16,14 +16,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from datasets import Dataset, Value
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
 from metaphrase.exceptions import UsageError
+from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import write_atomically
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
@@ -192,8 +191,8 @@ def add_alignment(
         chunk_size = 10_000 if aligners.statistical else 500
     report = AlignmentReport(aligners.name)
     tables = []
-    with _bar(show_progress) as progress:
-        task = progress.add_task(f"Aligning with {aligners.name}", total=len(rows))
+    with progress_bars(show_progress) as begin:
+        advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None
             if shard is None or not shard.exists():
@@ -215,7 +214,7 @@ def add_alignment(
             facts = json.loads(table.schema.metadata[b"report"])
             report.add({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
             tables.append(table)
-            progress.update(task, completed=min(first + chunk_size, len(rows)))
+            advance(len(table))
     report.training_seconds = aligners.training_seconds
     return _with_columns(dataset, tables), report
 
@@ -392,11 +391,6 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
     if len(inner) < 2:
         return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
     return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}
-
-
-def _bar(show: bool) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True, disable=not show)
 
 
 def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport, seconds: float) -> pa.Table:

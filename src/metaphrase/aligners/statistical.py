@@ -13,12 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import Progress
-
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
+from metaphrase.io.progress import progress_bars
 
 try:
     import thot.alignment as thot
@@ -140,15 +138,15 @@ class StatisticalAligner(Aligner):
             self.trained_pairs += 1
         if not self.trained_pairs:
             raise ValueError("Cannot train an aligner: no pair has words on both sides.")
-        with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
-            task = progress.add_task(f"Training {self.model}", total=len(chain) * len(models) * self.iterations)
+        with progress_bars(show_progress) as begin:
+            advance = begin(f"Training {self.model}", len(chain) * len(models) * self.iterations)
             for at, stage in enumerate(chain):
                 for side, model in enumerate(models):
                     models[side] = model = _CLASSES[stage](model) if at else model
                     model.start_training()
                     for _ in range(self.iterations):
                         model.train()
-                        progress.advance(task)
+                        advance(1)
                     model.end_training()
         self._models = models[0], models[1]
         self.training_seconds = time.perf_counter() - start

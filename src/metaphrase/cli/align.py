@@ -16,11 +16,12 @@ from metaphrase.aligners.lines import align_lines
 from metaphrase.aligners.linking import AlignmentReport
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.aligners.workflow import align_files
-from metaphrase.cli.arguments import leading_values, split_list
+from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_json, notes, show_progress
 from metaphrase.exceptions import MissingExtraError, UsageError
-from metaphrase.io.files import write_json
+from metaphrase.io.configuration import split_list
+from metaphrase.io.files import replacing, write_json
 
 DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV"
 
@@ -113,11 +114,9 @@ def _open_output(output: str | None) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     path = Path(output)
-    part = path.with_name(f".{path.name}.part")
-    with part.open("wb") as raw:
+    with replacing(path) as partial, partial.open("wb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
                 yield cast("BinaryIO", packed)
         else:
             yield raw
-    part.replace(path)

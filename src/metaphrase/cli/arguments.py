@@ -1,8 +1,8 @@
-"""Positional arguments and lists of the command line."""
+"""Positional arguments of the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 
 def leading_values(argv: Sequence[str], *, allowed: Sequence[str] = ()) -> tuple[list[str], list[str]]:
@@ -18,12 +18,3 @@ def leading_values(argv: Sequence[str], *, allowed: Sequence[str] = ()) -> tuple
     flags = (at for at, token in enumerate(argv) if token.startswith("-") and token not in allowed)
     end = next(flags, len(argv))
     return list(argv[:end]), list(argv[end:])
-
-
-def split_list(items: Iterable[str]) -> list[str]:
-    """Split items at commas and spaces.
-
-    >>> split_list(["sw,te", "ne"])
-    ['sw', 'te', 'ne']
-    """
-    return [part for item in items for part in item.replace(",", " ").split()]

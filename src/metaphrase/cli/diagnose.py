@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from metaphrase.cli.arguments import split_list
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair, titled_table
@@ -17,6 +16,7 @@ from metaphrase.corpus.checks import errors
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.diagnosis import Diagnosis
 from metaphrase.evaluation.diagnosis_workflow import DiagnoseOptions, DiagnosisReport, diagnose_files
+from metaphrase.io.configuration import split_list
 from metaphrase.io.files import write_json
 
 SUMMARY = "Check a corpus, or a model on it"

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import torch
 
-from metaphrase.cli.arguments import leading_values, split_list
+from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import text_histogram
+from metaphrase.io.configuration import split_list
 from metaphrase.mining.filtering import filter_corpus
 from metaphrase.mining.options import FilterOptions, SearchOptions
 

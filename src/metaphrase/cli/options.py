@@ -21,7 +21,7 @@ import yaml
 
 from metaphrase.cli.output import configure
 from metaphrase.exceptions import ConfigError, RecipeError, UsageError
-from metaphrase.io.configuration import did_you_mean, place, plain, read_yaml
+from metaphrase.io.configuration import default_of, did_you_mean, place, plain, read_yaml
 
 #: Flags that every command has, with their help.
 FLAGS = {
@@ -235,7 +235,7 @@ def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str,
         for option in fields(cls):
             home = next(base for base in cls.__mro__ if option.name in inspect.get_annotations(base))
             value = getattr(namespace, option.name, None)
-            if option.init and not (home.__module__.split(".")[0] in _LIBRARIES and value == _default(option)):
+            if option.init and not (home.__module__.split(".")[0] in _LIBRARIES and value == default_of(option)):
                 options[option.name] = _plain(value)
     return options
 
@@ -275,15 +275,11 @@ def _scalar(kind: Any) -> Any:
     return next(part for part in parts if part is not str)
 
 
-def _default(option: Field[Any]) -> Any:
-    return option.default_factory() if option.default_factory is not MISSING else option.default
-
-
 def _add_option(parser: argparse.ArgumentParser, option: Field[Any], kind: Any) -> None:
     names = [f"--{name}" for name in dict.fromkeys([option.name, option.name.replace("_", "-")])]
     settings = dict(option.metadata)
     names += settings.pop("aliases", [])
-    default = _default(option)
+    default = default_of(option)
     if get_origin(kind) is list and not isinstance(default, list) and default is not MISSING:
         default = None  # "" for no list
     settings |= {"required": True} if default is MISSING else {"default": default}

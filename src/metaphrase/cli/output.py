@@ -11,11 +11,13 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from metaphrase.io.progress import Advance, Begin, progress_bars
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -106,24 +108,22 @@ def show_progress() -> bool:
 
 
 @contextmanager
-def progress(console: Console) -> Iterator[Callable[[str, int], Callable[[int], None]]]:
+def progress(console: Console) -> Iterator[Begin]:
     """Progress bars on a console, or a line per task if bars are not shown.
 
     Yields:
         A function that starts a bar: it takes a text and a total, and returns a function that advances the bar.
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    if show_progress():
+        with progress_bars(True, console) as begin:
+            yield begin
+        return
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not show_progress()) as bars:
+    def announce(description: str, total: int) -> Advance:
+        console.print(f"{description}: {total:,} …")
+        return lambda n: None
 
-        def begin(description: str, total: int) -> Callable[[int], None]:
-            if not show_progress():
-                console.print(f"{description}: {total:,} …")
-            task = bars.add_task(description, total=total)
-            return lambda n: bars.advance(task, n)
-
-        yield begin
+    yield announce
 
 
 def is_json() -> bool:

@@ -29,6 +29,7 @@ from metaphrase.corpus.streaming import stream_files
 from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.digests import file_facts
+from metaphrase.io.files import replacing, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -161,18 +162,14 @@ def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) ->
             logger.info("Reusing the corpus in %s.", arrow)
             dataset = Dataset.from_file(str(arrow)).select_columns(known["columns"])
             return Corpus(dataset, CorpusReport.from_dict(known["report"]), known["files"])
-    folder.mkdir(parents=True, exist_ok=True)
     about.unlink(missing_ok=True)
-    partial, report = arrow.with_suffix(".partial"), CorpusReport()
+    report = CorpusReport()
     schema = pa.schema([(name, pa.string()) for name in Row._fields])
-    with partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+    with replacing(arrow) as partial, partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
         present, facts = _read_all(files, selection, report, writer.write_table)
-    partial.replace(arrow)
     columns = list(row_features(present))
     known = {"key": key, "bytes": arrow.stat().st_size, "columns": columns, "report": report.to_dict(), "files": facts}
-    written = about.with_suffix(".partial")
-    written.write_text(json.dumps(known, ensure_ascii=False), encoding="utf-8")
-    written.replace(about)
+    write_json(about, known)
     return Corpus(Dataset.from_file(str(arrow)).select_columns(columns), report, facts)
 
 

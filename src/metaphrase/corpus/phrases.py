@@ -14,6 +14,7 @@ import numpy as np
 from metaphrase.corpus.words import Link, Words, parse_links, phrase_pairs
 from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import DataError
+from metaphrase.io.files import replacing
 
 #: Columns of a phrase table's file.
 HEADER = ("source", "target", "count", "p_target", "p_source")
@@ -121,13 +122,11 @@ class PhraseTable:
     def save(self, path: str | Path) -> Path:
         """Write the table atomically as TSV, compressed if the name ends with ``.gz``."""
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
-        with text_writer(part, packed=path.suffix == ".gz") as stream:
+        with replacing(path) as partial, text_writer(partial, packed=path.suffix == ".gz") as stream:
             stream.write("\t".join(HEADER) + "\n")
             for source, target, count, p_target, p_source in self:
                 stream.write(f"{source}\t{target}\t{count}\t{p_target:.6g}\t{p_source:.6g}\n")
-        return part.replace(path)
+        return path
 
     @classmethod
     def load(cls, path: str | Path) -> PhraseTable:

@@ -15,6 +15,7 @@ from datasets import Dataset
 
 from metaphrase.corpus.text import one_line
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.files import replacing
 
 #: Formats that `write_corpus` writes.
 WRITTEN = (".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz", ".parquet")
@@ -49,21 +50,20 @@ def write_corpus(dataset: Dataset, path: str | Path) -> Path:
     """
     check_writable(path)
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.part")
-    if path.suffix == ".parquet":
-        schema = dataset.features.arrow_schema.remove_metadata()
-        with pq.ParquetWriter(part, schema) as writer:
-            for table in dataset.with_format("arrow").iter(_CHUNK):
-                writer.write_table(table.cast(schema))
-    else:
-        with text_writer(part, packed=path.suffix == ".gz") as stream:
-            if ".tsv" in path.suffixes[-2:]:
-                _write_tsv(dataset, stream)
-            else:
-                for row in dataset:
-                    stream.write(json.dumps(row, ensure_ascii=False) + "\n")
-    return part.replace(path)
+    with replacing(path) as partial:
+        if path.suffix == ".parquet":
+            schema = dataset.features.arrow_schema.remove_metadata()
+            with pq.ParquetWriter(partial, schema) as writer:
+                for table in dataset.with_format("arrow").iter(_CHUNK):
+                    writer.write_table(table.cast(schema))
+        else:
+            with text_writer(partial, packed=path.suffix == ".gz") as stream:
+                if ".tsv" in path.suffixes[-2:]:
+                    _write_tsv(dataset, stream)
+                else:
+                    for row in dataset:
+                        stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return path
 
 
 @contextmanager

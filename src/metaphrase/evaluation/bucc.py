@@ -21,8 +21,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
@@ -34,6 +32,7 @@ from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.environment import versions
+from metaphrase.io.progress import progress_bars
 from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, select_pairs
 from metaphrase.mining.search import Neighbours, nearest_neighbours, unit_rows
 
@@ -298,11 +297,11 @@ def _neighbours(
 ) -> Neighbours:
     """Find nearest neighbours, with a progress bar."""
     parts = []
-    with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
-        bar = progress.add_task(f"Neighbours, {title}", total=len(query_qh))
+    with progress_bars(show_progress) as begin:
+        advance = begin(f"Neighbours, {title}", len(query_qh))
         for first in range(0, max(len(query_qh), 1), _QUERIES):
             parts.append(nearest_neighbours(query_qh[first : first + _QUERIES], pool_ph, k, device=device))
-            progress.advance(bar, len(parts[-1].row_qk))
+            advance(len(parts[-1].row_qk))
     return Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 

@@ -35,7 +35,6 @@ from mteb.models.abs_encoder import AbsEncoder
 from mteb.types import PromptType
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
@@ -43,6 +42,7 @@ from metaphrase.evaluation.encoding import Encode, encoder_settings, resolve_pro
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
+from metaphrase.io.progress import Begin, no_progress, progress_bars
 from metaphrase.modeling.packing import packed
 
 #: Further ISO 639-3 codes that MTEB tasks use for a two-letter code.
@@ -216,7 +216,7 @@ class MTEBEncoder(AbsEncoder):
         prompt: Text before each sentence: None for no prompt; ``"auto"`` for the prompts that the model stores,
             ``passage`` for documents and ``query`` for all other texts.
         encode: Replaces ``model.encode``, with its signature.
-        progress: Progress bars of the subsets; None draws none.
+        begin: Starts the progress bar of a subset.
     """
 
     def __init__(
@@ -226,13 +226,13 @@ class MTEBEncoder(AbsEncoder):
         *,
         prompt: str | None = None,
         encode: Encode | None = None,
-        progress: Progress | None = None,
+        begin: Begin = no_progress,
     ) -> None:
         self.model = model
         self.mteb_model_meta = meta
         self.prompt = prompt
         self.encode_texts = encode or model.encode
-        self.progress = progress or Progress(disable=True)
+        self.begin = begin
 
     def encode(
         self,
@@ -249,7 +249,7 @@ class MTEBEncoder(AbsEncoder):
         if self.prompt == "auto" and prompt_type is PromptType.document:
             prompt = self.model.prompts.get("passage") or prompt
         texts = [text for batch in inputs for text in batch["text"]]
-        bar = self.progress.add_task(f"Embedding {hf_subset}", total=len(texts))
+        advance = self.begin(f"Embedding {hf_subset}", len(texts))
         rows_nh = []
         with packed(self.model) if isinstance(self.model, SentenceTransformer) else nullcontext():
             for first in range(0, max(len(texts), 1), _CHUNK):
@@ -263,8 +263,7 @@ class MTEBEncoder(AbsEncoder):
                         convert_to_numpy=True,
                     )
                 )
-                self.progress.advance(bar, len(chunk))
-        self.progress.remove_task(bar)
+                advance(len(chunk))
         return np.concatenate(rows_nh)
 
 
@@ -306,17 +305,19 @@ def evaluate_mteb(
     cache = mteb.ResultCache(folder)
     meta = model_meta(model, name, prompt)
     # The console keeps the current stderr, because the output of MTEB is discarded below.
-    progress = Progress(
-        console=Console(file=sys.stderr), transient=True, disable=not show_progress, redirect_stderr=False
-    )
-    encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encode, progress=progress)
+    console = Console(file=sys.stderr)
+    encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encode)
     measured: dict[str, Any] = {}
     unavailable: dict[str, str] = {}
     for task in tasks:
         path = cache.get_task_result_path(task.metadata.name, meta)
         try:
             # MTEB draws many progress bars, warns of superseded data sets, and copies tensors.
-            with progress, warnings.catch_warnings(), redirect_stderr(io.StringIO()):
+            with (
+                progress_bars(show_progress, console) as encoder.begin,
+                warnings.catch_warnings(),
+                redirect_stderr(io.StringIO()),
+            ):
                 warnings.filterwarnings("ignore", message=".*superseded|To copy construct")
                 mteb.evaluate(
                     encoder,

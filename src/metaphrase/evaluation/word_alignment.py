@@ -16,8 +16,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import Progress
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
@@ -30,6 +28,7 @@ from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import DataError
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
+from metaphrase.io.progress import progress_bars
 
 logger = logging.getLogger(__name__)
 
@@ -299,10 +298,12 @@ def evaluate_word_alignment(
     languages: dict[str, Measurement] = {}
     for key, pairs in sets.items():
         predicted = []
-        with Progress(console=Console(stderr=True), transient=True, disable=not show_progress) as progress:
-            for first in progress.track(range(0, len(pairs), _CHUNK), description=f"Aligning {key}"):
+        with progress_bars(show_progress) as begin:
+            advance = begin(f"Aligning {key}", len(pairs))
+            for first in range(0, len(pairs), _CHUNK):
                 aligned = aligner.align([pair.pair for pair in pairs[first : first + _CHUNK]])
                 predicted += [alignment.links for alignment in aligned]
+                advance(len(aligned))
         sides = predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs]
         scores = {measure: 100 * score for measure, score in alignment_scores(*sides)._asdict().items()}
         low, high = alignment_error_interval(*sides, resamples=resamples, seed=seed)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -178,6 +179,20 @@ def plain(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
     return [plain(value) for value in content] if isinstance(content, list | tuple) else content
+
+
+def default_of(option: Field[Any]) -> Any:
+    """The default of a dataclass field; ``MISSING`` if it is required."""
+    return option.default_factory() if option.default_factory is not MISSING else option.default
+
+
+def split_list(items: Iterable[str]) -> list[str]:
+    """Split items at commas and spaces.
+
+    >>> split_list(["sw,te", "ne"])
+    ['sw', 'te', 'ne']
+    """
+    return [part for item in items for part in item.replace(",", " ").split()]
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,33 @@ from typing import Any
 PACKAGED_DATA = Path(__file__).parents[1] / "data"
 DEMO = PACKAGED_DATA / "demo"
 UDHR = PACKAGED_DATA / "udhr"
+#: The packaged recipes.
+RECIPES = Path(__file__).parents[1] / "recipes"
+
+
+@contextmanager
+def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
+    """Write a file atomically: a reader never sees a partial file. The folder is created if necessary.
+
+    Args:
+        path: The file.
+        unique: Several processes may write the file at the same time.
+
+    Yields:
+        A path to write to. The file replaces ``path`` at the end of the block, and is deleted if the block raises.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part" if unique else f".{path.name}.part")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, content: Any) -> Path:
-    """Write JSON atomically: a reader never sees a partial file.
+    """Write JSON atomically.
 
     Returns:
         The path.
@@ -30,12 +54,9 @@ def replace_text(path: str | Path, text: str) -> Path:
     Returns:
         The path.
     """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-    return path
+    with replacing(path, unique=True) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return Path(path)
 
 
 def append_csv(path: str | Path, row: Mapping[str, Any]) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from metaphrase.exceptions import DataError, DataMismatchError
+from metaphrase.io.files import replacing
 
 MANIFEST = "manifest.json"
 
@@ -39,7 +40,7 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
                 f"command to finish it, or delete {folder} to start over."
             )
         return folder
-    if folder.exists() and any(other != partial_path(path) for other in folder.iterdir()):
+    if folder.exists() and any(other.name != f".{MANIFEST}.part" for other in folder.iterdir()):
         raise DataMismatchError(f"{folder} exists, but is needed for unfinished work. Move it.")
     with write_atomically(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
@@ -57,16 +58,8 @@ def clear_work_folder(folder: Path) -> None:
 @contextmanager
 def write_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that exists only once it is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = partial_path(path)
-    with part.open("wb") as file:
+    with replacing(path) as partial, partial.open("wb") as file:
         yield file
-    part.replace(path)
-
-
-def partial_path(path: Path) -> Path:
-    """The path of an incomplete file."""
-    return path.with_suffix(".part")
 
 
 def _done(folder: Path) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,8 +14,6 @@ from metaphrase.corpus.text import one_line
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.mining.margins import Pairs
 
-logger = logging.getLogger(__name__)
-
 #: Pairs that are written together.
 _CHUNK = 10_000
 #: Quantiles of the scores, in percent, around which the sample shows pairs.
@@ -25,7 +22,7 @@ _SHOWN = 10
 _BINS = 24
 
 
-def write_pairs(
+def write_scored_pairs(
     pairs: Pairs,
     sources: Sequence[str],
     targets: Sequence[str],
@@ -98,13 +95,10 @@ def draw_histogram(
     """Draw the distribution of the scores and of the runners-up.
 
     Returns:
-        The file; nothing if there are no pairs or matplotlib is not installed.
+        The file; nothing if there are no pairs.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        logger.info("The histogram requires matplotlib.")
-        return []
+    from matplotlib.figure import Figure  # slow to import
+
     if not len(pairs.score_c):
         return []
     figure = Figure(figsize=(8, 4.5), layout="constrained")

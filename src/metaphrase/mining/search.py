@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from metaphrase.exceptions import MissingExtraError, ModelError
+from metaphrase.io.files import replacing
 
 try:
     import faiss
@@ -176,9 +177,8 @@ class Approximate:
 
     def save(self, path: str | Path) -> None:
         """Write the index atomically."""
-        part = Path(path).with_suffix(".part")
-        faiss.write_index(self.index, str(part))
-        part.replace(path)
+        with replacing(path) as partial:
+            faiss.write_index(self.index, str(partial))
 
     @classmethod
     def load(cls, path: str | Path) -> Approximate:

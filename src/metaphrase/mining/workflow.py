@@ -24,7 +24,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder
 from metaphrase.mining.margins import Pairs, runners_up, select_pairs, suggest_threshold
 from metaphrase.mining.options import MiningOptions, SearchOptions
-from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_pairs, write_sample
+from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours
 from metaphrase.mining.sentences import Sentences, read_sentences
@@ -108,7 +108,7 @@ def mine_files(
     check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
     forward, backward, recalls = search_both(model, sources, targets, work, search, begin, note)
     chosen = _select(forward, backward, sources, targets, options, threshold)
-    write_pairs(chosen.kept, sources, targets, languages, output, work)
+    write_scored_pairs(chosen.kept, sources, targets, languages, output, work)
     texts = zip(SIDES, languages, (options.source, options.target), files, (sources, targets), strict=True)
     facts = {
         "output": output.name,

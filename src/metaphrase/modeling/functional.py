@@ -74,7 +74,7 @@ def translation_ranking(
             f"Direction {direction!r} ranks sources for each target and requires as many sources as targets, but got "
             f"{len(source_bh)} and {len(target_bh)}. Gather both sides, or rank 'source_to_target'."
         )
-    source_bh, target_bh = _at_least_float32(source_bh), _at_least_float32(target_bh)
+    source_bh, target_bh = at_least_float32(source_bh), at_least_float32(target_bh)
     if similarity == "cosine":
         source_bh, target_bh = F.normalize(source_bh, dim=-1), F.normalize(target_bh, dim=-1)
     with torch.autocast(source_bh.device.type, enabled=False):
@@ -312,7 +312,8 @@ def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
-def _at_least_float32(tensor: Tensor) -> Tensor:
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32."""
     return tensor.to(_wide(tensor))
 
 
@@ -358,7 +359,7 @@ def mean_pooled(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
     Returns:
         Shape ``(batch, hidden)``; zero for a sequence without unmasked tokens.
     """
-    kept_blh = _at_least_float32(tokens_blh).masked_fill(~mask_bl[..., None], 0.0)
+    kept_blh = at_least_float32(tokens_blh).masked_fill(~mask_bl[..., None], 0.0)
     return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -372,8 +373,8 @@ def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:
     Returns:
         Shape ``(batch, anchors, candidates)``; 0 for zero vectors.
     """
-    anchors_brh = F.normalize(_at_least_float32(anchors_brh), dim=-1)
-    candidates_bch = F.normalize(_at_least_float32(candidates_bch), dim=-1)
+    anchors_brh = F.normalize(at_least_float32(anchors_brh), dim=-1)
+    candidates_bch = F.normalize(at_least_float32(candidates_bch), dim=-1)
     with torch.autocast(anchors_brh.device.type, enabled=False):
         return anchors_brh @ candidates_bch.mT
 

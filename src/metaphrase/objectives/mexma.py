@@ -12,6 +12,7 @@ from transformers import BertConfig, PreTrainedConfig
 from transformers.models.bert.modeling_bert import BertEncoder
 
 from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.functional import at_least_float32
 from metaphrase.modeling.packing import ATTENTION, Packing
 from metaphrase.modeling.views import UNSCORED, View, masked_sentence, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
@@ -103,7 +104,7 @@ def cross_unmasking(head: UnmaskingHead, sides: Sequence[Masked], table_vh: Tens
         scored_bl = side.labels_bl != UNSCORED
         states.append(head(side.tokens_blh, side.mask_bl, side.sentence_bh)[scored_bl])
         labels.append(side.labels_bl[scored_bl])
-        weights.append(_wide(table_vh.new_ones(len(labels[-1]))) / (len(sides) * max(len(labels[-1]), 1)))
+        weights.append(at_least_float32(table_vh.new_ones(len(labels[-1]))) / (len(sides) * max(len(labels[-1]), 1)))
     return head.vocabulary(torch.cat(states), torch.cat(labels), table_vh, weights_k=torch.cat(weights))
 
 
@@ -128,15 +129,11 @@ def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     if len(embeddings_bh) < 2:
         return embeddings_bh.sum() * 0.0
     with torch.autocast(embeddings_bh.device.type, enabled=False):
-        unit_bh = F.normalize(_wide(embeddings_bh), dim=-1)
+        unit_bh = F.normalize(at_least_float32(embeddings_bh), dim=-1)
         with torch.no_grad():
             nearest_b = (unit_bh @ unit_bh.T).fill_diagonal_(-torch.inf).argmax(dim=1)
         distance_b = torch.linalg.vector_norm(unit_bh - unit_bh[nearest_b], dim=-1)
     return -(distance_b + epsilon).log().mean()
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 class CrossUnmasking(Objective):

@@ -30,6 +30,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.configuration import split_list
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
@@ -177,7 +178,7 @@ def prepare_export(
     """
     _check(options)
     check_destination(options.output_dir)
-    languages = dict.fromkeys(code for item in options.languages for code in item.replace(",", " ").split())
+    languages = dict.fromkeys(split_list(options.languages))
     languages.pop(TARGET_LANGUAGE, None)
     texts = _kept_texts(options, languages) if options.trims else []
     sets, names = _test_sets(options, list(languages))

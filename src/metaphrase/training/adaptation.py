@@ -28,6 +28,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
+from metaphrase.io.configuration import split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.io.locks import exclusive
@@ -36,7 +37,7 @@ from metaphrase.training.configuration import RunConfig
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs, RunResult, TrainingRun
-from metaphrase.training.splits import Pair, Split, file_name, held_out, one_line, replay, split_all, write_pairs
+from metaphrase.training.splits import Pair, Split, file_name, held_out, replay, single_spaced, split_all, write_split
 
 logger = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ class Adaptation:
         self.command = command
         self.show_progress = show_progress
         self.started = time.time()
-        languages = [code for item in config.languages for code in item.replace(",", " ").split()]
+        languages = split_list(config.languages)
         self.output = Path(config.output_dir or f"runs/adapt-{'-'.join(languages)}")
         self.data = self.output / "data"
         self.languages = languages
@@ -289,10 +290,10 @@ class Adaptation:
     def _command(self) -> list[str]:
         """The ``metaphrase adapt`` command with these settings."""
         words = ["metaphrase", "adapt", "--corpus", *self.config.corpus, "--languages", *self.languages]
-        for name in ("model", "recipe", "minutes", "replay", "anchor", "seed", "data_license"):
+        for name in ("model", "output_dir", "recipe", "minutes", "replay", "anchor", "seed", "data_license"):
             if (value := getattr(self.config, name)) is not None:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
-        return words
+        return [*words, "--force"] if self.config.force else words
 
     def _judge(self, result: RunResult, plan: Plan) -> AdaptationResult:
         """The verdict on the user's languages and on those that were not trained on; it is written to ``verdict.json``."""
@@ -316,7 +317,7 @@ def parallel_sets(folder: Path, part: str, pairs: Mapping[str, Sequence[Pair]]) 
     """Test sets of the pairs that were written to a folder, from memory."""
     sets = {}
     for language, own in pairs.items():
-        sources, targets = (tuple(side) for side in zip(*map(one_line, own), strict=True))
+        sources, targets = (tuple(side) for side in zip(*map(single_spaced, own), strict=True))
         sets[language] = ParallelSet(language, sources, targets, folder / file_name(language, part))
     return sets
 
@@ -381,11 +382,11 @@ def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Seq
     for part in folders.values():
         shutil.rmtree(part, ignore_errors=True)
     for language, one in splits.items():
-        write_pairs(folders["training"], language, "train", one.train)
-        write_pairs(folders["dev"], language, "dev", one.dev)
-        write_pairs(folders[HELD_OUT], language, "test", one.test)
+        write_split(folders["training"], language, "train", one.train)
+        write_split(folders["dev"], language, "dev", one.dev)
+        write_split(folders[HELD_OUT], language, "test", one.test)
     for language, pairs in kept.items():
-        write_pairs(folders["training"], language, "train", pairs)
+        write_split(folders["training"], language, "train", pairs)
     return folders
 
 
@@ -406,7 +407,7 @@ def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
         path = folder / file_name(language, "train")
         counts = report.of(str(path), language)
         for line, pair in enumerate(pairs[language], 2):
-            source, target = map(cleaning.tidy, one_line(pair))
+            source, target = map(cleaning.tidy, single_spaced(pair))
             counts.read += 1
             reason = cleaning.fault(source, target)
             if reason is None and (source, target, language) in rows:

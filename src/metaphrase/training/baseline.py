@@ -108,7 +108,7 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluatio
             "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
         )
         return EvaluationSets(tests)
-    languages = trained_languages(config)
+    languages = configured_languages(config)
     own: Sets = tests
     others: Sets = {}
     if any(languages & sets.keys() for sets in tests.values()):
@@ -139,7 +139,7 @@ def _select(tests: Sets, chosen: Any) -> Sets:
     return {name: sets for name, sets in selected.items() if sets}
 
 
-def trained_languages(config: RunConfig) -> set[str]:
+def configured_languages(config: RunConfig) -> set[str]:
     """Languages that will be trained on; empty if neither the options nor the file names state all of them."""
     files = find_files(config.corpus, languages=config.languages or None)
     named = {file.language for file in files if file.language}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import MISSING, Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.exceptions import RecipeError, UsageError
-from metaphrase.io.configuration import did_you_mean
+from metaphrase.io.configuration import default_of, did_you_mean
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
 
@@ -151,7 +151,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
             if name not in options:
                 raise RecipeError(f"The recipe has an unknown training option {name!r}{did_you_mean(name, options)}.")
         for name, option in options.items():
-            default = _default(option)
+            default = default_of(option)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
 
     __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
@@ -205,10 +205,6 @@ def refuse_token(settings: Mapping[str, Any]) -> None:
     """
     if settings.get("hub_token"):
         raise UsageError("A settings file should hold no token, but has a hub_token. Set HF_TOKEN instead.")
-
-
-def _default(option: Field[Any]) -> Any:
-    return option.default_factory() if option.default_factory is not MISSING else option.default
 
 
 def _plain(value: Any, default: Any) -> Any:

@@ -20,6 +20,7 @@ from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, w
 from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.exceptions import UsageError
+from metaphrase.io.files import replacing
 from metaphrase.training.configuration import CLEANINGS, RunConfig
 from metaphrase.training.recipe import Recipe
 
@@ -96,9 +97,8 @@ def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> An
                 100 * facts["share_target_linked"],
             )
             names = [name for name in aligned.column_names if name in ("alignment", "alignment_scores", "segmenter")]
-            partial = path.with_suffix(".partial")
-            aligned.select_columns(names).to_parquet(partial)
-            partial.rename(path)
+            with replacing(path) as partial:
+                aligned.select_columns(names).to_parquet(partial)
     links = Dataset.from_parquet(str(path))
     others = dataset.remove_columns([name for name in links.column_names if name in dataset.column_names])
     return concatenate_datasets([others, links], axis=1)

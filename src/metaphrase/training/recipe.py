@@ -6,7 +6,6 @@ import reprlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from metaphrase.io.configuration import (
     plain,
     read_yaml,
 )
+from metaphrase.io.files import RECIPES
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import is_reference, parameters_of
 
@@ -186,9 +186,7 @@ def list_recipes() -> list[Recipe]:
 
 
 def _packaged() -> list[Path]:
-    return [
-        Path(str(p)) for p in resources.files("metaphrase").joinpath("recipes").iterdir() if p.name.endswith(".yaml")
-    ]
+    return list(RECIPES.glob("*.yaml"))
 
 
 #: Types of the keys of a recipe, and their description.

@@ -140,19 +140,19 @@ def file_name(language: str, part: str) -> str:
     return f"{language}-{TARGET_LANGUAGE}.{part}.tsv.gz"
 
 
-def write_pairs(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -> Path:
+def write_split(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -> Path:
     """Write ``xx-en.PART.tsv.gz``, the same bytes for the same pairs."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(language, part)
-    lines = ["source\ttarget", *("\t".join(pair) for pair in map(one_line, pairs))]
+    lines = ["source\ttarget", *("\t".join(pair) for pair in map(single_spaced, pairs))]
     path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     return path
 
 
-def one_line(pair: Pair) -> Pair:
+def single_spaced(pair: Pair) -> Pair:
     r"""A pair with single spaces for all whitespace, as it is written to a file.
 
-    >>> one_line(("a  b", "c\td"))
+    >>> single_spaced(("a  b", "c\td"))
     ('a b', 'c d')
     """
     source, target = (" ".join(side.split()) for side in pair)

@@ -18,8 +18,8 @@ from metaphrase.evaluation.transfer.translation import (
     TranslationCollator,
     TranslationTrainer,
     average_checkpoints,
+    load_pairs,
     make_translator,
-    read_bitext,
     translate,
     translation_scores,
 )
@@ -183,8 +183,8 @@ def test_scores_name_their_tokenisation():
 
 
 def test_direction(bitext_dir):
-    into = read_bitext(str(bitext_dir), "de", split="train", direction="to-english", limit=3)
-    out = read_bitext(str(bitext_dir), "de", split="train", direction="from-english", limit=3)
+    into = load_pairs(str(bitext_dir), "de", split="train", direction="to-english", limit=3)
+    out = load_pairs(str(bitext_dir), "de", split="train", direction="from-english", limit=3)
     assert into["source"] == out["target"] == ["der Hund schläft", "die Katze schläft", "der Hund trinkt Wasser"]
     assert into["target"] == out["source"]
 

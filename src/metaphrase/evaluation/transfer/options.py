@@ -10,6 +10,8 @@ from typing import Any, Literal
 import torch
 from transformers import TrainingArguments
 
+from metaphrase.io.configuration import split_list
+
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
 Selection = Literal["mean", "language", "english", "last"]
 
@@ -102,4 +104,4 @@ class FineTuningArguments(TrainingArguments):
 
 def split_languages(languages: Sequence[str] | None) -> list[str] | None:
     """Split language codes at commas and spaces; None if there are none."""
-    return [code for item in languages or () for code in item.replace(",", " ").split()] or None
+    return split_list(languages or ()) or None

@@ -291,7 +291,7 @@ def translate(
     )
 
 
-def read_bitext(source: str, language: str, *, split: str, direction: str, limit: int | None) -> Dataset:
+def load_pairs(source: str, language: str, *, split: str, direction: str, limit: int | None) -> Dataset:
     """Read pairs without cleaning. ``source`` is the side that is translated.
 
     Raises:
@@ -330,7 +330,7 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
     started = time.time()
     train, test = (
-        read_bitext(place, language, split=split, direction=options.direction, limit=limit)
+        load_pairs(place, language, split=split, direction=options.direction, limit=limit)
         for place, split, limit in (
             (options.train, options.train_split, options.limit_train),
             (options.test, options.test_split, options.limit_test),

@@ -1,0 +1,28 @@
+import pytest
+
+from metaphrase.io.files import replace_text, replacing
+
+
+def test_a_file_is_replaced_once_it_is_complete(tmp_path):
+    path = tmp_path / "new" / "x.txt"
+    with replacing(path) as partial:
+        partial.write_text("whole", encoding="utf-8")
+        assert not path.exists()
+    assert path.read_text(encoding="utf-8") == "whole"
+    assert replace_text(path, "other") == path
+    assert [(file.name, file.read_text(encoding="utf-8")) for file in path.parent.iterdir()] == [("x.txt", "other")]
+
+
+@pytest.mark.parametrize("unique", [False, True])
+def test_a_failed_write_leaves_the_file(tmp_path, unique):
+    path = replace_text(tmp_path / "x.txt", "whole")
+
+    def fail():
+        with replacing(path, unique=unique) as partial:
+            partial.write_text("ha", encoding="utf-8")
+            raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        fail()
+    assert [file.name for file in tmp_path.iterdir()] == ["x.txt"]
+    assert path.read_text(encoding="utf-8") == "whole"
