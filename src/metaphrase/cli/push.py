@@ -27,7 +27,7 @@ EXAMPLES = (
 
 @dataclass
 class PushOptions:
-    """Where and what to push."""
+    """The repository, and the parts to push."""
 
     repo: str = field(metadata={"aliases": ["--to"], "help": "Repository, as me/name; created if it does not exist."})
     private: bool = field(default=False, metadata={"help": "Make a new repository private."})

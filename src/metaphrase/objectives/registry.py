@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Entry points of other packages: ``my-objective = "package.module:Class"``.
 ENTRY_POINTS = "metaphrase.objectives"
 
-#: A class of another package, as recipes name it.
+#: Reference to a class of another package in a recipe.
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 

@@ -73,7 +73,7 @@ Languages = dict[str, Dataset]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Training data, dev data, which choose the checkpoint, and test data: a data set per language each."""
+    """Training data, dev data that select the checkpoint, and test data, each with a data set per language."""
 
     train: Languages
     dev: Languages
