@@ -55,7 +55,7 @@ def run(argv: Sequence[str]) -> int:
         if export.lost:
             lines: list[RenderableType] = [
                 *tables,
-                f"Wrote nothing: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. Keep "
+                f"Nothing was written: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. Keep "
                 "more of the model, or accept more with --max_loss.",
             ]
         else:

@@ -1,6 +1,6 @@
 """Bitext mining (BUCC): find the sentences of two monolingual texts that are translations of each other.
 
-Published BUCC scores come from different protocols and are not comparable: the threshold is chosen on the scored pairs, or
+Published BUCC scores follow different protocols and are not comparable: the threshold is chosen on the scored pairs, or
 on other pairs. Here each protocol has a name (`PROTOCOLS`), and there is no default.
 
 Reference: Zweigenbaum et al. 2017, "Overview of the Second BUCC Shared Task"; Artetxe and Schwenk 2019, "Margin-based

@@ -58,7 +58,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             "memory."
         },
     )
-    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device has instructions for it."})
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device supports it."})
     max_skipped_steps: int = field(
         default=5,
         metadata={

@@ -103,7 +103,7 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
         only result (``languages``, ``average``, …) and ``comparison`` are also at the top level.
 
     Raises:
-        DataError: There is nothing to measure.
+        DataError: No benchmark can be measured.
         DataMismatchError: The baseline was measured on other data, or with other settings.
     """
     reporter = reporter or Reporter()

@@ -371,7 +371,7 @@ def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, se
     """Distribute the English items over parts.
 
     Items with the same premise or paragraph are assigned to the same part. Parts are filled one by one with random groups;
-    the last part takes the rest.
+    the last part receives the rest.
 
     Args:
         english: The English data set.
