@@ -59,7 +59,7 @@ def encode(
         convert_to_tensor: Return a tensor on the model's device instead of an array.
         tokens: Tokens per batch, including padding if the encoder requires it. None uses ``CPU_TOKENS`` or
             ``GPU_TOKENS``.
-        advance: Receives how many more sentences have embeddings.
+        advance: Called with the number of newly embedded sentences.
 
     Returns:
         Embeddings in the order of the sentences, shape ``(sentences, hidden)``.
