@@ -267,7 +267,7 @@ def run_options(argv: Sequence[str]) -> dict[str, Any]:
     namespace = argparse.Namespace(**dict.fromkeys(names, ...))  # what is given replaces the dots
     namespace, unknown = parser.parse_known_args(list(argv), namespace)
     if unknown:
-        raise ValueError(f"There is no option {unknown[0]}{did_you_mean(unknown[0].lstrip('-'), names)}.")
+        raise ValueError(f"Unknown option {unknown[0]}{did_you_mean(unknown[0].lstrip('-'), names)}.")
     given = {name: value for name, value in vars(namespace).items() if value is not ...}
     config = given.pop("config")
     return {**(read_yaml(config) or {} if config else {}), **given}
