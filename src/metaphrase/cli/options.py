@@ -114,7 +114,7 @@ def parse(
         prog: Name in the help text, e.g. ``"metaphrase evaluate"``.
         types: Dataclasses whose fields are the options.
         argv: The command line; ``--config FILE.yaml`` reads options from a file.
-        defaults: Values that replace the dataclasses' own; the file wins over them, the command line over both.
+        defaults: Values that replace the dataclasses' own; the file overrides them, and the command line overrides both.
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
@@ -170,7 +170,7 @@ def parse(
 
 def _add_flags(parser: Parser, is_command: bool) -> None:
     """Add ``--config`` and the flags that every command has."""
-    parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
+    parser.add_argument("--config", help="YAML file of options; the command line overrides it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
             names = [flag, *(["--print_config"] if flag == "--print-config" else ["-q"] if flag == "--quiet" else [])]

@@ -59,7 +59,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             "memory."
         },
     )
-    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device has instructions for it."})
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device supports it."})
     resume_from_checkpoint: str | None = field(
         default=None,
         metadata={
