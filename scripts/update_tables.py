@@ -125,7 +125,7 @@ def adapted_words(content: dict[str, Any]) -> str:
 #: The baseline and the release in stored results.
 SIDES = ("before", "after")
 
-#: Groups of languages that get a row of their own if a test set has them.
+#: Groups of languages with a separate row if a test set contains them.
 GROUPS = ("36", "14", "8", "5", "4")
 
 
