@@ -554,9 +554,9 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
     where = hardware.get("gpu") or f"{hardware['machine']}, {threads}"
     frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
     lines = [
-        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} of {total:,} pairs in "
+        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from {total:,} pairs in "
         f"{len(result['pairs'])} language{'s' if len(result['pairs']) > 1 else ''}; {seeds}; {where}. "
-        "Means over the seeds ± 95 % interval (Student's t; of a difference, over the test sentences too); a difference "
+        "Means over the seeds ± 95 % interval (Student's t; for differences, over the test sentences too); a difference "
         "smaller than its interval is a tie.",
     ]
     columns = [f"*paper: {column}*" for column in grid.published.get("columns", ())]
@@ -566,7 +566,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
         heads = [SCORES.get(key, f"the {key}") for key in scores]
         measures = [[shown(tested["scores"][key]) for key in scores] for _, tested in cells]
         if "gflop" in cells[0][0]:
-            heads = [f"GFLOP, {what}" for what in cells[0][0]["gflop"]] + ["ms a pair", "mean"]
+            heads = [f"GFLOP, {what}" for what in cells[0][0]["gflop"]] + ["ms per pair", "mean"]
             measures = [
                 [*(f"{value:.3g}" for value in cell["gflop"].values()), shown(cell["ms_per_pair"], ".2f"), m[2]]
                 for (cell, _), m in zip(cells, measures, strict=True)
@@ -582,7 +582,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
         languages = cells[0][1]["gains"]
         if len(languages) > 1:
             others = [cell["label"] for cell in result["cells"][1:]]
-            lines += ["", f"Gain over {first}, by language, those with the smallest corpora first:", ""]
+            lines += ["", f"Gain over {first}, by language, smallest corpora first:", ""]
             lines += [f"| | pairs | {' | '.join(others)} |", "|---|--:|" + "--:|" * len(others)]
             for language in languages:
                 gains = [tested["gains"][language] for _, tested in cells[1:]]
@@ -593,7 +593,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
             if len(result["seeds"]) > 1:
                 lines += ["", "\\* larger than its interval"]
     if columns:
-        lines += ["", f"The paper's numbers are on another scale: {grid.published['scale']}."]
+        lines += ["", f"The paper's numbers are not directly comparable: {grid.published['scale']}."]
     return "\n".join(lines) + "\n"
 
 
