@@ -736,7 +736,7 @@ class TestHeadsAndCorpora:
         with pytest.raises(ValueError, match=r"is not a bitext: it has the columns text"):
             push_corpus(tmp_path / "y.parquet", "acme/corpus")
         with pytest.raises(
-            FileNotFoundError, match=r"There is no file \S+z.parquet to push. Name a .parquet file that"
+            FileNotFoundError, match=r"The file \S+z.parquet does not exist. Name a .parquet file that"
         ):
             push_corpus(tmp_path / "z.parquet", "acme/corpus")
         assert online.requests == []

@@ -106,7 +106,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
     monkeypatch.setitem(bench.rows.ROWS, "projected-rows", failing)
     assert bench.run.main([*arguments, "--again"]) == 1
     assert path.read_text() == before
-    with pytest.raises(ValueError, match="Unknown rows: nothing. Available rows: projected-rows"):
+    with pytest.raises(ValueError, match=r"Unknown rows: nothing\. Available rows: projected-rows"):
         bench.run.main(["--rows", "nothing", "--results", str(results)])
 
 

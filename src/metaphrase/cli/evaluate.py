@@ -1,6 +1,6 @@
 """``metaphrase evaluate MODEL --data DIR``: measure an encoder, alone or against a baseline.
 
-A folder of test sets (``xx-en.tsv.gz``) is measured at once. In a folder of such folders, and for any other suite, each
+A folder of test sets (``xx-en.tsv.gz``) is measured directly. In a folder of such folders, and for any other suite, each
 data set is measured and cached on its own, and an interrupted command resumes after the last one.
 """
 
@@ -57,7 +57,7 @@ class EvaluateOptions:
         field(
             default="retrieval",
             metadata={
-                "help": "retrieval: does a sentence find its own translation, both directions; sts: similarity in and across "
+                "help": "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
                 "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
                 "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all "
                 "suites. If a data set fails, the others are still measured and written, and the exit status is 2."
@@ -167,7 +167,7 @@ def run(argv: Sequence[str]) -> int:
     console = notes()
     if options.data is None and options.suite != "sts" and not (options.suite == "mteb" and options.tasks):
         raise UsageError(
-            "Evaluation needs data: give --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub without "
+            "Evaluation needs data: pass --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub without "
             "it. See `metaphrase evaluate --help`."
         )
     evaluation = _evaluation(options)
@@ -218,7 +218,7 @@ def _evaluation(options: EvaluateOptions) -> Evaluation:
 
 
 def _listed(items: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Items that are separated by commas or spaces; None if there are none."""
+    """Split items at commas and spaces; None if there are none."""
     return tuple(one for item in items or () for one in item.replace(",", " ").split()) or None
 
 
@@ -252,7 +252,7 @@ def _check_options(options: EvaluateOptions, suites: set[str], console: Console)
         if not applies & suites:
             where = "a folder of test sets" if applies == {"test sets"} else f"--suite {', '.join(sorted(applies))}"
             raise UsageError(
-                f"--{name} applies to {where}, not to what --suite {options.suite} measures on these data."
+                f"--{name} applies to {where} and has no effect with --suite {options.suite} on these data."
             )
         if options.suite == "all":
             console.print(f"Note: --{name} applies only to {', '.join(sorted(applies))}.", highlight=False)

@@ -68,7 +68,7 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if action.dest != "help"]
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
-        """Refuse a flag that is unknown.
+        """Refuse unknown flags.
 
         Raises:
             UsageError: The message names the nearest option.
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
             flag = token.split("=")[0]
             if token.startswith("--") and flag not in self._option_string_actions:
                 near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
-                raise UsageError(f"There is no option {flag}{near}. See `{self.prog} --help`.")
+                raise UsageError(f"Unknown option {flag}{near}. See `{self.prog} --help`.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -107,7 +107,7 @@ def parse(
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
-        peek: Only look at the options: ``--help`` and ``--print-config`` wait for the parse that knows all defaults.
+        peek: Parse without exiting: ``--help`` and ``--print-config`` are handled by a later parse that knows all defaults.
 
     Returns:
         One instance of each dataclass.
@@ -209,7 +209,7 @@ def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
 
 
 def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
-    """Convert a value of a file to what the command line would give."""
+    """Convert a value of a file to the value that the command line would produce."""
     if value is not None and action.nargs == "+" and not isinstance(value, list):
         value = [value]
     if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML

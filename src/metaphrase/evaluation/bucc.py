@@ -1,4 +1,4 @@
-"""Bitext mining (BUCC): which sentences of two monolingual texts are translations of each other?
+"""Bitext mining (BUCC): find the sentences of two monolingual texts that are translations of each other.
 
 Published BUCC scores come from different protocols and are not comparable: the threshold is chosen on the scored pairs, or
 on other pairs. Here each protocol has a name (`PROTOCOLS`), and there is no default.
@@ -188,7 +188,7 @@ def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise MissingFileError(f"{folder} is not a folder. Give a folder with files such as zh-en.sample.zh.gz.")
+        raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as zh-en.sample.zh.gz.")
     files: dict[str, dict[str, dict[str, Path]]] = {}
     for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
         if match := _FILE.fullmatch(file.name):

@@ -63,7 +63,7 @@ def make_folder(folder: Path) -> None:
     """Create an output folder if it is missing.
 
     Raises:
-        CheckpointError: It is a file, or cannot be created.
+        CheckpointError: The folder is a file, or cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         """The class of an objective.
 
         Raises:
-            KeyError: There is no such objective.
+            KeyError: The objective is unknown.
             RecipeError: Its class cannot be imported, or is not an objective.
         """
         if name in self._classes:
@@ -118,7 +118,7 @@ def load_class(reference: str) -> type[Objective]:
         reference: ``package.module:Class``.
 
     Raises:
-        RecipeError: It cannot be imported, or is not an objective with a name.
+        RecipeError: The class cannot be imported, or is not an objective with a name.
     """
     from metaphrase.objectives.base import Objective
 

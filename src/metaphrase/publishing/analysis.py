@@ -224,7 +224,7 @@ def alignment_matrix(
 ) -> dict[str, Any]:
     """Cosines between the words of a pair, and the links of `EmbeddingAligner` between words.
 
-    States come from the aligner's default layer, two thirds of the way up.
+    States come from the aligner's default layer, at two thirds of the encoder's depth.
 
     Returns:
         ``source``, ``target`` (words), ``layer``, ``cosine`` (a row per source word) and ``links`` (``[source, target]``).

@@ -221,7 +221,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
     def _trained_on(self, data: str) -> bool:
-        """Whether the model was trained on a language of this test set, or may have been."""
+        """Whether the model was, or may have been, trained on a language of this test set."""
         trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
         tested = {row["language"] for row in self.results if row["data"] == data} - {"all"}
         return not trained or not tested or bool(tested & trained)

@@ -22,11 +22,11 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
 
     Attributes:
         head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
-        packing: Run the encoder without padding where it supports this.
+        packing: Run the encoder without padding if it supports this.
         effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
             ``per_device_train_batch_size``.
-        micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch at
-            once. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
+        micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch
+            together. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
             memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
             the step is repeated.
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
@@ -114,7 +114,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
 
 
 def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
-    """Refuse arguments that these objectives cannot be trained with.
+    """Refuse arguments that do not support these objectives.
 
     Raises:
         UsageError: There are several GPUs per process, or prompts, or batches without negatives.

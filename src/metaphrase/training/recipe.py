@@ -175,7 +175,7 @@ class Recipe:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Columns that a corpus needs besides ``source`` and ``target``."""
+        """Columns that the recipe reads in addition to ``source`` and ``target``."""
         views = (view for objective in self.objectives().values() for view in objective.views())
         return frozenset(column for view in views for column in view.columns)
 

@@ -149,7 +149,7 @@ def verify_best(folder: Path, output: str | Path) -> None:
     """Verify the best checkpoint before its weights are loaded at the end of training.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: The checkpoint is damaged.
     """
     try:
         verify(folder)
@@ -208,11 +208,11 @@ class ResumableCollator(ParallelCollator):
 
 
 def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
-    """The checkpoint of ``--resume_from_checkpoint``: a path, or the last good one of the output folder for ``true``.
+    """The checkpoint of ``--resume_from_checkpoint``: a path, or the last valid one of the output folder for ``true``.
 
     Raises:
         CheckpointError: The checkpoint does not exist or is damaged, or the folder holds checkpoints and resuming is not
-            configured: a later resume could not tell them from this run's.
+            configured: a later resume could not distinguish them from this run's.
     """
     output = str(arguments.output_dir)
     asked = str(arguments.resume_from_checkpoint or "false")

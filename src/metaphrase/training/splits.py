@@ -1,6 +1,6 @@
 """Dividing a user's bitext: pairs for training, early stopping and evaluation, without a shared sentence.
 
-Everything here is a pure function of corpus and seed, so that a run can be explained and repeated.
+Everything here is a pure function of corpus and seed, so that a run can be reproduced.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
     random.Random(seed).shuffle(unique)
     tests, devs = (min(most, int(SHARE * len(unique))) for most in (TEST, DEV))
     test, dev, rest = unique[:tests], unique[tests : tests + devs], unique[tests + devs :]
-    # One copy of a sentence in a set that is searched, so that every sentence has one correct answer.
+    # Keep one copy of a sentence in a test set, so that every sentence has one correct answer.
     test, dev = _one_each(test), _one_each(dev)
     held = {normalised(side) for pair in (*test, *dev) for side in pair}
     seen = {normalised(side) for pair in test for side in pair}
@@ -114,7 +114,7 @@ def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
 def replay(
     others: Mapping[str, ParallelSet], wanted: int, *, held: Set[str] = frozenset(), seed: int = 0
 ) -> dict[str, tuple[Pair, ...]]:
-    """Choose pairs of other languages to train on beside the user's, as evenly as possible; they preserve these languages.
+    """Choose pairs of other languages, as evenly as possible, to add to the user's and preserve these languages.
 
     Args:
         others: Pairs of each other language.

@@ -70,7 +70,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     Raises:
         ValueError: The loss is not an :class:`AlignmentLoss`, prompts are given, an objective has no negatives to rank
             against, or the run pushes a model that has one release per language.
-        HubAccessError: The run pushes to the Hub, and there is no token, or it has no write access.
+        HubAccessError: The run pushes to the Hub, and the token is missing or has no write access.
         CheckpointError: The output folder is a file, or cannot be created.
     """
 
@@ -133,7 +133,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return {name: view for name, view in inputs.items() if isinstance(view, dict)}, None
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """End an epoch over a stream in all processes at once, because their files may have different lengths."""
+        """End an epoch over a stream in all processes together, because their files may have different lengths."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1 and isinstance(self.train_dataset, IterableDataset):
             complete = holds_everywhere(condition=len(samples) == num_batches, device=device)
@@ -182,7 +182,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one, from the manifest where the data are a stream."""
+        """Completed epochs and batches of the next one, from the manifest if the data are a stream."""
         self._written, self._evaluation_pending, self._gradients_pending = None, False, False
         self._steps.reset()
         epoch, batches = super()._init_training_state(
@@ -226,7 +226,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> None:
-        """Remember what a step changes besides the gradients."""
+        """Store the state that a step changes in addition to the gradients."""
         self._steps.begin_step()
         self._before_step = (
             dict(self.alignment_loss.heads.named_buffers()),
@@ -274,7 +274,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             restore_buffers(self.alignment_loss.heads, buffers)
             self._tr_loss.copy_(total)
             self.accum_loss_components["train"] = terms
-            if scaler is None:  # optimisers ignore parameters without a gradient; a scaler skips by itself
+            if scaler is None:  # optimisers ignore parameters without a gradient; a scaler skips the step itself
                 for parameter in parameters:
                     parameter.grad = None
         return super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -287,7 +287,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         """Let the objectives follow the encoder.
 
         Args:
-            evaluation_due: Whether an evaluation follows this step; if training stops here, the resumed run makes it.
+            evaluation_due: Whether an evaluation follows this step; if training stops here, the resumed run performs it.
 
         Returns:
             Whether a signal ends training here.
@@ -300,7 +300,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return bool(self._shutdown.agreed)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the mean loss of the steps that were made, and the number of skipped ones."""
+        """Log the mean loss of the executed steps, and the number of skipped ones."""
         if "loss" in logs:
             self._steps.correct_log(logs)
         super().log(logs, *args, **kwargs)

@@ -36,7 +36,7 @@ REVISION = 2
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured, on which data, and how.
+    """The model and the data of an evaluation, and its settings.
 
     Attributes:
         model: Encoder to measure: a folder, a Hub id, or ``"starter"``.
@@ -66,7 +66,7 @@ class Evaluation:
 
     @property
     def is_test_set(self) -> bool:
-        """Whether the data are a single folder of test sets, which is measured at once and not cached."""
+        """Whether the data are a single folder of test sets, which is measured directly and not cached."""
         return self.suites == ("retrieval",) and self.data is not None and not holds_folders(Path(self.data))
 
 
@@ -100,11 +100,11 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
         A dictionary for JSON: ``scores`` are the results by name (`Result.to_dict`), next to ``model``, ``model_hash``,
         ``parts``, ``skipped``, ``failed``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
         ``baseline``, in the same form, and ``comparisons`` by name. For a single folder of test sets, the keys of its
-        only result (``languages``, ``average``, …) and ``comparison`` are at the top level, too.
+        only result (``languages``, ``average``, …) and ``comparison`` are also at the top level.
 
     Raises:
         DataError: There is nothing to measure.
-        DataMismatchError: The baseline was measured on other data, or in another way.
+        DataMismatchError: The baseline was measured on other data, or with other settings.
     """
     reporter = reporter or Reporter()
     start = time.perf_counter()

@@ -16,7 +16,7 @@ Selection = Literal["mean", "language", "english", "last"]
 
 @dataclass
 class FineTuningOptions:
-    """Which encoder is fine-tuned, on which data, and how it is measured."""
+    """Options of fine-tuning and measuring an encoder."""
 
     model: str = field(
         default="starter",

@@ -1,4 +1,4 @@
-"""What a fine-tuning task provides, how models predict, and how predictions are scored."""
+"""The interface of fine-tuning tasks, prediction, and scoring of predictions."""
 
 from __future__ import annotations
 
