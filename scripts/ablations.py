@@ -85,13 +85,12 @@ class Options:
         default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: that of the demo)."}
     )
     test: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Folders of test sets (default: those of the demo)."}
+        default_factory=lambda: [str(DATA / "demo")],
+        metadata={"help": "Folders of test sets (default: those of the demo)."},
     )
     steps: int = field(default=100, metadata={"help": "Optimiser steps of each cell."})
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each cell."})
-    output: str = field(
-        default="runs/ablations", metadata={"help": "Results folder, with a subfolder for each grid."}
-    )
+    output: str = field(default="runs/ablations", metadata={"help": "Results folder, with a subfolder for each grid."})
     batch_size: int | None = field(default=None, metadata={"help": "Short for --per_device_train_batch_size."})
     set: list[str] = field(
         default_factory=list,

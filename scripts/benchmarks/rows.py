@@ -548,7 +548,7 @@ def encode_vs_st(context: Context) -> list[Figure]:
     difference = float(np.abs(encode(model, sentences) - theirs(32)).max())
     n = len(sentences)
     lengths = [int(mask.sum()) for mask in model.preprocess(sentences)["attention_mask"]]
-    order = sorted(range(n), key=lambda i: -len(sentences[i]))  # by length in characters, as sentence-transformers does
+    order = sorted(range(n), key=lambda i: -len(sentences[i]))  # by characters, like sentence-transformers
     batches = [[lengths[i] for i in order[at : at + 128]] for at in range(0, n, 128)]
     positions = sum(len(batch) * max(batch) for batch in batches)
     model.max_seq_length = limit
