@@ -20,7 +20,7 @@ SETTINGS = {
 
 @dataclass
 class AlignOptions:
-    """What is aligned, by which aligner, and where the links are written."""
+    """The bitext to align, the aligner, and the output."""
 
     files: list[str] = field(
         default_factory=list,

@@ -122,7 +122,7 @@ def tidy(output: Path) -> None:
 
 
 def _delete(folder: Path, *, by: Callable[[Path], Any]) -> None:
-    """Delete a folder after moving it aside, so that a kill never leaves half of it in place."""
+    """Delete a folder after moving it aside, so that a killed process never leaves a partial folder."""
     aside = folder.parent / DELETED / folder.name
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(exist_ok=True)

@@ -46,7 +46,7 @@ commands:
 
 options of every command:
 {chr(10).join(f"  {flag:<15} {text}" for flag, text in FLAGS.items())}
-  --config FILE   Read options from a YAML file; the command line wins.
+  --config FILE   Read options from a YAML file; the command line overrides it.
   --help          List the command's options, with examples.
 
 examples:
@@ -70,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command and its options; None takes those of the process.
 
     Returns:
-        The exit status: that of the command (0, or 1 if problems were found); 2 if an option or
-        file is invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback;
-        130 if interrupted.
+        The exit status: that of the command (0, or 1 if problems were found); 2 if an option or file is
+        invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if
+        interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]

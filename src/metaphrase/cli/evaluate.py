@@ -40,7 +40,7 @@ _STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 @dataclass
 class EvaluateOptions:
-    """What is measured, on which data, and how."""
+    """The encoder to measure, the data, and the settings."""
 
     model: str = field(
         metadata={"help": "Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument."}
@@ -120,7 +120,7 @@ class EvaluateOptions:
     baseline: str | None = field(
         default=None,
         metadata={
-            "help": "Encoder to compare with, measured as it is with its stored query prompt: --max_length applies to it, "
+            "help": "Encoder to compare with, measured with its stored query prompt; --max_length applies to it, "
             "--pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, for a baseline with other "
             "settings."
         },

@@ -48,12 +48,23 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the layout of examples, and adds defaults to help texts that do not mention them."""
+    """Keeps the layout of examples, shows one spelling of an option, and adds defaults that the text does not mention."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or "efault" in (action.help or ""):
+        if action.default in (None, "", []) or "efault" in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = dict.fromkeys(name.replace("-", "_").lstrip("_") for name in action.option_strings)
+        shown = [
+            next(one for one in action.option_strings if one.replace("-", "_").lstrip("_") == name) for name in names
+        ]
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        value = f" [{value.strip()}]" if action.nargs == "?" else f"{value} ..." if action.nargs == "+" else value
+        return ", ".join(shown) + value
 
 
 class Parser(argparse.ArgumentParser):
@@ -103,7 +114,7 @@ def parse(
         prog: Name in the help text, e.g. ``"metaphrase evaluate"``.
         types: Dataclasses whose fields are the options.
         argv: The command line; ``--config FILE.yaml`` reads options from a file.
-        defaults: Values that replace the dataclasses' own; the file wins over them, the command line over both.
+        defaults: Values that replace the dataclasses' own; the file overrides them, and the command line overrides both.
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
@@ -120,6 +131,7 @@ def parse(
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,
+        usage=f"{prog} [OPTIONS]",
         description=description,
         epilog=_epilog(examples, is_command),
         formatter_class=_Help,
@@ -158,7 +170,7 @@ def parse(
 
 def _add_flags(parser: Parser, is_command: bool) -> None:
     """Add ``--config`` and the flags that every command has."""
-    parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
+    parser.add_argument("--config", help="YAML file of options; the command line overrides it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
             names = [flag, *(["--print_config"] if flag == "--print-config" else ["-q"] if flag == "--quiet" else [])]

@@ -170,7 +170,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without duplicates, which occur for findings that concern no single language."""
+    """Findings without duplicates, which occur if a finding does not concern a single language."""
     return list({(finding.code, finding.language, finding.message): finding for finding in findings}.values())
 
 

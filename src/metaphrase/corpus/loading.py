@@ -177,7 +177,7 @@ def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) ->
 
 
 def _cache_key(files: Sequence[BitextFile], selection: Selection) -> str:
-    """The key of a corpus on disk: the files' sizes and times of change, and how they are read."""
+    """The key of a corpus on disk: sizes and modification times of the files, and how they are read."""
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for file in files for path in file.paths]
     how = dataclasses.replace(selection, languages=frozenset()), sorted(selection.languages)
     return str(Hasher.hash((files, stats, how, importlib.metadata.version("metaphrase"))))

@@ -55,7 +55,7 @@ class Measure(Protocol):
         """Names of the settings that two results must share to be comparable."""
 
     def items(self, details: Mapping[str, Any]) -> Any:
-        """Read what is resampled from the JSON details of one language."""
+        """Read the items to resample from the JSON details of one language."""
 
     def score(self, items: Any) -> float:
         """Score of all items, in percent."""

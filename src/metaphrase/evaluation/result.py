@@ -107,7 +107,7 @@ class Result:
         return MEASURES[self.statistic]
 
     def items(self, language: str) -> Any:
-        """What is resampled for a language: its item scores, or the counts that its score is computed from."""
+        """The items to resample for a language: their scores, or the counts that its score is computed from."""
         return self.statistic_measure().items(self.languages[language].details)
 
     def to_dict(self) -> dict[str, Any]:

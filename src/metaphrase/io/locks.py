@@ -30,7 +30,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     """Hold a folder, which is created if missing, so that no other process writes to it.
 
     The operating system releases the lock when the process ends, even if it is killed. A process that holds a folder can
-    enter again; its forked children hold nothing. File systems without locks cause a warning.
+    hold it again; forked children do not inherit the lock. File systems without locks cause a warning.
 
     Args:
         folder: The folder.

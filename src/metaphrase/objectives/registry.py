@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Entry points of other packages: ``my-objective = "package.module:Class"``.
 ENTRY_POINTS = "metaphrase.objectives"
 
-#: A class of another package, as recipes name it.
+#: Reference to a class of another package in a recipe.
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -83,7 +83,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         return known or (isinstance(name, str) and is_reference(name))
 
     def granularity(self, name: str) -> str:
-        """What an objective aligns; built-in objectives are not imported for it."""
+        """Granularity of an objective; built-in objectives are not imported."""
         return self._table[name][0] if name in self._table and name not in self._classes else self[name].granularity
 
     @cached_property

@@ -279,7 +279,7 @@ def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet)
 def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[str, Any]:
     """Histograms of margins: translations and wrong targets share bins; each side has separate bins.
 
-    Training can multiply the spread of margins by ten; with common bins one of the sides would be a few bars.
+    Training can multiply the spread of margins by ten; with common bins, one side would consist of a few bars.
 
     Args:
         margins_of: Results of `margins` per side (``"before"``, ``"after"``).

@@ -1,8 +1,8 @@
 """The model card: base model, recipe, data, and results per language.
 
-Data reach the card in two ways: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or `table` into
-its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can change the
-structure of the card.
+Data are written to the card in two ways: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or
+`table` into its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can
+change the structure of the card.
 """
 
 from __future__ import annotations

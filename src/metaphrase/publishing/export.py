@@ -45,7 +45,7 @@ _INHERITED = ("language", "license", "license_name", "license_link")
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
-    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. Can be given first."})
+    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. May be the first argument."})
     output_dir: str = field(metadata={"help": "New folder for the result."})
     languages: list[str] = field(
         default_factory=list,

@@ -90,7 +90,7 @@ def release(
 
     The release is written to a folder inside `output_dir`, loaded again, compared with the model, and then moved into place
     file by file. Files of an earlier release are deleted; other files in `output_dir` (checkpoints, logs, run facts) are
-    kept. An interrupted release leaves the folder as it was, or a folder that does not load; the next release removes the
+    kept. An interrupted release leaves the folder unchanged, or a folder that does not load; the next release removes the
     temporary files.
 
     Args:

@@ -46,7 +46,7 @@ class ReportOptions:
     """The run, its baseline, and the data of the report."""
 
     run: str = field(
-        metadata={"help": "Folder that `metaphrase train` or `metaphrase demo` wrote. Can be given first."}
+        metadata={"help": "Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument."}
     )
     baseline: str | None = field(
         default=None,
@@ -123,7 +123,7 @@ def report_run(
 
     Raises:
         MissingFileError: The folder is not a run, or the run has no release yet.
-        UsageError: The test sets do not contain what the options name.
+        UsageError: The test sets do not contain a language or pair of the options.
     """
     started = time.perf_counter()
     folder = Path(options.run)
@@ -329,7 +329,7 @@ def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained:
 
 
 def _check_choices(options: ReportOptions, sets: Mapping[str, ParallelSet]) -> None:
-    """Refuse wrong languages and pairs before anything is encoded."""
+    """Refuse unknown languages and pairs before anything is encoded."""
     if unknown := [language for language in options.languages or () if language not in sets]:
         raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets)}.")
     analysis.choose_pairs(sets, options.pairs or [f"{next(iter(sets))}:1"])

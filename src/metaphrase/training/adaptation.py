@@ -335,7 +335,7 @@ def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
 
 
 def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
-    """The packaged bitext of all languages but the user's; none if nothing is replayed."""
+    """The packaged bitext of all languages except the user's; empty if nothing is replayed."""
     if config.replay == 0:
         return {}
     packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train")
@@ -375,7 +375,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
 
 
 def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> dict[str, Path]:
-    """Write the pairs that are trained on and held out, so that a run can be repeated and others compared with it.
+    """Write the training and held-out pairs, so that a run can be reproduced and compared with others.
 
     Data of an earlier run are deleted.
     """

@@ -207,7 +207,7 @@ def measure_baseline(
 
 
 def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
-    """Results that an earlier run measured of the same encoder with the same libraries; empty if there are none."""
+    """Results of an earlier run for the same encoder with the same libraries; empty without such a run."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content["results"]) if content["subject"] == subject else {}

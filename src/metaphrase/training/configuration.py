@@ -61,7 +61,7 @@ class RunOptions:
         default=None, metadata={"help": "Pooling that replaces the encoder's own, e.g. cls or mean."}
     )
     freeze_word_embeddings: bool = field(
-        default=False, metadata={"help": "Do not train the word embeddings: less memory, faster."}
+        default=False, metadata={"help": "Freeze the word embeddings, which saves memory and time."}
     )
     license: str | None = field(
         default=None,
@@ -78,7 +78,10 @@ class RunOptions:
         metadata={"help": "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."},
     )
     temperature: float | None = field(
-        default=None, metadata={"help": "Sample languages in proportion to size^temperature: 1 as is, 0 uniformly."}
+        default=None,
+        metadata={
+            "help": "Sample languages in proportion to size^temperature: 1 keeps their shares, 0 makes them equal."
+        },
     )
     clean: str = field(
         default="basic",

@@ -83,7 +83,7 @@ def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> An
         if not path.is_file():
             logger.info(
                 "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
-                "directions, combined by %s. Other links come from `metaphrase align`.",
+                "directions, combined by %s. For other links, run `metaphrase align` first.",
                 len(dataset),
                 heuristic,
             )

@@ -190,7 +190,11 @@ def make_plan(
     whole = 16 * parameters  # weights, gradients, two moments
     freeze = not cuda or whole > 0.5 * memory
     if freeze:
-        why = "on a CPU" if not cuda else f"as training them takes {16 * table / 1e9:.1f} GB of {memory / 1e9:.1f}"
+        why = (
+            "on a CPU"
+            if not cuda
+            else f"because training them requires {16 * table / 1e9:.1f} of {memory / 1e9:.1f} GB"
+        )
         reasons.append(f"word embeddings are frozen, {why}")
     held = 4 * parameters + 12 * (parameters - table if freeze else parameters)
     room = max(memory - held, 0.0) * 0.5

@@ -32,7 +32,7 @@ class RunFacts:
     """Facts of a run that must not change when it is resumed. Digests are computed once.
 
     Args:
-        loss: The training loss, with the encoder as it is before it is wrapped.
+        loss: The training loss, with the encoder before it is wrapped for distributed training.
         args: The training arguments.
     """
 
@@ -75,7 +75,7 @@ class RunFacts:
 
     @cached_property
     def _tokenizer_digest(self) -> str:
-        """Of vocabulary and rules, without the settings that each call changes."""
+        """Digest of vocabulary and rules, without the settings that each call changes."""
         tokenizer = self._model.tokenizer
         if getattr(tokenizer, "is_fast", False):
             content = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -85,7 +85,7 @@ class RunFacts:
         return _digest(content)
 
     def _corpus_digest(self, dataset: Any) -> str | None:
-        """Of the rows, or of the files behind a stream if they are known."""
+        """Digest of the rows, or of the files of a stream if they are known."""
         if self._digested[0] is not dataset:
             if isinstance(dataset, Dataset):
                 digest: str | None = data_digest(dataset)

@@ -331,7 +331,7 @@ class TrainingRun:
             return
         if self.config.push_to_hub:
             raise UsageError(
-                f"Recipe {self.recipe.name!r} is released as a folder for each language, which one repository cannot hold. "
+                f"Recipe {self.recipe.name!r} is released as one folder per language, which one repository cannot contain. "
                 "Omit --push_to_hub, and push the folders after training: metaphrase push FOLDER/xx --repo me/name-xx."
             )
         measured = {*self.dev, *(language for sets in self.tests.merged().values() for language in sets)}
@@ -390,7 +390,7 @@ class TrainingRun:
         return card
 
     def trained_encoder(self) -> Encoders:
-        """The encoder as it is released: from the release's folder, or one for each language of a language embedding."""
+        """The released encoder, loaded from its folder, or one for each language of a language embedding."""
         if self.language_embedding is None:
             return load_encoder(self.output, device=str(self.encoder.device))
         return fold_languages(self.encoder, self.language_embedding)

@@ -71,7 +71,7 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
 
 
 def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
-    """Hold out pairs of every language; a sentence held out of one language is trained on in none, nor in English.
+    """Hold out pairs of every language; a sentence held out in one language is excluded from training in all languages.
 
     Args:
         sets: The pairs of each language.
@@ -89,7 +89,7 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
 
 
 def held_out(splits: Iterable[Split]) -> set[str]:
-    """The normalised sentences, of either side, that are in a dev or test set."""
+    """The normalised sentences of both sides of the dev and test sets."""
     return {normalised(side) for one in splits for pair in (*one.dev, *one.test) for side in pair}
 
 
@@ -99,7 +99,7 @@ def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
 
 
 def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs neither side of which occurred before."""
+    """The pairs without a side that occurred before."""
     seen: tuple[set[str], set[str]] = (set(), set())
     kept = []
     for pair in pairs:

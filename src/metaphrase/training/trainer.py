@@ -203,7 +203,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     def begin_epoch(self) -> None:
         """Seed views and batches for the epoch that begins, and skip the batches of an earlier run."""
         self.data_collator.set_epoch(self._position.epoch)
-        if self._sampler is not None:  # in distributed training, accelerate does not reach it
+        if self._sampler is not None:  # accelerate does not set its epoch in distributed training
             self._sampler.set_epoch(self._position.epoch)
         if isinstance(self.train_dataset, IterableDataset) and self.args.dataloader_num_workers == 0:
             self.data_collator.batches_to_skip = 0 if self.args.ignore_data_skip else self._position.offset
@@ -261,7 +261,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         super().track_loss_components(loss)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm, heads included. All processes agree here on skipping this step and on stopping after it."""
+        """The gradient norm, heads included. All processes agree here whether to skip this step and to stop after it."""
         parameters, scaler = [*model.parameters(), *self.head_parameters()], self.accelerator.scaler
         if grad_norm is None:
             grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -284,7 +284,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
     def end_step(self, *, evaluation_due: bool) -> bool:
-        """Let the objectives follow the encoder.
+        """Update the state of the objectives, such as momentum encoders.
 
         Args:
             evaluation_due: Whether an evaluation follows this step; if training stops here, the resumed run performs it.
@@ -342,7 +342,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             self.alignment_loss.heads.load_state_dict(heads.state_dict())
 
     def _load_best_model(self) -> None:
-        """Load the best checkpoint; if it is damaged, fail, where the parent class would continue with the last weights."""
+        """Load the best checkpoint, and fail if it is damaged; the parent class would continue with the last weights."""
         best = Path(str(self.state.best_model_checkpoint))
         verify_best(best, self.args.output_dir)
         self.model.model_card_data.set_best_model_step(self.state.best_global_step)

@@ -103,7 +103,7 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
         only result (``languages``, ``average``, …) and ``comparison`` are also at the top level.
 
     Raises:
-        DataError: There is nothing to measure.
+        DataError: No benchmark can be measured.
         DataMismatchError: The baseline was measured on other data, or with other settings.
     """
     reporter = reporter or Reporter()
@@ -216,7 +216,7 @@ def find_benchmarks(
         settings: How they are measured.
 
     Returns:
-        The benchmarks, and for each suite without data what it needs.
+        The benchmarks, and for each suite without data a description of the data that it needs.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -371,7 +371,7 @@ def measure_all(
     Args:
         benchmarks: The benchmarks.
         subject: The model.
-        missing: What suites without data need.
+        missing: Description of the data that each suite without data needs.
         reporter: Receives the progress.
         raise_errors: Raise the error of a benchmark instead.
     """

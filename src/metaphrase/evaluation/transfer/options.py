@@ -27,7 +27,7 @@ class FineTuningOptions:
     )
     dev: str | None = field(
         default=None,
-        metadata={"help": "Data that choose the checkpoint (split: dev). Default: held out from the training data."},
+        metadata={"help": "Data that select the checkpoint (split: dev). Default: held out from the training data."},
     )
     test: str | None = field(default=None, metadata={"help": "Test data (split: test)."})
     halves: str | None = field(

@@ -231,7 +231,7 @@ def train_and_measure(
 
 
 def _dev_sets(run: Run, benchmark: Benchmark, options: FineTuningOptions) -> Languages:
-    """Dev data that choose the checkpoints of a run."""
+    """Dev data that select the checkpoints of a run."""
     if options.selection == "english":
         return select_languages(benchmark.dev, [ENGLISH])
     if set(run.languages) == set(benchmark.test):
