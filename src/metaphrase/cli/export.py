@@ -55,8 +55,8 @@ def run(argv: Sequence[str]) -> int:
         if export.lost:
             lines: list[RenderableType] = [
                 *tables,
-                f"Nothing was written: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. Keep "
-                "more of the model, or accept more with --max_loss.",
+                f"Nothing was written: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. "
+                "Keep more of the model, or accept more with --max_loss.",
             ]
         else:
             for item in tables:

@@ -48,12 +48,23 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the layout of examples, and adds defaults to help texts that do not mention them."""
+    """Keeps the layout of examples, shows one spelling of an option, and adds defaults that the text does not mention."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or "efault" in (action.help or ""):
+        if action.default in (None, "", []) or "efault" in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = dict.fromkeys(name.replace("-", "_").lstrip("_") for name in action.option_strings)
+        shown = [
+            next(one for one in action.option_strings if one.replace("-", "_").lstrip("_") == name) for name in names
+        ]
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        value = f" [{value.strip()}]" if action.nargs == "?" else f"{value} ..." if action.nargs == "+" else value
+        return ", ".join(shown) + value
 
 
 class Parser(argparse.ArgumentParser):
@@ -120,6 +131,7 @@ def parse(
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,
+        usage=f"{prog} [OPTIONS]",
         description=description,
         epilog=_epilog(examples, is_command),
         formatter_class=_Help,

@@ -511,7 +511,8 @@ class MiningEvaluator(BaseEvaluator):
         scores |= {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
         logger.info("Mining %s at step %d: F1 %.2f %%", self.name, steps, result.average.score)
         metrics = self.prefix_name_to_metrics(scores, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        if isinstance(model, SentenceTransformer):
+            self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
     def get_config_dict(self) -> dict[str, Any]:

@@ -32,6 +32,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
+        resume_from_checkpoint: Checkpoint to resume; ``"true"`` resumes the last valid one, if there is one.
         allow_changes: Resume a checkpoint even if recipe, encoder, data, batch size or seed have changed.
         restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
         bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32.
@@ -59,6 +60,12 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         },
     )
     bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device supports it."})
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."
+        },
+    )
     max_skipped_steps: int = field(
         default=5,
         metadata={

@@ -237,5 +237,5 @@ def _parse_term(term: Any, origin: str) -> Term:
             f"{place(term, 'args')}The args of {name!r} in {origin} should be keys and values, but are {_short(args)}."
         )
     located = Keys(plain(args))
-    located.places = getattr(args, "places", located.places)
+    located.places = dict(getattr(args, "places", {}))
     return Term(name, float(weight), located)

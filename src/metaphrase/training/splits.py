@@ -150,7 +150,7 @@ def write_split(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -
 
 
 def single_spaced(pair: Pair) -> Pair:
-    r"""A pair with single spaces for all whitespace, as it is written to a file.
+    r"""A pair in the form that is written to a file: single spaces for all whitespace.
 
     >>> single_spaced(("a  b", "c\td"))
     ('a b', 'c d')
