@@ -67,7 +67,7 @@ class StatisticalAligner(Aligner):
 
     Args:
         model: ``"fast_align"``, ``"hmm"`` or ``"ibm1"`` … ``"ibm4"``.
-        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` gives fewer and more precise links.
+        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` finds fewer and more precise links.
         lowercase: Lowercase words.
         strip_punctuation: Strip punctuation around words, so that ``cat.`` becomes ``cat``.
         iterations: Iterations of expectation maximisation for each model of the chain.

@@ -78,7 +78,7 @@ class EvaluateOptions:
     protocols: list[str] | None = field(
         default=None,
         metadata={
-            "help": "BUCC protocols, by the split that gives the threshold and the split that is scored: train_oracle (both "
+            "help": "BUCC protocols, by the split that sets the threshold and the split that is scored: train_oracle (both "
             "training, DAP's table 2), train_to_test (training, then test: the shared task), sample_to_train (sample, then "
             "training: XTREME), sample_oracle (both sample: WACSE, mSimCSE). Default: all whose splits are available."
         },

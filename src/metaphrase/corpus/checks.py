@@ -182,7 +182,7 @@ def check_languages(
 ) -> list[Finding]:
     """Check the language of each side: swapped sides, another language, lines in another language.
 
-    A language that the classifier does not know gives a warning, unless the sides are swapped.
+    A language that the classifier does not know results in a warning, unless the sides are swapped.
 
     Args:
         pairs: The pairs of one language.

@@ -153,7 +153,7 @@ def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
 
 
 def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) -> Corpus:
-    """The clean pairs in a memory-mapped Arrow file, with a JSON file beside it that is written last."""
+    """The clean pairs in a memory-mapped Arrow file, with a JSON file next to it that is written last."""
     arrow, about, key = folder / "pairs.arrow", folder / "pairs.json", _cache_key(files, selection)
     with suppress(OSError, ValueError, KeyError):
         known = json.loads(about.read_text(encoding="utf-8"))

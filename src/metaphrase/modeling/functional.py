@@ -406,7 +406,7 @@ def gather_with_gradient(tensor_bh: Tensor) -> Tensor:
     """Concatenate a tensor of equal shape over all processes, in the order of their ranks.
 
     The gradient of every process's loss flows back to the process that the rows come from. Without distributed training,
-    the tensor is returned as it is.
+    the tensor is returned unchanged.
 
     Args:
         tensor_bh: Rows of this process, shape ``(batch, hidden)``, the same on every process.

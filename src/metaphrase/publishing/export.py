@@ -133,7 +133,7 @@ class Export:
         options: The options.
         changes: What was changed, in words.
         before: Result of `evaluate_retrieval` with the original model.
-        after: The same with the reduced model, as it was written.
+        after: The same with the written, reduced model.
         comparison: Their comparison.
         sizes: ``before`` and ``after`` of megabytes on disk, pieces, layers and parameters.
         lost: Languages that lost significantly more than ``max_loss``.

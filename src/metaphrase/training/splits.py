@@ -150,7 +150,7 @@ def write_pairs(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -
 
 
 def one_line(pair: Pair) -> Pair:
-    r"""A pair with single spaces for all whitespace, as it is written to a file.
+    r"""A pair in the form that is written to a file: single spaces for all whitespace.
 
     >>> one_line(("a  b", "c\td"))
     ('a b', 'c d')
