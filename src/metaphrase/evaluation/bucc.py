@@ -47,13 +47,13 @@ class BuccProtocol(NamedTuple):
         tuned: Split whose gold pairs determine the threshold.
         scored: Split that is scored with this threshold.
         duplicates: Treatment of repeated lines, one of `DUPLICATES`.
-        comparison: Comparison of a kept pair's score with the threshold, one of `COMPARISONS`.
+        comparison: ThresholdComparison of a kept pair's score with the threshold, one of `COMPARISONS`.
     """
 
     tuned: str
     scored: str
     duplicates: Duplicates
-    comparison: Comparison
+    comparison: ThresholdComparison
 
 
 #: The protocols of the literature.
@@ -77,7 +77,7 @@ COMPARISONS = (">", ">=")
 
 Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_oracle"]
 Duplicates = Literal["unify", "keep"]
-Comparison = Literal[">", ">="]
+ThresholdComparison = Literal[">", ">="]
 
 #: Number of queries between two updates of a progress bar.
 _QUERIES = 1 << 13
@@ -318,7 +318,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
     duplicates: Duplicates | None = None,
-    comparison: Comparison | None = None,
+    comparison: ThresholdComparison | None = None,
     device: str | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -335,8 +335,8 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores.
         batch_size: Sentences per forward pass.
         k: Number of neighbours in the margin.
-        margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.search.margin_score`.
-        retrieval: See `metaphrase.mining.search.select_pairs`.
+        margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margins.margin_score`.
+        retrieval: See `metaphrase.mining.margins.select_pairs`.
         duplicates: One of `DUPLICATES`; None uses that of the protocol.
         comparison: One of `COMPARISONS`; None uses that of the protocol.
         device: Device of the search; see `metaphrase.mining.search.nearest_neighbours`.

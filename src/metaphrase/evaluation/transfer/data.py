@@ -72,7 +72,7 @@ Languages = dict[str, Dataset]
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class TransferData:
     """Training data, dev data, which choose the checkpoint, and test data: a data set per language each."""
 
     train: Languages
