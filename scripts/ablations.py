@@ -1,14 +1,14 @@
-"""Run the ablations of the papers: train every cell of a grid with every seed, measure it, and write a table with intervals.
+"""Run the ablations of the papers: train and evaluate every cell of a grid with every seed, and write a table with intervals.
 
     python scripts/ablations.py wacse-table10 --model starter --corpus BITEXT --steps 100 --seeds 1 2 3
     python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english
     python scripts/ablations.py ppa-table5 --set moco.queue_size=256 --set learning_rate=3e-5
 
-A grid is a file in ``configs/ablations``. Options that are not this program's are those of ``metaphrase train`` and apply
-to every cell; so does ``--set OPTION=VALUE``, and ``--set OBJECTIVE.ARGUMENT=VALUE`` to the cells that have the objective.
-Each cell and seed is a :class:`metaphrase.TrainingRun`, measured by translation retrieval in both directions, and stored as
-a JSON file under a digest of everything that determines its result: an interrupted program resumes with what is missing.
-Beside these files are ``results.json``, ``table.md`` and plots. ``--keep`` copies the results to
+A grid is a file in ``configs/ablations``. All other options are those of ``metaphrase train`` and apply to every cell.
+``--set OPTION=VALUE`` does the same; ``--set OBJECTIVE.ARGUMENT=VALUE`` applies to the cells that contain the objective.
+Each cell and seed is a :class:`metaphrase.TrainingRun`, evaluated by translation retrieval in both directions. Its result
+is a JSON file, named by a digest of everything that determines it, so that an interrupted program resumes with the missing
+runs. The program also writes ``results.json``, ``table.md`` and plots. ``--keep`` copies the results to
 ``scripts/results/ablations`` and docs/ablations.md.
 """
 
@@ -60,44 +60,43 @@ GRIDS = ROOT / "configs" / "ablations"
 KEPT = ROOT / "scripts" / "results" / "ablations"
 PAGE = ROOT / "docs" / "ablations.md"
 
-#: Measures of a cell, and how tables call them.
+#: Scores of a cell, and their names in tables.
 SCORES = {"source_to_target": "xx→en", "target_to_source": "en→xx", "mean": "mean"}
-#: Options that a result does not depend on, or only by the content that they name.
+#: Options that do not affect a result, or only through the content of the files that they name.
 NOT_DECISIVE = {
     *("output_dir", "resume_from_checkpoint", "run_name", "report_to", "disable_tqdm", "save_strategy", "save_steps"),
     *("model", "corpus", "test", "recipe", "retention", "retention_languages", "on_disk", "license", "data_license"),
     "seed",
 }
-#: Options of a run that this program sets.
+#: Options of a run that are set by this program.
 OWN = {"recipe", "output_dir", "max_steps", "seed", "resume_from_checkpoint", "streaming"}
-#: Options of every cell, unless others are given.
+#: Default options of every cell.
 DEFAULTS = {"save_strategy": "no", "report_to": "none", "disable_tqdm": True, "resume_from_checkpoint": "true"}
-#: Steps of the trial on which the estimate is based.
+#: Steps of the short run on which the estimate is based.
 TRIAL = 3
 
 
 @dataclass
 class Options:
-    """What is trained, on what, how long and how often."""
+    """The program's options: encoder, data, steps, seeds and output."""
 
     model: str = field(default=STARTER, metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
     corpus: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: the demo's)."}
+        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Bitext (default: that of the demo)."}
     )
     test: list[str] = field(
-        default_factory=lambda: [str(DATA / "demo")], metadata={"help": "Folders of test sets (default: the demo's)."}
+        default_factory=lambda: [str(DATA / "demo")],
+        metadata={"help": "Folders of test sets (default: those of the demo)."},
     )
     steps: int = field(default=100, metadata={"help": "Optimiser steps of each cell."})
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata={"help": "Seeds of each cell."})
-    output: str = field(
-        default="runs/ablations", metadata={"help": "Folder of the results, one inside for each grid."}
-    )
+    output: str = field(default="runs/ablations", metadata={"help": "Results folder, with a subfolder for each grid."})
     batch_size: int | None = field(default=None, metadata={"help": "Short for --per_device_train_batch_size."})
     set: list[str] = field(
         default_factory=list,
         metadata={"help": "OPTION=VALUE of `metaphrase train`, or OBJECTIVE.ARGUMENT=VALUE.", "action": "extend"},
     )
-    keep: bool = field(default=False, metadata={"help": "Take the results into scripts/results and docs."})
+    keep: bool = field(default=False, metadata={"help": "Copy the results to scripts/results and docs."})
 
 
 @dataclass(frozen=True)
@@ -105,11 +104,11 @@ class Cell:
     """One variant of a grid.
 
     Attributes:
-        label: Its name in tables.
-        recipe: What it is trained with.
-        published: The paper's own numbers, one for each of the grid's published columns.
-        x: Its place on the grid's axis, where there is one.
-        costs: What ``scripts/benchmarks/costs.py`` calls its recipe, where operations are shown.
+        label: Name in tables.
+        recipe: Training recipe.
+        published: The paper's numbers, one for each of the grid's published columns.
+        x: Position on the grid's axis, if it has one.
+        costs: Name of the recipe in ``scripts/benchmarks/costs.py``, if the table shows operations.
     """
 
     label: str
@@ -120,7 +119,7 @@ class Cell:
 
     @property
     def slug(self) -> str:
-        """The label as part of a file's name.
+        """The label in the form used in file names.
 
         >>> Cell("TR → MLM", Recipe("", ())).slug
         'tr-mlm'
@@ -130,17 +129,17 @@ class Cell:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table or figure of a paper, as cells to be trained; differences are taken to the first of them.
+    """A table or figure of a paper, as cells to train; differences are relative to the first cell.
 
     Attributes:
-        name: Its name, after the paper's table or figure.
+        name: Name, after the paper's table or figure.
         title: Heading.
-        paper: Where it was published.
-        varies: What differs between the cells.
+        paper: Reference to the paper's table or figure.
+        varies: Difference between the cells.
         cells: The variants.
         published: ``scale`` and ``columns`` of the paper's numbers.
-        groups: Language sets of Tatoeba whose means are shown, where the test set has them.
-        axis: What is drawn to the right, where the paper has a figure.
+        groups: Language sets of Tatoeba whose means are shown if the test set contains them.
+        axis: Label of the x-axis, if the paper has a figure.
     """
 
     name: str
@@ -161,7 +160,7 @@ class Run:
         cell: The cell.
         seed: The seed.
         config: Its configuration, without the output folder.
-        path: File of its result; the name holds the digest of its settings.
+        path: Results file; its name contains the digest of the settings.
     """
 
     cell: Cell
@@ -170,7 +169,7 @@ class Run:
     path: Path
 
     def kept(self) -> dict[str, Any] | None:
-        """Its result, where there is one."""
+        """Return the stored result, or None."""
         return json.loads(self.path.read_text(encoding="utf-8")) if self.path.is_file() else None
 
 
@@ -178,16 +177,16 @@ def load_grid(name: str, *, settings: Mapping[str, Any] | None = None, monolingu
     """Read a grid.
 
     Args:
-        name: Its name.
-        settings: Values by ``objective.argument``, for every cell that has the objective.
-        monolingual: Whether there is monolingual text; without any, the cells' ``without_monolingual`` holds.
+        name: Name of the grid.
+        settings: Values by ``objective.argument``, for every cell that contains the objective.
+        monolingual: Whether monolingual text is available. If not, ``without_monolingual`` of each cell applies.
 
     Raises:
-        ValueError: There is no such grid; a setting names an objective that no cell has, or an argument that is unknown.
+        ValueError: The grid does not exist, no cell contains the objective of a setting, or an argument is unknown.
     """
     known = sorted(path.stem for path in GRIDS.glob("*.yaml"))
     if name not in known:
-        raise ValueError(f"There is no ablation {name!r}; there are {', '.join(known)}.")
+        raise ValueError(f"Unknown ablation {name!r}. Available ablations: {', '.join(known)}.")
     content = yaml.safe_load((GRIDS / f"{name}.yaml").read_text(encoding="utf-8"))
     cells = []
     for cell in content.pop("cells"):
@@ -197,15 +196,17 @@ def load_grid(name: str, *, settings: Mapping[str, Any] | None = None, monolingu
         paper_training = {**recipe.paper_training, **cell.get("training", {})} if recipe.paper_training else {}
         recipe = replace(recipe, training=training, paper_training=paper_training, **cell.get("settings", {}))
         cells.append(Cell(cell["label"], recipe, tuple(cell.get("published", ())), cell.get("x"), cell.get("costs")))
-    there = {term.objective for cell in cells for term in cell.recipe.terms}
-    if unknown := sorted({key.partition(".")[0] for key in settings or {}} - there):
-        raise ValueError(f"{name} has no objective {', '.join(unknown)}; it has {', '.join(sorted(there))}.")
+    objectives = {term.objective for cell in cells for term in cell.recipe.terms}
+    if unknown := sorted({key.partition(".")[0] for key in settings or {}} - objectives):
+        raise ValueError(
+            f"No cell of {name} contains the objective {', '.join(unknown)}. Its objectives: {', '.join(sorted(objectives))}."
+        )
     content["groups"] = tuple(content.get("groups", ()))
     return Grid(name=name, cells=tuple(cells), **content)
 
 
 def varied(recipe: Recipe, changes: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], *, name: str) -> Recipe:
-    """A recipe with terms that are changed, added, or (where a change is None) left out.
+    """Return a recipe with changed, added or (where a change is None) removed terms.
 
     >>> dap = varied(Recipe.load("dap"), [{"tr": None, "rtl": {"args": {"ratio": 0.5}}}], {"rtl.layers": 1}, name="")
     >>> [(term.objective, dict(term.args)) for term in dap.terms]
@@ -228,7 +229,7 @@ def varied(recipe: Recipe, changes: Sequence[Mapping[str, Any]], settings: Mappi
 
 
 def parsed(argv: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]]:
-    """The program's options, options of the training runs by name, and settings by ``objective.argument``.
+    """Return the program's options, the options of the training runs by name, and settings by ``objective.argument``.
 
     Raises:
         ValueError: An option is unknown or set by the program, or a setting has no value.
@@ -241,19 +242,19 @@ def parsed(argv: Sequence[str]) -> tuple[Options, dict[str, Any], dict[str, Any]
     for item in options.set:
         key, equals, value = item.partition("=")
         if not equals:
-            raise ValueError(f"--set takes OPTION=VALUE or OBJECTIVE.ARGUMENT=VALUE, but got {item!r}.")
+            raise ValueError(f"--set expects OPTION=VALUE or OBJECTIVE.ARGUMENT=VALUE, got {item!r}.")
         if "." in key:
             settings[key] = yaml.safe_load(value)
         else:
             rest += [f"--{key}", value]
     given = run_options(rest)
     if taken := sorted(given.keys() & OWN):
-        raise ValueError(f"--{taken[0]} is given to every cell by this program; see --steps, --seeds and --output.")
+        raise ValueError(f"This program sets --{taken[0]} for every cell. Use --steps, --seeds and --output.")
     return options, given, settings
 
 
 def run_options(argv: Sequence[str]) -> dict[str, Any]:
-    """Options of a training run that are given on a command line or in its ``--config``, by name.
+    """Return the options of a training run that are set on a command line or in its ``--config``, by name.
 
     >>> run_options(["--learning_rate", "1e-3", "--languages", "sw", "fi"])
     {'languages': ['sw', 'fi'], 'learning_rate': 0.001}
@@ -264,17 +265,17 @@ def run_options(argv: Sequence[str]) -> dict[str, Any]:
     names = [option.name for option in fields(RunConfig) if option.init]
     parser = HfArgumentParser(RunConfig, allow_abbrev=False, add_help=False)
     parser.add_argument("--config")
-    namespace = argparse.Namespace(**dict.fromkeys(names, ...))  # what is given replaces the dots
+    namespace = argparse.Namespace(**dict.fromkeys(names, ...))  # options that are set replace the dots
     namespace, unknown = parser.parse_known_args(list(argv), namespace)
     if unknown:
-        raise ValueError(f"There is no option {unknown[0]}{did_you_mean(unknown[0].lstrip('-'), names)}.")
+        raise ValueError(f"Unknown option {unknown[0]}{did_you_mean(unknown[0].lstrip('-'), names)}.")
     given = {name: value for name, value in vars(namespace).items() if value is not ...}
     config = given.pop("config")
     return {**(read_yaml(config) or {} if config else {}), **given}
 
 
 def configurations(grid: Grid, options: Options, given: Mapping[str, Any]) -> list[RunConfig]:
-    """The configuration of each cell, without seed and folder; the cells' recipes are written to files."""
+    """Return the configuration of each cell, without seed and folder, and write the cells' recipes to files."""
     folder = Path(options.output) / grid.name / "recipes"
     folder.mkdir(parents=True, exist_ok=True)
     configs = []
@@ -290,13 +291,13 @@ def configurations(grid: Grid, options: Options, given: Mapping[str, Any]) -> li
 
 
 def plan(grid: Grid, options: Options, configs: Sequence[RunConfig], settings: Sequence[Any]) -> list[Run]:
-    """The runs of a grid, seed by seed.
+    """Return the runs of a grid, seed by seed.
 
     Args:
         grid: The grid.
         options: The program's options.
         configs: The configuration of each cell, see :func:`configurations`.
-        settings: What determines the result of each cell, without the seed.
+        settings: The settings that determine the result of each cell, without the seed.
     """
     folder = Path(options.output) / grid.name / "cells"
     runs = []
@@ -310,11 +311,11 @@ def plan(grid: Grid, options: Options, configs: Sequence[RunConfig], settings: S
 
 
 def settings_of(config: RunConfig) -> dict[str, Any]:
-    """What determines the result of a run beside weights and seed: texts, recipe and options, but no paths.
+    """Return the settings that determine a result, except weights and seed: texts, recipe and options, without paths.
 
     Raises:
         ValueError: An option is invalid, or the recipe cannot be trained with it.
-        FileNotFoundError: The corpus, a test set or text does not exist.
+        FileNotFoundError: The corpus, a test set or monolingual text does not exist.
     """
     check(config)
     recipe = configured_recipe(config)
@@ -341,7 +342,7 @@ def settings_of(config: RunConfig) -> dict[str, Any]:
 
 
 def check_columns(grid: Grid, dataset: Any) -> None:
-    """Refuse a corpus without the columns that a cell reads, but those that training itself adds.
+    """Refuse a corpus without the columns that a cell reads, except those that training adds.
 
     Raises:
         ValueError: A column is missing or empty.
@@ -349,8 +350,10 @@ def check_columns(grid: Grid, dataset: Any) -> None:
     for cell in grid.cells:
         for column in sorted(cell.recipe.columns - {"alignment", "alignment_scores", "segmenter", "monolingual"}):
             if column not in dataset.column_names or not any(dataset[column]):
-                how = " scripts/back_translate.py adds it." if column.endswith("_bt") else ""
-                raise ValueError(f"Cell {cell.label!r} reads the column {column!r}, which the corpus lacks.{how}")
+                how = " Add it with scripts/back_translate.py." if column.endswith("_bt") else ""
+                raise ValueError(
+                    f"Cell {cell.label!r} requires the column {column!r}, which is missing or empty in the corpus.{how}"
+                )
 
 
 def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict[str, Any]]:
@@ -358,11 +361,11 @@ def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict
 
     Args:
         config: The configuration.
-        work: Folder of its checkpoints; a run that was interrupted there is resumed.
+        work: Folder of checkpoints, from which an interrupted run resumes.
         links: Folder of the word links, which all cells share.
 
     Returns:
-        The encoder, or one for each language; the test sets; facts of the run.
+        The encoder, or one encoder per language; the test sets; facts about the run.
     """
     started = time.perf_counter()
     work.mkdir(parents=True, exist_ok=True)
@@ -386,12 +389,12 @@ def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict
 
 
 def measured(model: Any, tests: Sets, name: str) -> dict[str, Any]:
-    """Retrieval on every test set."""
+    """Return the retrieval scores on every test set."""
     return {test: evaluate_retrieval(model, sets, name=name).to_dict() for test, sets in tests.items()}
 
 
 def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) -> float:
-    """Seconds of a run: of those that are done, or from a few steps of the first and of the last cell."""
+    """Return the expected seconds per run, from finished runs or from a few steps of the first and the last cell."""
     if done := [kept["seconds"] for run in runs if (kept := run.kept())]:
         return statistics.mean(done)
     times = []
@@ -406,7 +409,7 @@ def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) 
 
 
 def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Mean of some seeds and half the width of its 95 % interval, by Student's t; None for a single seed.
+    """Return the mean over seeds and half the width of its 95 % interval (Student's t); None for a single seed.
 
     >>> interval([1.0, 2.0, 3.0])
     {'mean': 2.0, 'half': 2.484, 'values': [1.0, 2.0, 3.0]}
@@ -418,12 +421,12 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 
 
 def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0) -> dict[str, Any]:
-    """Mean difference of paired seeds, its interval and what it says: smaller than its interval, it is a tie.
+    """Return the mean difference over paired seeds, its interval and a verdict: a tie if it is smaller than its interval.
 
     Args:
         old: Scores of a cell, one for each seed.
-        new: Those of another, in the same order.
-        sampling: Half the width of the interval that comes from the sentences of the test set, see `sampling_error`.
+        new: Scores of another cell, in the same order.
+        sampling: Half the width of the interval due to the test sentences, see `sampling_error`.
 
     >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1])["verdict"], difference([70.0, 71.0], [71.0, 70.0])["verdict"]
     ('better', 'tie')
@@ -439,11 +442,11 @@ def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0
 
 
 def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> float:
-    """Half the width of the 95 % interval of a mean difference over languages, in points, that is due to the test sentences.
+    """Return half the width of the 95 % interval of a mean difference over languages, in points, due to the test sentences.
 
     Args:
-        old: Languages of the runs of a cell, one for each seed, with the hits of every sentence in both directions.
-        new: Those of another cell.
+        old: Results by language of the runs of a cell, one for each seed, with the hits of both directions.
+        new: Results of another cell.
     """
     directions = [key for key in SCORES if key != "mean"]
 
@@ -459,7 +462,7 @@ def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, 
 
 
 def summary(grid: Grid, runs: Sequence[Run], untrained: Mapping[str, Any], shape: Mapping[str, int]) -> dict[str, Any]:
-    """Means over seeds and differences to the first cell, of every cell, test set and language."""
+    """Return means over seeds and differences to the first cell for every cell, test set and language."""
     kept = {cell.label: [k for run in runs if run.cell == cell and (k := run.kept())] for cell in grid.cells}
     first, facts = kept[grid.cells[0].label], kept[grid.cells[0].label][0]["facts"]
     pairs = facts["languages"]
@@ -518,7 +521,7 @@ def summary(grid: Grid, runs: Sequence[Run], untrained: Mapping[str, Any], shape
 
 
 def operations(recipe: str, shape: Mapping[str, int]) -> dict[str, float]:
-    """Forward operations of a pair at full length, in GFLOP, of the paper's encoder and of the one that was trained."""
+    """Return the forward GFLOP of a pair at full length, for the paper's encoder and for the trained one."""
     sys.path.insert(0, str(Path(__file__).parent / "benchmarks"))
     costs: Any = import_module("costs")
     sys.path.pop(0)
@@ -532,7 +535,7 @@ def operations(recipe: str, shape: Mapping[str, int]) -> dict[str, float]:
 
 
 def shown(value: Mapping[str, Any], form: str = ".1f") -> str:
-    """A mean with its interval.
+    """Format a mean with its interval.
 
     >>> shown({"mean": 70.04, "half": 0.52}), shown({"mean": 1.0, "half": None}, "+.1f")
     ('70.0 ± 0.5', '+1.0')
@@ -542,7 +545,7 @@ def shown(value: Mapping[str, Any], form: str = ".1f") -> str:
 
 
 def table(grid: Grid, result: Mapping[str, Any]) -> str:
-    """The results as Markdown: cells, then gains per language, for every test set."""
+    """Format the results as Markdown: cells, then gains per language, for every test set."""
     total = sum(result["pairs"].values())
     seeds = f"{len(result['seeds'])} seed{'s' if len(result['seeds']) > 1 else ''}"
     hardware = result["hardware"]
@@ -550,9 +553,9 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
     where = hardware.get("gpu") or f"{hardware['machine']}, {threads}"
     frozen = ", word embeddings frozen" if result["frozen_word_embeddings"] else ""
     lines = [
-        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} of {total:,} pairs in "
+        f"`{result['model']}`{frozen}; {result['steps']} steps of {result['batch_size']} pairs, from {total:,} pairs in "
         f"{len(result['pairs'])} language{'s' if len(result['pairs']) > 1 else ''}; {seeds}; {where}. "
-        "Means over the seeds ± 95 % interval (Student's t; of a difference, over the test sentences too); a difference "
+        "Means over the seeds ± 95 % interval (Student's t; for differences, over the test sentences too); a difference "
         "smaller than its interval is a tie.",
     ]
     columns = [f"*paper: {column}*" for column in grid.published.get("columns", ())]
@@ -562,7 +565,7 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
         heads = [SCORES.get(key, f"the {key}") for key in scores]
         measures = [[shown(tested["scores"][key]) for key in scores] for _, tested in cells]
         if "gflop" in cells[0][0]:
-            heads = [f"GFLOP, {what}" for what in cells[0][0]["gflop"]] + ["ms a pair", "mean"]
+            heads = [f"GFLOP, {what}" for what in cells[0][0]["gflop"]] + ["ms per pair", "mean"]
             measures = [
                 [*(f"{value:.3g}" for value in cell["gflop"].values()), shown(cell["ms_per_pair"], ".2f"), m[2]]
                 for (cell, _), m in zip(cells, measures, strict=True)
@@ -578,28 +581,28 @@ def table(grid: Grid, result: Mapping[str, Any]) -> str:
         languages = cells[0][1]["gains"]
         if len(languages) > 1:
             others = [cell["label"] for cell in result["cells"][1:]]
-            lines += ["", f"Gain over {first}, by language, those with the smallest corpora first:", ""]
+            lines += ["", f"Gain over {first}, by language, smallest corpora first:", ""]
             lines += [f"| | pairs | {' | '.join(others)} |", "|---|--:|" + "--:|" * len(others)]
             for language in languages:
                 gains = [tested["gains"][language] for _, tested in cells[1:]]
-                told = [
+                row_cells = [
                     shown(gain, "+.1f") + ("" if gain["verdict"] in ("tie", "one seed") else " *") for gain in gains
                 ]
-                lines.append(f"| {language} | {result['pairs'].get(language, 0):,} | {' | '.join(told)} |")
+                lines.append(f"| {language} | {result['pairs'].get(language, 0):,} | {' | '.join(row_cells)} |")
             if len(result["seeds"]) > 1:
                 lines += ["", "\\* larger than its interval"]
     if columns:
-        lines += ["", f"The paper's numbers are on another scale: {grid.published['scale']}."]
+        lines += ["", f"The paper's numbers are not directly comparable: {grid.published['scale']}."]
     return "\n".join(lines) + "\n"
 
 
 def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[str] = ("png", "svg")) -> list[Path]:
-    """The figure of a grid that has an axis, and the gains per language; nothing where matplotlib is not there."""
+    """Plot the figure of a grid with an axis and the gains per language; skipped if matplotlib is not installed."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError:
-        print("No plots: matplotlib is not installed.")
+        print("Plots are skipped: matplotlib is not installed.")
         return []
     matplotlib.rcParams["svg.hashsalt"] = grid.name
     cells = result["cells"]
@@ -651,7 +654,7 @@ def draw(grid: Grid, result: Mapping[str, Any], folder: Path, formats: Sequence[
 
 
 def keep(grid: Grid, result: Mapping[str, Any], command: str, page: Path = PAGE, kept: Path = KEPT) -> None:
-    """Take results into the repository: JSON, plots, and the table between the grid's markers in the page."""
+    """Copy results to the repository: JSON, plots, and the table between the grid's markers on the page."""
     write_json(kept / f"{grid.name}.json", {**result, "command": command})
     folder = page.parent / "ablations"
     folder.mkdir(parents=True, exist_ok=True)
@@ -661,7 +664,7 @@ def keep(grid: Grid, result: Mapping[str, Any], command: str, page: Path = PAGE,
 
 
 def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
-    """What of an encoder its costs depend on."""
+    """Return the dimensions that determine the costs of an encoder."""
     config = model[0].auto_model.config
     return {
         "layers": config.num_hidden_layers,
@@ -672,7 +675,7 @@ def shape_of(model: SentenceTransformer, length: int) -> dict[str, int]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Train what is missing of a grid, then write its table."""
+    """Parse the command line and run a grid; return the exit status."""
     if not argv or argv[0].startswith("-"):
         HfArgumentParser(Options, usage="python scripts/ablations.py NAME [OPTIONS]").print_help()
         print(f"\nAblations: {', '.join(sorted(path.stem for path in GRIDS.glob('*.yaml')))}")
@@ -686,11 +689,11 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
-    """Train what is missing of a grid and write its results.
+    """Train the missing runs of a grid and write its results.
 
     Raises:
         ValueError: A cell cannot be trained with these options or on this corpus.
-        FileNotFoundError: A text or model is not there.
+        FileNotFoundError: A text or model does not exist.
     """
     options, given, own = parsed(argv)
     grid = load_grid(name, settings=own, monolingual=bool(given.get("monolingual")))
@@ -713,11 +716,11 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
     del run, dataset
     missing = [run for run in runs if run.kept() is None]
     print(
-        f"{grid.name}: {len(grid.cells)} cells x {len(options.seeds)} seeds, {len(runs) - len(missing)} done before."
+        f"{grid.name}: {len(grid.cells)} cells × {len(options.seeds)} seeds, {len(runs) - len(missing)} already done."
     )
     if missing:
         seconds = estimate(runs, evaluation, folder, links)
-        print(f"Estimate: {seconds:.0f} s each, {len(missing) * seconds / 60:.0f} minutes in all.", flush=True)
+        print(f"Estimate: {seconds:.0f} s each, {len(missing) * seconds / 60:.0f} minutes in total.", flush=True)
     logging.getLogger("metaphrase").setLevel(logging.WARNING)
     began = time.perf_counter()
     for at, run in enumerate(missing, 1):

@@ -38,7 +38,7 @@ from metaphrase.objectives.sentence_contrast import SEPARATOR
 
 METHODS = ("beam", "top-k")
 
-#: Options on which the text depends: parts that were made with others cannot be taken up.
+#: Options on which the text depends: finished shards of other options cannot be resumed from.
 DECISIVE = (
     *(
         "to_source",
@@ -190,7 +190,7 @@ def clean(text: str) -> str:
 def translate_shard(
     jobs: Sequence[Job], rows: Sequence[dict[str, Any]], options: Options, seed: int
 ) -> dict[str, Any]:
-    """Return the new columns of rows."""
+    """Return the new columns of some rows."""
     codes = parse_codes(options.codes)
     columns: dict[str, list[str]] = {}
     for job in jobs:
@@ -212,7 +212,7 @@ def parts_of(options: Options, corpus: Corpus) -> Path:
     """Return the folder of finished shards, for a new or a resumed run.
 
     Raises:
-        ValueError: It holds shards of another corpus or of other options.
+        ValueError: It contains shards of another corpus or of other options.
     """
     folder = Path(f"{options.output}.parts")
     chosen = {name: value for name, value in asdict(options).items() if name in DECISIVE}

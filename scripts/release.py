@@ -30,7 +30,7 @@ from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
-#: The command line, whose commands the cards record.
+#: The installed command line; cards record its commands.
 METAPHRASE = (sys.executable, "-m", "metaphrase")
 #: Options of the short training for new cards: minutes on two cores.
 SHORT = ("--max_steps", "20", "--per_device_train_batch_size", "16", "--report_to", "none")
@@ -43,7 +43,7 @@ DATA_FACTS = ("file", "language", "pairs", "sha256", "revision")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Reproduce a release; return 0 if everything that must be equal is equal, else 1."""
+    """Reproduce a release; return 0 if all reproducible facts are equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="?", help="name of a card in model_cards/, or its path")
     parser.add_argument("--output", type=Path, help="output folder (default: runs/NAME)")
@@ -203,7 +203,7 @@ def data_facts(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compare(recorded: Mapping[str, Any], made: Mapping[str, Any]) -> tuple[list[str], bool]:
-    """Describe the differences between two releases, and return whether everything that must be equal is equal."""
+    """Describe the differences between two releases, and return whether all reproducible facts are equal."""
     lines = [
         f"{key}: {recorded.get(key)!r} was recorded, but the new release has {made.get(key)!r}."
         for key in BINDING

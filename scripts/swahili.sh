@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # A longer run on one language: DAP on Swahili news, measured on news and on Tatoeba, before and after.
 #   scripts/swahili.sh LAFAND TATOEBA [OUTPUT]
-# LAFAND holds sw-en.{train,test}.tsv.gz (LAFAND-MT), TATOEBA sw-en.tsv.gz (Tatoeba v1 of LASER).
+# LAFAND contains sw-en.{train,test}.tsv.gz (LAFAND-MT), TATOEBA contains sw-en.tsv.gz (Tatoeba v1 of LASER).
 set -euo pipefail
-bin=${BIN-.venv/bin/}  # BIN= takes them from the PATH
+bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 lafand=$1 tatoeba=$2 output=${3:-out/swahili}
 "$bin"metaphrase train --recipe dap --model starter --corpus "$lafand/sw-en.train.tsv.gz" --languages sw \
     --freeze_word_embeddings --vocabulary english --max_steps 90 --save_steps 45 \

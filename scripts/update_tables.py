@@ -128,7 +128,7 @@ SIDES = ("before", "after")
 #: The directions of retrieval in results.
 DIRECTIONS = ("source_to_target", "target_to_source")
 
-#: Groups of languages that get a row of their own if a test set has them.
+#: Groups of languages with a separate row if a test set contains them.
 GROUPS = ("36", "14", "8", "5", "4")
 
 
@@ -192,7 +192,7 @@ def _score(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def suites_table(content: dict[str, Any]) -> str:
-    """Format one row for each score, with the significance test where there is one."""
+    """Format one row for each score, with its significance test, if available."""
     scores = content["scores"]
     lines = ["| benchmark | measure | starter | release | difference | |", "|---|---|--:|--:|--:|---|"]
 
@@ -225,8 +225,8 @@ def suites_table(content: dict[str, Any]) -> str:
         "",
         f"One run with `metaphrase evaluate {content['models']['after']} --suite all --baseline starter --data …`, seed "
         f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
-        f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages, and both "
-        "directions where there are two, with 95 % paired bootstrap intervals. Fine-tuned tasks are compared item by item.",
+        f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages (of "
+        "both directions, if measured), with 95 % paired bootstrap intervals. Fine-tuned tasks are compared item by item.",
         *(f"Skipped: {name} ({reason})." for name, reason in content["skipped"].items()),
     ]
     return "\n".join(lines)

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Word links for a Swahili corpus, and WACSE on them.
 #   scripts/wacse.sh LAFAND [OUTPUT]
-# LAFAND holds sw-en.train.tsv.gz (LAFAND-MT). Keeps the aligner's speed and coverage for the README.
+# LAFAND contains sw-en.train.tsv.gz (LAFAND-MT). Stores the speed and coverage of the aligner for docs/word_alignment.md.
 set -euo pipefail
-bin=${BIN-.venv/bin/}  # BIN= takes them from the PATH
+bin=${BIN-.venv/bin/}  # BIN= uses the commands on PATH
 lafand=$1 output=${2:-out/wacse}
 mkdir -p "$output"
 "$bin"metaphrase align "$lafand/sw-en.train.tsv.gz" --languages sw --aligner fast_align \

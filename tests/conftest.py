@@ -1,4 +1,4 @@
-"""A tiny encoder, made in code, and a small bitext."""
+"""Shared fixtures: tiny encoders built in code, and a small bitext."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-# `evaluate` copies modules to a folder, from which a process imports all of them: a folder for each process.
+# `evaluate` copies modules to a folder and imports them from there, so every process needs a separate folder.
 os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="modules-")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,8 +38,8 @@ BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
 
 
 def pytest_addoption(parser):
-    parser.addoption("--fault-table", help="write what the tests of faults tried and what survived to this JSONL file")
-    parser.addoption("--update-contracts", action="store_true", help="write the shapes in tests/contracts anew")
+    parser.addoption("--fault-table", help="write the faults tested and survived to this JSONL file")
+    parser.addoption("--update-contracts", action="store_true", help="rewrite the expected shapes in tests/contracts")
 
 
 def pytest_configure(config):
@@ -49,7 +49,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """Exempt what the libraries hold from garbage collection: scanning it takes most of a small test's time."""
+    """Exempt the objects of imported libraries from garbage collection, which would dominate the time of small tests."""
     gc.collect()
     gc.freeze()
 
@@ -60,7 +60,7 @@ def pytest_unconfigure(config):
 
 @pytest.fixture
 def fault(request):
-    """Record a row of the table of faults: how often it was tried, how often all was as it should be; all must be."""
+    """Record a row of the fault table: how often a fault was tried and survived. All trials must survive."""
 
     def record(number: str, what: str, *, tried: int, survived: int) -> None:
         row = {"number": number, "fault": what, "tried": tried, "survived": survived, "test": request.node.nodeid}
@@ -87,7 +87,7 @@ def bitext() -> list[dict[str, str]]:
 
 
 def with_every_column(bitext: list[dict[str, str]]) -> list[dict[str, object]]:
-    """The bitext with all that any recipe reads: links, monolingual text, back-translations."""
+    """Return the bitext with every column that a recipe reads: links, monolingual text, back-translations."""
     others = bitext[1:] + bitext[:1]
     return [
         {
@@ -106,7 +106,7 @@ def full_bitext(bitext) -> list[dict[str, object]]:
 
 
 def small(recipe: Recipe) -> Recipe:
-    """A recipe for the tiny encoder: a queue of a few batches in place of thousands."""
+    """Adapt a recipe to the tiny encoder: the queue holds a few batches instead of thousands."""
     terms = [replace(t, args={**t.args, "queue_size": 20}) if t.objective == "moco" else t for t in recipe.terms]
     return replace(recipe, terms=tuple(terms))
 
@@ -117,9 +117,9 @@ def bitext_path() -> Path:
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
-    """A BERT tokenizer of 120 pieces of the bitext: most words are one piece, some are several.
+    """Build a BERT tokenizer with 120 pieces of the bitext: most words are one piece, some are several.
 
-    The pieces are written down: training them breaks ties in another way in every process.
+    The vocabulary is hard-coded, because training breaks ties differently in every process.
     """
     pieces = (BITEXT.parent / "wordpiece.txt").read_text(encoding="utf-8").split("\n")[:-1]
     vocabulary = {piece: at for at, piece in enumerate(pieces)}
@@ -175,7 +175,7 @@ def tiny_bert_dir(tmp_path_factory, tokenizer) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_mlm_dir(tmp_path_factory, tokenizer) -> Path:
-    """A raw BERT with a masked language modelling head, as mBERT comes."""
+    """A raw BERT with a masked language modelling head, like mBERT."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("tiny-mlm")
     BertForMaskedLM(BertConfig(**shape(tokenizer))).save_pretrained(folder)
@@ -204,7 +204,7 @@ def tiny_encoder(_encoder) -> SentenceTransformer:
 
 @pytest.fixture
 def tiny_xlmr(tmp_path, tokenizer) -> SentenceTransformer:
-    """The same with XLM-R's positions, which start behind the padding id, and mean pooling."""
+    """A tiny XLM-R with mean pooling; its positions start after the padding id."""
     torch.manual_seed(0)
     config = XLMRobertaConfig(**shape(tokenizer, type_vocab_size=1, max_position_embeddings=82))
     XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(tmp_path / "xlmr")

@@ -1,24 +1,24 @@
-"""A small Hub on loopback that speaks the wire protocol of `huggingface_hub` 2.x over Git LFS and, if asked to, Xet.
+"""A small Hub on the loopback interface with the protocol of `huggingface_hub` 2.x over Git LFS and, optionally, Xet.
 
-It proves what this project does *through* the real client against real HTTP: create, upload, commit, list, download,
-permissions, faults. It does not prove the policies of huggingface.co (quotas, scanners, moderation, exact texts).
+It tests this project *through* the real client over real HTTP: create, upload, commit, list, download, permissions,
+faults. It does not reproduce the policies of huggingface.co (quotas, scanners, moderation, exact texts).
 
     with serve_hub() as hub:
-        hub.url                             # to be given as HF_ENDPOINT, with HF_HUB_DISABLE_XET=1
-        hub.requests                        # what arrived: method, path, query, host, whether a token came along
+        hub.url                             # for HF_ENDPOINT, with HF_HUB_DISABLE_XET=1
+        hub.requests                        # received requests: method, path, query, host, whether they had a token
         hub.faults.append({"path": "/commit/", "status": 503})
 
-A fault strikes requests whose raw path its regular expression `path` finds, of its `method` if it has one, `times` over
-(default 1) after `skip` of them went through:
+A fault applies to requests whose raw path matches the regular expression `path` and whose method is `method`, if given. It
+applies `times` times (default 1), after the first `skip` matching requests:
 
-    status, error, code, headers    answer so, instead of doing the work
-    delay                           wait so many seconds before the work
-    late                            do the work, and wait so many seconds before the answer
-    then                            call this first, e.g. to kill the client
-    truncate                        do the work, send so many bytes of the answer, and cut the connection
+    status, error, code, headers    answer with these instead of handling the request
+    delay                           seconds to wait before the request is handled
+    late                            seconds to wait between handling the request and the answer
+    then                            function to call first, e.g. to kill the client
+    truncate                        handle the request, send this number of bytes, and cut the connection
 
-Routes are matched on the raw path: a revision such as `refs%2Fpr%2F1` is one segment of it.
-Everything but a Xet store stays in memory.
+Routes are matched on the raw path: a revision such as `refs%2Fpr%2F1` is one segment.
+Everything except a Xet store is kept in memory.
 """
 
 import asyncio
@@ -71,7 +71,7 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a commit: its git object id, its SHA-256 where it is stored over LFS, and its hash in a Xet store."""
+    """A file of a commit: its git object id, its SHA-256 if it is stored with LFS, and its hash in a Xet store."""
 
     oid: str
     size: int
@@ -125,7 +125,7 @@ class Repository:
 
 
 def check_card(text: str) -> list[dict[str, str]]:
-    """The metadata rules that matter here; returns warnings, raises on errors."""
+    """Check the metadata rules that the tests need; return warnings, raise on errors."""
     block = re.match(r"^---\r?\n(.*?)\r?\n---\s*(\r?\n|$)", text, re.DOTALL)
     if not block:
         return [{"message": "empty or missing yaml metadata in repo card"}]
@@ -162,7 +162,7 @@ class Hub:
         self.secret = os.urandom(16)
 
     def put(self, name: str, files: dict[str, bytes], kind: str = "model") -> str:
-        """Test control, no part of a Hub: somebody's commit, hostile or not, without a client; returns its id."""
+        """Commit files without a client, for tests only; return the id of the commit."""
         repository = self.repositories.setdefault((kind, name), Repository(kind, name, False, "somebody"))
         tree = dict(repository.resolve("main").tree)
         for path, data in files.items():
@@ -171,7 +171,7 @@ class Hub:
             self.blobs[tree[path].blob] = data
         return repository.commit("main", "somebody", "put", "", tree).oid
 
-    # Who asks, and what for
+    # Users and permissions
 
     def user(self, request: Request) -> dict[str, Any] | None:
         header = request.headers.get("authorization")
@@ -187,7 +187,7 @@ class Hub:
         kind, name = path.get("kind", "models").rstrip("s"), f"{path['namespace']}/{path['name']}"
         user, repository = self.user(request), self.repositories.get((kind, name))
         member = user is not None and path["namespace"] in [user["name"], *user["orgs"]]
-        if repository is None or (repository.private and not member):  # a private one looks like a missing one
+        if repository is None or (repository.private and not member):  # private repositories look like missing ones
             raise HubError(404 if user else 401, "Repository not found", "RepoNotFound")
         if repository.gated and not member:
             raise HubError(403 if user else 401, f"Access to {name} is restricted.", "GatedRepo")
@@ -218,7 +218,7 @@ class Hub:
             raise HubError(403, f'You don\'t have the rights to create a {kind} under the namespace "{namespace}".')
         key = kind, f"{namespace}/{body['name']}"
         status, error = 200, {}
-        if key in self.repositories:  # the client reads `url` from this answer too, with exist_ok
+        if key in self.repositories:  # with exist_ok, the client reads `url` from this answer, too
             status, error = 409, {"error": "You already created this model repo"}
         else:
             self.repositories[key] = Repository(*key, private=body.get("visibility") == "private", user=user["name"])
@@ -239,7 +239,7 @@ class Hub:
         repository.gated = body.get("gated", repository.gated)
         return JSONResponse({"private": repository.private, "gated": repository.gated})
 
-    # What a repository holds
+    # Repository contents
 
     async def info(self, request: Request) -> Response:
         repository = self.repository(request)
@@ -274,7 +274,7 @@ class Hub:
     async def paths_info(self, request: Request) -> Response:
         commit = self.repository(request).resolve(request.path_params["revision"])
         form = urllib.parse.parse_qs((await request.body()).decode())
-        known = [path for path in form.get("paths", []) if path in commit.tree]  # unknown paths are left out
+        known = [path for path in form.get("paths", []) if path in commit.tree]  # unknown paths are omitted
         return JSONResponse([commit.tree[path].as_json(path) for path in known])
 
     async def refs(self, request: Request) -> Response:
@@ -318,7 +318,7 @@ class Hub:
     async def validate_yaml(self, request: Request) -> Response:
         return JSONResponse({"errors": [], "warnings": check_card((await request.json())["content"])})
 
-    # Upload: preupload says how, LFS takes the large files, one NDJSON commit takes the rest
+    # Upload: preupload selects the mode, large files go to LFS, all others into one NDJSON commit
 
     async def preupload(self, request: Request) -> Response:
         tree = self.repository(request, write=True).resolve(request.path_params["revision"]).tree
@@ -329,7 +329,7 @@ class Hub:
                 file["size"] >= LFS_THRESHOLD or BINARY.search(file["path"]) is not None or b"\0" in sample
             )
             answer = {"path": file["path"], "uploadMode": "lfs" if large else "regular", "shouldIgnore": False}
-            if file["path"] in tree:  # lets the client leave out what has not changed
+            if file["path"] in tree:  # lets the client skip unchanged files
                 answer["oid"] = tree[file["path"]].blob
             answers.append(answer)
         return JSONResponse({"files": answers})
@@ -382,7 +382,7 @@ class Hub:
         return JSONResponse({"success": True, "commitOid": commit.oid, "commitUrl": url, "hookOutput": ""})
 
     def apply(self, tree: dict[str, Entry], kind: str, value: dict[str, Any]) -> None:
-        """One line of a commit, applied to its tree."""
+        """Apply one line of a commit to its tree."""
         path = value["path"]
         if any(part in ("", ".", "..", ".git") for part in path.split("/")):
             raise HubError(400, f"Invalid path: {path}")
@@ -429,8 +429,8 @@ class Hub:
         if entry.xet:
             route = f"{self.url}/api/{repository.kind}s/{repository.name}/xet-read-token/{commit.oid}"
             headers |= {"X-Xet-Hash": entry.xet, "X-Xet-Refresh-Route": route, "Link": f'<{route}>; rel="xet-auth"'}
-        # As on the real Hub, LFS files live elsewhere. On the same host the client would follow the redirect of its
-        # HEAD and lose the headers above; on another one it must also drop the Authorization header.
+        # As on the real Hub, LFS files live elsewhere. On the same host, the client would follow the redirect of
+        # its HEAD and lose the headers above; for another host, it must also drop the Authorization header.
         other = self.url.replace("//127.0.0.1", "//localhost")
         return RedirectResponse(f"{other}/__cdn/{entry.blob}?signature={self.sign(entry.blob)}", 302, headers)
 
@@ -515,7 +515,7 @@ class Hub:
 
     @staticmethod
     def strikes(fault: dict[str, Any], method: str, path: str) -> bool:
-        """Whether this request meets a fault that is left."""
+        """Return whether a remaining fault applies to this request."""
         if fault.get("method", method) != method or not re.search(fault["path"], path):
             return False
         left = "skip" if fault.get("skip") else "times"
@@ -524,7 +524,7 @@ class Hub:
 
 
 def with_slashes(answer: Any) -> Any:
-    """Gives the parameters of a route their slashes back; the raw path carried them as `%2F`."""
+    """Restore the slashes in the parameters of a route, which are `%2F` in the raw path."""
 
     async def answered(request: Request) -> Response:
         request.path_params.update({key: value.replace("\0", "/") for key, value in request.path_params.items()})
@@ -534,7 +534,7 @@ def with_slashes(answer: Any) -> Any:
 
 
 def cut_after(send: Any, size: int) -> Any:
-    """An ASGI `send` that passes so many bytes of a body and then cuts the connection."""
+    """Return an ASGI `send` that passes a number of bytes of the body and then cuts the connection."""
     left = size
 
     async def sent(message: dict[str, Any]) -> None:
@@ -552,7 +552,7 @@ def cut_after(send: Any, size: int) -> Any:
 
 
 def late(send: Any, seconds: float) -> Any:
-    """An ASGI `send` that keeps an answer back."""
+    """Return an ASGI `send` that delays the answer."""
 
     async def sent(message: dict[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -568,11 +568,11 @@ def error_answer(_: Any, error: Any) -> Response:
 
 @contextlib.contextmanager
 def serve_hub(xet: Path | None = None) -> Iterator[Hub]:
-    """A running Hub on a free port of 127.0.0.1, in a thread of this process; with a Xet store in a folder, if given."""
+    """Run a Hub on a free port of 127.0.0.1 in a thread of this process, optionally with a Xet store in a folder."""
     hub = Hub(XetStore(xet) if xet else None)
     listener = socket.create_server(("127.0.0.1", 0))
     hub.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    # `localhost` may mean ::1 first; a refused connection there falls back to 127.0.0.1.
+    # `localhost` may resolve to ::1 first; a refused connection falls back to 127.0.0.1.
     server = uvicorn.Server(uvicorn.Config(hub.application(), log_level="critical", lifespan="off"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
@@ -585,12 +585,12 @@ def serve_hub(xet: Path | None = None) -> Iterator[Hub]:
 
 
 def reach(hub: Hub, patch: Callable[..., None], folder: Path) -> None:
-    """Point the client of this process to a Hub, as the user `tester`, with all that it keeps in a folder.
+    """Point the client of this process to a Hub, as the user `tester`, with token and caches in a folder.
 
     Args:
         hub: The Hub.
         patch: `monkeypatch.setattr`.
-        folder: Where tokens and caches go.
+        folder: Folder for tokens and caches.
     """
     settings = {
         "ENDPOINT": hub.url,
@@ -603,11 +603,11 @@ def reach(hub: Hub, patch: Callable[..., None], folder: Path) -> None:
     }
     for name, value in settings.items():
         patch(constants, name, value)
-    patch(transformers.utils.hub, "_hf_api", None)  # it would go on with the Hub that it met first
+    patch(transformers.utils.hub, "_hf_api", None)  # otherwise it keeps using the first Hub
 
 
 def environment(hub: Hub, folder: Path, token: str) -> dict[str, str]:
-    """The same for another process: its environment."""
+    """Return the environment variables that do the same for another process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     settings = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder), "HF_TOKEN": token, "HF_DEBUG": "1"}
     return kept | settings | ({} if hub.xet else {"HF_HUB_DISABLE_XET": "1"})

@@ -56,12 +56,12 @@ def representation_translation_loop(
 ) -> Tensor:
     """Equation 6 of DAP, pair by pair: the first slots are part of the sequence and masked, as in the released code.
 
-    Position ``t`` of the target is ``offset + t``, ``offset`` being the head's; no pair is padded. ``masked`` says which
-    slots are masked; the others hold ``target``, the states of the reconstructed sentence. ``languages`` are the codes of
-    the reconstructed sentences.
+    Position ``t`` of the target is ``offset + t``, where ``offset`` is the head's; pairs are not padded. ``masked`` selects
+    the masked slots; the others contain ``target``, the states of the reconstructed sentence. ``languages`` are the codes
+    of the reconstructed sentences.
 
-    ``double`` is the released code: a mask passes through the embedding layer at its own position, a leaked state does
-    not; then the language vector is added to every slot. Where the source is reconstructed, its slots come first
+    ``double`` follows the released code: masks pass through the embedding layer at their own position, leaked states do
+    not; then the language vector is added to every slot. If the source is reconstructed, its slots come first
     (``slots_first``).
     """
     layers, total, count = head.layers, 0.0, 0
@@ -126,7 +126,7 @@ def sentence_alignment_loop(source: list[Tensor], target: list[Tensor], *, both:
 
 
 def word_alignment_loop(target_to_source: list[Tensor], source_to_target: list[Tensor]) -> Tensor:
-    """Equation 8 of AMBER: for each pair one matrix ``(heads, |y|, |x|)`` and one ``(heads, |x|, |y|)``."""
+    """Equation 8 of AMBER, with two matrices per pair, ``(heads, |y|, |x|)`` and ``(heads, |x|, |y|)``."""
     total = 0.0
     for backward, forward in zip(target_to_source, source_to_target, strict=True):
         heads, t, s = backward.shape
@@ -136,7 +136,7 @@ def word_alignment_loop(target_to_source: list[Tensor], source_to_target: list[T
 
 
 def prefix_mask_loop(source_length: int, target_length: int, *, reader: str, strict: bool) -> list[list[bool]]:
-    """Equations 4 and 5 of AMBER, or 10 and 11: which position of ``x`` and then ``y`` sees which."""
+    """Equations 4 and 5 of AMBER, or 10 and 11: the positions of ``[x ; y]`` that each position attends to."""
     length = source_length + target_length
     in_source = [at < source_length for at in range(length)]
     seen = [[False] * length for _ in range(length)]
@@ -198,8 +198,8 @@ def transformer_loop(layers, states: Tensor) -> Tensor:
 def mexma_loop(head, clean, masked, table, *, weights=(1.0, 1.0, 0.01)) -> Tensor:
     """MEXMA's loss, sentence by sentence.
 
-    ``clean`` holds the sentence embeddings of the two sides, ``masked`` for each side the states, lengths and labels (-100
-    where nothing is masked) of the masked sentences.
+    ``clean`` contains the sentence embeddings of the two sides; ``masked`` contains the states, lengths and labels (-100
+    at unmasked positions) of the masked sentences of each side.
     """
     distance = sum(
         (clean[0][i, h] - clean[1][i, h]) ** 2 for i in range(len(clean[0])) for h in range(clean[0].shape[1])
@@ -222,7 +222,7 @@ def mexma_loop(head, clean, masked, table, *, weights=(1.0, 1.0, 0.01)) -> Tenso
 
 
 def sentence_to_tokens_loop(head, sentences, languages, texts, table) -> Tensor:
-    """KL divergence between a sentence's piece frequencies and what the head predicts, averaged over the sentences."""
+    """KL divergence between a sentence's piece frequencies and the prediction of the head, averaged over sentences."""
     total = 0.0
     for sentence, language, pieces in zip(sentences, languages, texts, strict=True):
         state = sentence
@@ -250,8 +250,8 @@ def aligned_word_prediction_loop(
 ) -> Tensor:
     """Equations 4 and 5 of WACSE, over the sentences of both sides.
 
-    ``states[i]`` are those of sentence ``i`` with its linked words masked; ``words[i]`` holds for each of them the places
-    of its pieces and the pieces of its translation, of which the longer sequence is clipped.
+    ``states[i]`` are the states of sentence ``i`` with its linked words masked; ``words[i]`` contains, for each of these
+    words, the positions of its pieces and the pieces of its translation. The longer of the two is clipped.
     """
     total, count = 0.0, 0
     for sentence, masked in zip(states, words, strict=True):
@@ -265,7 +265,7 @@ def aligned_word_prediction_loop(
 
 
 def word_similarity_loop(word: list[Tensor], other: list[Tensor], kind: str) -> Tensor:
-    """φ of WACSE between two words, each the states of its pieces."""
+    """φ of WACSE between two words, each given as the states of its pieces."""
     if kind == "pooled":
         return cosine(sum(word) / len(word), sum(other) / len(other))
     cosines = [cosine(u, v) for u in word for v in other]
@@ -288,7 +288,7 @@ def word_translation_ranking_loop(
 
 
 def mutual_links_loop(links, scores) -> list:
-    """Links that are the best link of both of their words, by score, and by the lower word in a tie."""
+    """Links that are the best link of both of their words, by score; in a tie, the lower word wins."""
     scored = dict(zip(links, scores, strict=True))
     kept = []
     for x, y in links:
@@ -300,7 +300,7 @@ def mutual_links_loop(links, scores) -> list:
 
 
 def disjoint_pieces_loop(word_spans, offsets) -> list[list[int]]:
-    """The pieces of each word, each piece given to the word that it shares most characters with, the first in a tie."""
+    """Assign each piece to the word that it shares most characters with, the first in a tie; return the pieces of each word."""
     owned = [[] for _ in word_spans]
     for piece, (start, end) in enumerate(offsets):
         shared = [max(0, min(end, last) - max(start, first)) for first, last in word_spans]
@@ -316,7 +316,7 @@ def contrast(anchor: Tensor, positive: Tensor, negatives: list[Tensor], temperat
 
 
 def hard_word_contrast_loop(sources, targets, links, *, temperature=0.1, summed=False) -> Tensor:
-    """Equations 2 to 4 of MGC, both directions: ``sources[i]`` and ``targets[i]`` hold a vector for each word."""
+    """Equations 2 to 4 of MGC, both directions: ``sources[i]`` and ``targets[i]`` contain a vector for each word."""
     total, anchors = 0.0, 0
     for xs, ys, pairs in zip(sources, targets, links, strict=True):
         for j, k in pairs:
@@ -346,7 +346,7 @@ def multi_head_attention_loop(attention, query: Tensor, states: list[Tensor]) ->
 
 
 def soft_word_contrast_loop(attention, sources, targets, *, temperature=0.1, summed=False) -> Tensor:
-    """Equation 5 of MGC, both directions: ``sources[i]`` holds the vectors of the words and of the pieces of a side."""
+    """Equation 5 of MGC, both directions: ``sources[i]`` contains the vectors of the words and of the pieces of a side."""
     total, anchors = 0.0, 0
     for one, other in zip(sources, targets, strict=True):
         for (words, _), (_, pieces) in ((one, other), (other, one)):
@@ -358,7 +358,7 @@ def soft_word_contrast_loop(attention, sources, targets, *, temperature=0.1, sum
 
 
 def span_contrast_loop(sources, targets, phrases, *, temperature=0.1, summed=False) -> Tensor:
-    """Equation 6 of MGC: ``sources[i]`` holds a vector for each piece, ``phrases[i]`` pairs of sets of positions."""
+    """Equation 6 of MGC: ``sources[i]`` contains a vector for each piece, ``phrases[i]`` pairs of sets of positions."""
     total, anchors = 0.0, 0
 
     def mean(states, places):

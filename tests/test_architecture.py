@@ -36,4 +36,4 @@ def test_no_private_name_is_imported_from_another_module(path):
 def test_the_page_on_the_architecture_names_every_package():
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     packages = [path.parent.name for path in SOURCE.glob("*/__init__.py")]
-    assert not [name for name in packages if f"`{name}" not in page]
+    assert not [name for name in packages if f"`metaphrase.{name}`" not in page]

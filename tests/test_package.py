@@ -38,16 +38,6 @@ def test_every_module_can_be_imported_first(module):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["metaphrase.modeling.functional", "metaphrase.training.recipe", "metaphrase.corpus", "metaphrase.evaluation"],
-)
-def test_the_library_does_not_import_the_trainer(name):
-    code = f"import sys, {name}; print('metaphrase.training.trainer' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 def test_bundled_data_is_small_and_noted():
     data = SOURCE / "data"
     assert sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) < 2_500_000

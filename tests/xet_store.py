@@ -1,8 +1,8 @@
-"""The content store that the real Xet client keeps in a folder, seen from the Hub's side.
+"""The content store that the real Xet client writes to a folder, read by the test Hub.
 
-Given `local://FOLDER` as the address of its storage, `hf_xet` cuts files into chunks, drops those that are there already and
-writes the rest, with an index of shards, into that folder. A Hub only has to find a file again by its SHA-256. The scheme
-is not documented: `available` tells whether the installed wheel has it.
+With `local://FOLDER` as the address of its storage, `hf_xet` splits files into chunks, skips those that exist and writes the
+others, with an index of shards, to that folder. The Hub only has to find a file by its SHA-256. The scheme is not
+documented: `available` returns whether the installed wheel supports it.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ class XetStore:
         return int(time.time()) + 3600
 
     def files(self) -> dict[str, tuple[str, int]]:
-        """Xet hash and size of every stored file by its SHA-256, read off the shards."""
+        """Return the Xet hash and size of every stored file by its SHA-256, read from the shards."""
         found = {}
         for shard in self.folder.rglob("*.mdb"):
             data, at = shard.read_bytes(), RECORD
@@ -47,7 +47,7 @@ class XetStore:
         return found
 
     def read(self, sha256: str) -> bytes:
-        """The content of a file, put together by the client itself."""
+        """Return the content of a file, assembled by the client."""
         import hf_xet
 
         place = self.folder / f"{sha256}.whole"
@@ -60,7 +60,7 @@ class XetStore:
 
 
 def available(folder: Path) -> bool:
-    """Whether the installed `hf_xet` keeps a store in a folder."""
+    """Return whether the installed `hf_xet` supports a store in a folder."""
     try:
         import hf_xet
     except ImportError:

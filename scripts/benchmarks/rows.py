@@ -59,10 +59,10 @@ class Context:
     Attributes:
         device: ``"cpu"`` or ``"cuda"``.
         rounds: Rounds of each measurement.
-        shapes: Names of the shapes whose steps are measured; targets are the first one's, where that is ``"base"``.
-        texts: Folder of test sets whose pairs the starter reads; None takes bundled ones.
-        quick: Leave out what takes longest: batches of 256, full-length batches, times of the published way.
-        tiny: Everything at a size that takes seconds.
+        shapes: Names of the shapes whose steps are measured; targets apply to the first one if it is ``"base"``.
+        texts: Folder of test sets for the starter; None uses bundled pairs.
+        quick: Skip the slowest measurements: batches of 256, full-length batches, and step times as published.
+        tiny: Use sizes that take seconds.
     """
 
     device: str
@@ -322,7 +322,7 @@ def trainer_overhead(context: Context) -> list[Figure]:
             training.accelerator.backward = timed(training.accelerator.backward)
             with patch.object(loss, "forward", timed(loss.forward)):
                 training.train()
-        inside = [*spans[2:], *marks.optimizer[1:]]  # forward and backward of each step, but for the first
+        inside = [*spans[2:], *marks.optimizer[1:]]  # forward and backward passes, without the first step
         seconds.append(marks.seconds)
         shares.append(100 * (1 - sum(clock.between(*span) for span in inside) / (steps - 1) / marks.seconds))
     what = f"trainer overhead per step, batch {size}"
@@ -463,7 +463,7 @@ def gradcache(context: Context) -> list[Figure]:
                 sum(loss(batch).values())
             return total[0]
 
-        # What is kept, and what the backward pass makes again at a time: the encoder's part of the largest micro-batch.
+        # Kept activations, plus those that the backward pass recomputes: the encoder's for the largest micro-batch.
         tokens_b = torch.cat([batch[side]["attention_mask"].sum(dim=1) for side in ("source", "target")])
         largest = max(float(part.sum()) for part in tokens_b.split(third)) / float(tokens_b.sum())
         share = (held(loss, third) + held(ranking, None) * largest) / held(loss, None)
@@ -485,7 +485,7 @@ def adamw(context: Context) -> list[Figure]:
             for kind, optimizer in optimizers.items()
         }
         seconds = interleaved(variants, context.rounds + 1)
-        seconds = {kind: rounds[1:] for kind, rounds in seconds.items()}  # the first makes the moments
+        seconds = {kind: rounds[1:] for kind, rounds in seconds.items()}  # the first round creates the moments
         target = context.target(name, "<=", 1 / 3)
         figures.append(
             ratio("fused / foreach AdamW on the word embeddings", seconds, "fused", "foreach", target, str(shape))
@@ -496,7 +496,7 @@ def adamw(context: Context) -> list[Figure]:
 def compiled(context: Context) -> list[Figure]:
     """TR step of the starter: padded and compiled, packed, and padded."""
     if context.quick or (context.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++")))):
-        return []  # the compiler that torch.compile wants
+        return []  # torch.compile requires a C compiler
     model, texts = context.starter()
     loss, size = loss_of(model, TR), context.batch(16, 256)
     encoder = model[0].auto_model
@@ -516,7 +516,7 @@ def compiled(context: Context) -> list[Figure]:
             "packed": partial(measure, eager, True),
         }
         with warnings.catch_warnings(action="ignore"):
-            variants["compiled"]()  # compiles
+            variants["compiled"]()  # the first call compiles
         seconds = interleaved(variants, context.rounds)
         for kind in ("compiled", "packed"):
             figures.append(ratio(f"TR step, {kind} / padded, {which}", seconds, kind, "padded", of="starter"))
@@ -530,7 +530,7 @@ def encode_vs_st(context: Context) -> list[Figure]:
     """Bulk encoding and ``SentenceTransformer.encode`` on texts of mixed lengths."""
     model, texts = context.starter()
     limit = model.max_seq_length
-    model.max_seq_length = limit if context.tiny else 512  # whole texts: nothing is trained here
+    model.max_seq_length = limit if context.tiny else 512  # texts are not truncated to the training length
     pairs = texts.pairs(context.batch(150 if context.quick else 300, 10_000))
     sentences = [pair[side] for pair in pairs for side in ("source", "target")]
 
@@ -548,7 +548,7 @@ def encode_vs_st(context: Context) -> list[Figure]:
     difference = float(np.abs(encode(model, sentences) - theirs(32)).max())
     n = len(sentences)
     lengths = [int(mask.sum()) for mask in model.preprocess(sentences)["attention_mask"]]
-    order = sorted(range(n), key=lambda i: -len(sentences[i]))  # by characters, as theirs are batched
+    order = sorted(range(n), key=lambda i: -len(sentences[i]))  # by characters, like sentence-transformers
     batches = [[lengths[i] for i in order[at : at + 128]] for at in range(0, n, 128)]
     positions = sum(len(batch) * max(batch) for batch in batches)
     model.max_seq_length = limit
@@ -627,10 +627,10 @@ def flops(context: Context) -> list[Figure]:
         value = 1000 * min(rounds) / size
         what = f"{key}, step" + ("" if key.endswith("like") else " at full length")
         figures.append(Figure(what, value, None, "ms/pair", {key: rounds}, str(shape)))
-    for way in ("published", "ours"):
+    for counting in ("published", "ours"):
         for key in ("TR + TLM", "DAP", "DAP, 37k"):
-            what = f"{key} / TR, {way}, full length"
-            figures.append(ratio(what, seconds, f"{key}, {way}", f"TR, {way}", of=str(shape)))
+            what = f"{key} / TR, {counting}, full length"
+            figures.append(ratio(what, seconds, f"{key}, {counting}", f"TR, {counting}", of=str(shape)))
     return figures
 
 
@@ -655,7 +655,7 @@ def gpu_step(context: Context) -> list[Figure]:
             Figure(f"DAP step, {size} pairs, {which}", 1000 * min(seconds["ours"]), target, "ms", seconds, str(shape))
         )
         real = [int(batch[side]["attention_mask"].sum()) for side in ("source", "target")]
-        scored = real[1] - size  # all of the target's pieces but its CLS
+        scored = real[1] - size  # all pieces of the target except CLS
         operations = 3 * step_flops(ENCODERS["XLM-R base"], "dap", *real, scored=scored)
         used = 100 * operations / min(seconds["ours"]) / rate
         target = (">=", 40.0) if context.device == "cuda" else None

@@ -136,10 +136,10 @@ def flops_table(content: dict[str, Any]) -> str:
     ]
     for recipe in ("TR", "TR + TLM", "DAP", "DAP, 37k"):
         cells = [f"{values[f'{recipe}, {head}']:.1f}" for head in heads]
-        for at, way in enumerate(
+        for at, column in enumerate(
             ("published, step at full length", "ours, step at full length", "ours, Tatoeba-like, step")
         ):
-            milliseconds = values.get(f"{recipe}, {way}")
+            milliseconds = values.get(f"{recipe}, {column}")
             cells[at] += f" ({milliseconds:,.0f})" if milliseconds else ""
         lines.append(f"| {recipe} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -148,9 +148,9 @@ def flops_table(content: dict[str, Any]) -> str:
 _SENSES = {"<=": "≤", ">=": "≥", "==": "="}
 
 
-def _where(told: dict[str, Any]) -> str:
-    threads = f"{told['threads']} thread{'s' if told['threads'] > 1 else ''}"
-    return f"{told['date']}: {told['device']}, {threads} of {told['cpus']} CPUs, torch {told['torch']}."
+def _where(facts: dict[str, Any]) -> str:
+    threads = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
+    return f"{facts['date']}: {facts['device']}, {threads} of {facts['cpus']} CPUs, torch {facts['torch']}."
 
 
 def main(argv: list[str]) -> int:

@@ -217,7 +217,7 @@ def test_its_own_data_are_no_corpus(command, trained, tmp_path, capsys):
     assert main(command) == 0
     own = tmp_path / "out" / "data" / "training"
     assert main([*command, "--corpus", str(own)]) == 2
-    assert "lies where this run writes its own data" in capsys.readouterr().err
+    assert "is in the folder of the run's own data" in capsys.readouterr().err
     assert list(own.iterdir())
 
 

@@ -338,7 +338,7 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["x.tsv", "-o", "y.csv"], "the format is unknown"),
         (["x.tsv", "-", "-o", "y.tsv"], "cannot be combined"),
         (["x.tsv", "-o", "y.tsv", "--pharaoh"], "--pharaoh requires lines"),
-        (["nowhere.tsv", "-o", "y.tsv"], "There is no file"),
+        (["nowhere.tsv", "-o", "y.tsv"], "No such file, folder or Moses pair: nowhere.tsv"),
         (["--aligner", "giza"], "Unknown aligner 'giza'; choose from fast_align"),
         (["--aligner", "span"], "requires --model"),
         (["--aligner", "embedding", "--heuristic", "och"], "--heuristic is not an option of the aligner 'embedding'"),

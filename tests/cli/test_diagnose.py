@@ -41,7 +41,7 @@ def test_a_sound_corpus(rows, tmp_path, capsys):
         (lambda rows: rows_of("fi")[:600], "Finnish (fi), not Swahili (sw)"),
         (lambda rows: list(zip([s for s, _ in rows[1:]], [t for _, t in rows], strict=False)), "1 line below"),
         (lambda rows: rows + rows_of("sw", "test"), "have a side in the training corpus"),
-        (lambda rows: [(s, s) for s, _ in rows], "Was one side given twice?"),
+        (lambda rows: [(s, s) for s, _ in rows], "the same file or column"),
     ],
 )
 def test_a_fault_is_an_error_and_exit_status_1(rows, tmp_path, capsys, fault, message):

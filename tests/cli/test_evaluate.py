@@ -190,7 +190,7 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}", "--suite", "minig"], "retrieval"),
         (["strong", "--data", "{data}", "--suite", "mining"], "mining needs a folder of BUCC files"),
         (["strong", "--suite", "mteb"], "--suite sts (STS22) and --suite mteb --tasks read the Hub without it"),
-        (["strong", "--data", "{data}", "--k", "3"], "--k applies to --suite mining, not to --suite retrieval"),
+        (["strong", "--data", "{data}", "--k", "3"], "--k applies to --suite mining and has no effect"),
         (["strong", "--data", "{data}", "--tasks", "udhr"], "--tasks applies to --suite mteb"),
         (["strong", "--data", "{data}", "--suite", "sts", "--protocols", "train_oracle"], "--protocols applies to"),
         (

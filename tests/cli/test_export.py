@@ -231,9 +231,9 @@ def test_metadata_that_cannot_be_read_are_told(command, source, tmp_path, capsys
         (["--layers", "1", "--keep_layers", "0"], "not both"),
         (["--layers", "0"], "--layers is the number of layers to keep, at least 1; got 0."),
         (["--layers", "3"], "the encoder has 2"),
-        (["--keep_layers", "4"], "no layer 4"),
+        (["--keep_layers", "4"], "Unknown layer 4"),
         (["--languages", "de"], "The package has no text of de"),
-        (["--format", "onnx"], "no option --format"),
+        (["--format", "onnx"], "Unknown option --format"),
     ],
 )
 def test_what_cannot_be_done_is_said(options, message, command, tmp_path, capsys):

@@ -67,7 +67,7 @@ def test_a_word_stands_for_a_list_of_one(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--stpes", "3"], "no option --stpes .did you mean 'steps'"),
+        (["--stpes", "3"], "Unknown option --stpes .did you mean 'steps'"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--steps"], "expected one argument"),
         (["--config"], "needs the path"),
@@ -104,12 +104,12 @@ def test_wrong_files_say_what_is_wrong(tmp_path, content, message):
 def test_errors_are_one_line_and_status_two(capsys):
     assert main(["trian"]) == 2
     assert capsys.readouterr().err == (
-        "metaphrase trian: There is no command 'trian' (did you mean 'train'?). See `metaphrase --help`.\n"
+        "metaphrase trian: Unknown command 'trian' (did you mean 'train'?). See `metaphrase --help`.\n"
     )
     assert main(["train", "--recipe", "nope", "--output_dir", "x"]) == 2
     assert "known recipes are amber" in capsys.readouterr().err
     assert main(["train", "--output_dir", "x"]) == 2
-    assert "give --corpus" in capsys.readouterr().err
+    assert "pass --corpus" in capsys.readouterr().err
 
 
 def test_help_lists_every_command(capsys):
@@ -307,15 +307,15 @@ def test_a_reader_that_has_seen_enough_is_no_error():
 
 def test_unknown_options_before_the_command(capsys):
     assert main(["--halp"]) == 2
-    assert "no option '--halp' (did you mean '--help'?)" in capsys.readouterr().err
+    assert "Unknown option '--halp' (did you mean '--help'?)" in capsys.readouterr().err
     assert main(["recipes", "--jsno"]) == 2
-    assert "no option --jsno (did you mean 'json'?)" in capsys.readouterr().err
+    assert "Unknown option --jsno (did you mean 'json'?)" in capsys.readouterr().err
 
 
 def test_module_and_command_are_one():
     done = subprocess.run([sys.executable, "-m", "metaphrase", "nope"], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr.startswith("metaphrase nope: There is no command")
+    assert done.stderr.startswith("metaphrase nope: Unknown command")
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

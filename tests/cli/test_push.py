@@ -58,7 +58,7 @@ def test_a_file_is_a_corpus(pushed, tmp_path, capsys):
     [
         (["--repo", "acme/sw"], "Name a run's folder or a corpus first"),
         (["out/sw"], "--repo"),
-        (["out/sw", "--repo", "acme/sw", "--token", "hf_x"], "no option --token"),
+        (["out/sw", "--repo", "acme/sw", "--token", "hf_x"], "Unknown option --token"),
     ],
 )
 def test_what_is_missing_or_unknown_is_said(pushed, argv, message, capsys):

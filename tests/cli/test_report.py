@@ -158,7 +158,7 @@ def test_a_release_for_each_language(finished, data):
     ("options", "message"),
     [
         (["--pairs", "de:99"], "number in its test set; got 'de:99'"),
-        (["--languages", "xx"], "There are no pairs in xx; choose from de, fr, nl"),
+        (["--languages", "xx"], "No pairs in xx; choose from de, fr, nl"),
     ],
 )
 def test_a_wrong_choice_is_refused(finished, data, capsys, options, message):

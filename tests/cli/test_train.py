@@ -147,7 +147,7 @@ def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bit
 def test_retention_goes_with_test_sets(run, capsys):
     status, _ = run("--retention", "somewhere")
     assert status == 2
-    assert "give --test" in capsys.readouterr().err
+    assert "pass --test" in capsys.readouterr().err
 
 
 def test_the_card_says_what_is_known_of_licences(run, tiny_encoder_dir, tmp_path):
@@ -213,9 +213,9 @@ def test_paper_settings_are_applied_only_where_asked(tmp_path):
     ("options", "message"),
     [
         (["--corpus", "nowhere.tsv", "--output_dir", "x"], "nowhere.tsv"),
-        (["--output_dir", "x"], "give --corpus"),
-        (["--corpus", "x.tsv"], "give --output_dir"),
-        (["--corpus", "x.tsv", "--output_dir", "x", "--streaming"], "give --max_steps"),
+        (["--output_dir", "x"], "pass --corpus"),
+        (["--corpus", "x.tsv"], "pass --output_dir"),
+        (["--corpus", "x.tsv", "--output_dir", "x", "--streaming"], "pass --max_steps"),
         (["--corpus", "x.tsv", "--output_dir", "x", "--clean", "soap"], "--clean is one of"),
     ],
 )
@@ -373,7 +373,7 @@ def test_a_token_in_a_file_is_refused(tmp_path, capsys):
     for given in (["--config", str(config)], ["--recipe", str(recipe), "--output_dir", "x"]):
         assert main(["train", *given, "--print-config"]) == 2
         out, err = capsys.readouterr()
-        assert "should hold no token" in err
+        assert "must not contain a token" in err
         assert OTHER_CANARY not in out + err
 
 
@@ -388,7 +388,7 @@ def test_trackers_that_are_not_there_are_refused(run, tmp_path, capsys, monkeypa
     for given, message in (
         ("trackio", "pip install trackio"),
         ("wandb", "pip install wandb"),
-        ("wandbb", "There is no tracker 'wandbb' (did you mean 'wandb'?); --report_to takes azure_ml,"),
+        ("wandbb", "Unknown tracker 'wandbb' (did you mean 'wandb'?); --report_to takes azure_ml,"),
     ):
         status, output = run("--report_to", given)
         assert status == 2

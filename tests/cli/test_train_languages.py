@@ -78,7 +78,7 @@ def test_a_test_set_in_an_unlearned_language_is_refused_before_training(run, hel
     (held_out / "sw-en.tsv").write_text("source\ttarget\nmoja\tone\n", encoding="utf-8")
     status, output = run("--test", held_out)
     assert status == 2
-    assert "no sw, so that the model learns no vector" in capsys.readouterr().err
+    assert "no sw, so the model learns no vector" in capsys.readouterr().err
     assert not list(output.glob("checkpoint-*"))
 
 

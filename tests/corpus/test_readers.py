@@ -272,7 +272,7 @@ def test_a_language_must_be_told(tmp_path, streaming):
 
 def test_arguments_may_not_contradict_the_name(tmp_path):
     path = tsv(tmp_path / "sw-en.tsv")
-    with pytest.raises(ValueError, match="'sw' by its name, but source_lang is 'te'"):
+    with pytest.raises(ValueError, match="states the language 'sw', but source_lang is 'te'"):
         load_corpus(path, source_lang="te")
     with pytest.raises(FileNotFoundError, match=r"no pairs for te\. Its languages: sw"):
         load_corpus(path, languages=["te"])

@@ -83,7 +83,7 @@ def test_streamed_temperature(two_languages):
     assert rows.count("sw") >= 800  # every language is read to its end
     assert 0.45 < rows.count("te") / len(rows) < 0.55
     path = tsv(two_languages / "mixed.tsv", [(*pair, "sw") for pair in PAIRS], "source\ttarget\tsource_lang")
-    with pytest.raises(ValueError, match=r"the name of .*mixed\.tsv gives no language"):
+    with pytest.raises(ValueError, match=r"the name of .*mixed\.tsv states no language"):
         load_corpus(path, streaming=True, temperature=0.5)
 
 

@@ -229,7 +229,7 @@ def test_layers_are_kept_in_their_order(tiny_encoder, tmp_path):
 
 @pytest.mark.parametrize("keep", [[2], [-1], [0, 5]])
 def test_layers_that_do_not_exist_are_named(tiny_encoder, keep):
-    with pytest.raises(ModelError, match=f"no layer {keep[-1]}: the encoder has 2 layers, 0 to 1"):
+    with pytest.raises(ModelError, match=f"Unknown layer {keep[-1]}: the encoder has 2 layers, 0 to 1"):
         prune_layers(tiny_encoder, keep)
 
 

@@ -337,7 +337,7 @@ def test_a_damaged_best_checkpoint_is_not_passed_over(make_trainer, monkeypatch,
     trainer = make_trainer(**SETTINGS)
     trainer.train(resume_from_checkpoint=True)
     assert trainer.state.global_step == 8
-    fault("A6", "the best checkpoint damaged while training goes on", tried=1, survived=1)
+    fault("A6", "the best checkpoint damaged while training continues", tried=1, survived=1)
 
 
 def test_old_checkpoints_go_when_a_newer_one_is_there(make_checkpoint, tmp_path):

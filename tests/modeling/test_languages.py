@@ -154,10 +154,10 @@ class TestRelease:
             torch.testing.assert_close(got, trained[side].sentence_bh, rtol=0, atol=1e-6)
             assert verify(folders[language], device="cpu") <= 1e-6
             card = (folders[language] / "README.md").read_text()
-            assert f"texts of one language, {language}," in card
+            assert f"texts in one language, {language}," in card
             assert f"language:\n- {language}\n" in card
         assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        assert "texts of one language" not in str(model.model_card_data.limitations)
+        assert "texts in one language" not in str(model.model_card_data.limitations)
 
     def test_chosen_languages(self, tiny_encoder, embedding, tmp_path):
         assert list(release_languages(tiny_encoder, tmp_path / "out", embedding, ["en"], recipe=None)) == ["en"]
@@ -166,7 +166,7 @@ class TestRelease:
     def test_needs_a_language(self, tiny_encoder, embedding, tmp_path):
         with pytest.raises(ValueError, match=r"one language at a time.*`release_languages`"):
             release(tiny_encoder, tmp_path / "out", recipe=None, language_embedding=embedding)
-        with pytest.raises(ValueError, match="give both"):
+        with pytest.raises(ValueError, match="pass both"):
             release(tiny_encoder, tmp_path / "out", recipe=None, language="de")
         with pytest.raises(ValueError, match="but not 'sw'"):
             release(tiny_encoder, tmp_path / "out", recipe=None, language="sw", language_embedding=embedding)

@@ -356,8 +356,8 @@ def test_a_projection_without_biases_stays_so(make_loss, batch_of, bitext):
     ("args", "message"),
     [
         ({"momentum": 1.1}, "between 0 and 1, but is 1.1"),
-        ({"normalize": "x"}, "'both', 'h', 'z'\\], but is 'x'"),
-        ({"denominator": "all"}, "'positive_and_queue', 'queue'\\], but is 'all'"),
+        ({"normalize": "x"}, "'both', 'h', 'z', but is 'x'"),
+        ({"denominator": "all"}, "'positive_and_queue', 'queue', but is 'all'"),
     ],
 )
 def test_impossible_settings_are_refused(make_loss, args, message):

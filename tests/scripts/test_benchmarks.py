@@ -23,15 +23,26 @@ def bench():
         del sys.modules[name]
 
 
-@pytest.fixture(scope="module")
-def results(bench, tmp_path_factory):
-    """Every row, on an encoder of two narrow layers."""
-    folder = tmp_path_factory.mktemp("results")
+def measured(bench, folder, *options):
+    """Results of the benchmark on an encoder of two narrow layers."""
     threads = torch.get_num_threads()
-    code = bench.run.main(["--shape", "tiny", "--rounds", "1", "--results", str(folder)])
+    code = bench.run.main(["--shape", "tiny", "--rounds", "1", "--results", str(folder), *options])
     torch.set_num_threads(threads)
     assert code == 0
     return folder
+
+
+@pytest.fixture(scope="module")
+def all_results(bench, tmp_path_factory):
+    """Results of every row; they take a minute."""
+    return measured(bench, tmp_path_factory.mktemp("results"))
+
+
+@pytest.fixture(scope="module")
+def results(bench, tmp_path_factory):
+    """Results of three fast rows."""
+    rows = "projected-rows,encode-vs-st,gradcache"
+    return measured(bench, tmp_path_factory.mktemp("results"), "--rows", rows)
 
 
 def figures(folder, row):
@@ -39,21 +50,23 @@ def figures(folder, row):
     return {figure["what"]: figure for figure in content["figures"]}
 
 
-def test_every_row_gives_figures(bench, results):
+@pytest.mark.slow
+def test_every_row_gives_figures(bench, all_results):
     for row in bench.rows.ROWS:
-        content = json.loads((results / f"{row}.json").read_text())
+        content = json.loads((all_results / f"{row}.json").read_text())
         assert content["statement"]
         assert content["facts"].keys() >= {"date", "device", "cpus", "threads", "torch", "texts"}
         assert all(np.isfinite(figure["value"]) for figure in content["figures"])
         assert all(all(s > 0 for s in rounds) for f in content["figures"] for rounds in f["seconds"].values())
 
 
-def test_quick_rows_leave_out_what_takes_longest(bench, results, tmp_path):
+@pytest.mark.slow
+def test_quick_rows_leave_out_what_takes_longest(bench, all_results, tmp_path):
     rows = ("dap-vs-official", "tr-vs-mnrl", "demo-step", "flops")
     settings = ["--shape", "tiny", "--rounds", "1", "--results", str(tmp_path), "--quick"]
     assert bench.run.main(["--rows", ",".join(rows), *settings]) == 0
     for row in rows:
-        quick, whole = figures(tmp_path, row), figures(results, row)
+        quick, whole = figures(tmp_path, row), figures(all_results, row)
         assert quick
         assert quick.keys() < whole.keys()
     assert "(" not in (tmp_path / "flops.md").read_text().partition("| recipe |")[2]
@@ -71,8 +84,9 @@ def test_micro_batches_hold_less(results):
     assert figures(results, "gradcache")["activations in micro-batches / whole batch"]["value"] < 0.8
 
 
-def test_operations_are_counted(bench, results):
-    values = {what: figure["value"] for what, figure in figures(results, "flops").items()}
+@pytest.mark.slow
+def test_operations_are_counted(bench, all_results):
+    values = {what: figure["value"] for what, figure in figures(all_results, "flops").items()}
     shape = bench.settings.SHAPES["tiny"]
     encoder = bench.costs.Encoder(shape.layers, shape.hidden, shape.vocabulary)
     # Biases and norms are no matrix products; they are most of what such narrow layers have beyond the count.
@@ -84,12 +98,13 @@ def test_operations_are_counted(bench, results):
         assert values[f"{recipe}, ours, full-length batches"] < values[f"{recipe}, published"]
 
 
-def test_tables(results):
-    table = (results / "table.md").read_text()
+@pytest.mark.slow
+def test_tables(all_results):
+    table = (all_results / "table.md").read_text()
     assert "| DAP step / TR step | 2 × 32, V = 600 |" in table
     assert "1 thread of" in table
     assert "published" not in table
-    assert (results / "flops.md").read_text().count("\n| ") == 5
+    assert (all_results / "flops.md").read_text().count("\n| ") == 5
 
 
 def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, monkeypatch):
@@ -271,10 +286,11 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
     assert "| `tr` | 16 | 4 | 45 | 250 | 222 |" in text
 
 
-def test_tables_are_put_between_markers(bench, results, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_tables_are_put_between_markers(bench, all_results, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
     script = import_module("update_tables")
-    (tmp_path / "cpu").symlink_to(results)
+    (tmp_path / "cpu").symlink_to(all_results)
     tables = script.benchmark_tables(tmp_path)
     assert tables.keys() == {"bench", "flops"}
     page = tmp_path / "page.md"

@@ -18,8 +18,8 @@ class Alignment:
     """The word links of a pair.
 
     Attributes:
-        links: ``(source word, target word)``, from 0, sorted.
-        scores: One for each link; higher is more certain. The scale depends on the aligner.
+        links: ``(source word, target word)``, counted from 0, sorted.
+        scores: One score per link; higher is more certain. The scale depends on the aligner.
     """
 
     links: tuple[Link, ...]
@@ -53,5 +53,5 @@ class Aligner(ABC):
             pairs: The words of each source and target; a side may be empty.
 
         Returns:
-            One alignment for each pair, in their order.
+            One alignment per pair, in input order.
         """

@@ -144,7 +144,7 @@ class EmbeddingAligner(Aligner):
     Args:
         model: A SentenceTransformer, or a name for `load_encoder`: ``"starter"``, a Hub id or a folder.
         layer: From 0, the embeddings, to the number of layers; None uses `default_layer`.
-        method: ``"argmax"`` gives the fewest and most precise links, ``"itermax"`` finds more, ``"softmax"`` also links one
+        method: ``"argmax"`` finds the fewest and most precise links, ``"itermax"`` finds more, ``"softmax"`` also links one
             word to several.
         level: ``"piece"`` or ``"word"``.
         threshold: See `softmax_intersection`; ``"softmax"`` only.

@@ -1,4 +1,4 @@
-"""Aligning lines: a stream of sentence pairs in, as many lines out, in their order."""
+"""Line-by-line alignment: a stream of sentence pairs in, one line per pair out, in input order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class LineReader:
         return columns
 
     def added(self, options: AlignOptions) -> list[str]:
-        """The columns that are written: without a header only the links, and ``segmenter`` only if ICU may be used."""
+        """Columns of the output: without a header only the links, and ``segmenter`` only if ICU may be used."""
         if self.header is None:
             return ["alignment"]
         named = not {"source_lang", "target_lang", "segmenter"}.isdisjoint(self.header)
@@ -96,7 +96,7 @@ def align_lines(
     Args:
         options: The aligner and the output.
         stream: UTF-8 lines: TSV with or without a header, or ``a b ||| x y``.
-        out: Receives as many lines, in their order.
+        out: Receives one line per pair, in input order.
         show_progress: Show progress bars on stderr.
 
     Raises:
@@ -116,7 +116,7 @@ def save_models(models: Path, folder: str | None) -> bool:
     """Copy trained aligners to the folder of ``save``.
 
     Returns:
-        False if there are none to copy.
+        False if no aligner was trained.
     """
     if folder is None:
         return True

@@ -277,7 +277,7 @@ def check_segmenter(segmenter: str) -> None:
     """Check the name of a segmenter.
 
     Raises:
-        ValueError: It is unknown.
+        ValueError: The segmenter is unknown.
     """
     if segmenter not in SEGMENTERS:
         raise UsageError(f"Unknown segmenter {segmenter!r}; choose from {', '.join(SEGMENTERS)}.")
@@ -319,7 +319,7 @@ class _Aligners:
         """The aligner of a pair of languages."""
         if isinstance(self.given, Mapping):
             if languages not in self.given:
-                raise ValueError(f"There is no aligner for {languages}. Available: {', '.join(self.given)}.")
+                raise ValueError(f"No aligner for {languages}. Available: {', '.join(self.given)}.")
             return self.given[languages]
         if isinstance(self.given, Aligner):
             return self.given

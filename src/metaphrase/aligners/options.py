@@ -20,7 +20,7 @@ SETTINGS = {
 
 @dataclass
 class AlignOptions:
-    """What is aligned, by which aligner, and where the links are written."""
+    """The bitext to align, the aligner, and the output."""
 
     files: list[str] = field(
         default_factory=list,
@@ -82,7 +82,7 @@ class AlignOptions:
     )
     overwrite: bool = field(default=False, metadata={"help": "Align pairs that already have links."})
     source_lang: str | None = field(
-        default=None, metadata={"help": "Language of the sources, if neither columns nor file names give it."}
+        default=None, metadata={"help": "Language of the sources, if neither columns nor file names state it."}
     )
     target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
     languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the files."})
@@ -119,7 +119,7 @@ class AlignOptions:
         """Check that the options are consistent.
 
         Raises:
-            ValueError: They are not.
+            ValueError: Options contradict each other.
         """
         self._check_aligner()
         self._check_saving()

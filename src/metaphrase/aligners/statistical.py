@@ -57,7 +57,7 @@ FILE = "aligner.json"
 class StatisticalAligner(Aligner):
     """A word aligner that learns from a bitext which words translate each other.
 
-    It is trained in both directions, in each of which a word has at most one link, and a heuristic symmetrises the two. The
+    It is trained in both directions. Each direction links a word at most once, and a heuristic symmetrises the two. The
     score of a link is the geometric mean of the two lexical translation probabilities,
     ``sqrt(t(target | source) * t(source | target))``, between 0 and 1. It is about 1e-9 for a word that did not occur in
     training. The IBM-4 model is trained without word classes.
@@ -67,7 +67,7 @@ class StatisticalAligner(Aligner):
 
     Args:
         model: ``"fast_align"``, ``"hmm"`` or ``"ibm1"`` … ``"ibm4"``.
-        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` gives fewer and more precise links.
+        heuristic: One of ``HEURISTICS``. The default suits phrases; ``"intersection"`` finds fewer and more precise links.
         lowercase: Lowercase words.
         strip_punctuation: Strip punctuation around words, so that ``cat.`` becomes ``cat``.
         iterations: Iterations of expectation maximisation for each model of the chain.
@@ -162,7 +162,7 @@ class StatisticalAligner(Aligner):
                 ``max_words`` words, has no links.
 
         Returns:
-            One alignment for each pair, in their order.
+            One alignment per pair, in input order.
 
         Raises:
             ValueError: The aligner is not trained.

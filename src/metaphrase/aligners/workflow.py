@@ -43,8 +43,8 @@ def align_files(
 ) -> AlignmentResult:
     """Align the words of a corpus, and write it with its links.
 
-    Aligned chunks and trained aligners are kept in ``OUTPUT.partial`` until the corpus is written. A killed call, repeated,
-    resumes.
+    Aligned chunks and trained aligners are kept in ``OUTPUT.partial`` until the corpus is written. If a call is killed,
+    the same call resumes.
 
     Args:
         options: The files, the aligner and the output.

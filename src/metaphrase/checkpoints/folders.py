@@ -1,7 +1,7 @@
 """Atomic checkpoint folders.
 
 A checkpoint is written to a staging folder. Every file is flushed to disk and listed in a manifest with its size and
-SHA-256, then the folder is renamed into place. A process that dies at any moment leaves earlier checkpoints intact. Only
+SHA-256, then the folder is renamed into place. If the process dies, earlier checkpoints stay intact. Only
 one process writes to an output folder (:mod:`metaphrase.io.locks`).
 """
 
@@ -122,7 +122,7 @@ def tidy(output: Path) -> None:
 
 
 def _delete(folder: Path, *, by: Callable[[Path], Any]) -> None:
-    """Delete a folder after moving it aside, so that a kill never leaves half of it in place."""
+    """Delete a folder after moving it aside, so that a killed process never leaves a partial folder."""
     aside = folder.parent / DELETED / folder.name
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(exist_ok=True)
@@ -293,7 +293,7 @@ def check_space(output: Path, weights: int, whole: int) -> None:
 
 
 def format_size(count: int) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes for humans.
 
     >>> format_size(1_234_567)
     '1.2 MB'
@@ -302,7 +302,7 @@ def format_size(count: int) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Collection[str]:
-    """The facts of a run that changed, each with its two values, shortened."""
+    """The changed facts of a run, each with both values, shortened."""
 
     def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)

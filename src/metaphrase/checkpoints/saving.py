@@ -60,7 +60,7 @@ class AtomicCheckpoints(Trainer):
     def _init_training_state(
         self, max_steps: int, num_update_steps_per_epoch: int, num_train_epochs: int, *args: Any
     ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one. A finished run has completed all epochs and makes no more steps."""
+        """Completed epochs and batches of the next one. A finished run has completed all epochs and takes no more steps."""
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 

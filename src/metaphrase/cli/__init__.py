@@ -23,14 +23,14 @@ __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", 
 
 #: Commands with a summary, in the order of their use. Their modules are imported only when they are called.
 COMMANDS = {
-    "adapt": "Adapt an encoder to your language: check, train, measure, and a verdict with its interval",
+    "adapt": "Adapt an encoder to your language: check the corpus, train, measure, print a verdict",
     "demo": "Train DAP on the bundled bitext, measure before and after, write a report",
     "recipes": "List the recipes, or print one",
     "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure an encoder, alone or against a baseline",
     "report": "Write a report of a run: before and after, retention, maps, margins, errors",
-    "diagnose": "Find problems of a corpus, or of a model on it",
+    "diagnose": "Find problems in a corpus, or in a model on it",
     "mine": "Find translations in two monolingual texts",
     "filter": "Score the pairs of a bitext and keep the good ones",
     "export": "Reduce the size of an encoder, and measure the cost",
@@ -46,7 +46,7 @@ commands:
 
 options of every command:
 {chr(10).join(f"  {flag:<15} {text}" for flag, text in FLAGS.items())}
-  --config FILE   Read options from a YAML file; the command line wins.
+  --config FILE   Read options from a YAML file; the command line overrides it.
   --help          List the command's options, with examples.
 
 examples:
@@ -70,8 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The command and its options; None takes those of the process.
 
     Returns:
-        The exit status: that of the command (0, or 1 if problems were found); 2 if an option, a file or the machine is
-        insufficient, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if interrupted.
+        The exit status: that of the command (0, or 1 if problems were found); 2 if an option or file is
+        invalid or a resource is missing, with the reason on one line of stderr; 70 for a bug, with its traceback; 130 if
+        interrupted.
     """
     given = list(sys.argv[1:] if argv is None else argv)
     flags = [token for token in given if token in (*FLAGS, "-q")]
@@ -90,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if name not in COMMANDS:
                 kind = "option" if name.startswith("-") else "command"
                 near = did_you_mean(name, [*FLAGS, "--help", "--version"] if kind == "option" else COMMANDS)
-                raise UsageError(f"There is no {kind} {name!r}{near}. See `metaphrase --help`.")
+                raise UsageError(f"Unknown {kind} {name!r}{near}. See `metaphrase --help`.")
             return int(import_module(f"metaphrase.cli.{name}").run([*arguments, *flags]))
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``metaphrase adapt --corpus my.tsv --languages xx``: from a few thousand pairs to a verdict, without decisions to make."""
+"""``metaphrase adapt --corpus my.tsv --languages xx``: adapt an encoder to a few thousand pairs, without manual settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from metaphrase.cli.tables import findings_table, lines_without_pair
 from metaphrase.io.environment import prepare_process
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 
-SUMMARY = "Adapt an encoder to your language: check, train, measure, and a verdict with its interval"
+SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, print a verdict"
 EXAMPLES = [
     "metaphrase adapt --corpus my.tsv --languages sw",
     "metaphrase adapt --model BAAI/bge-m3 --corpus my.tsv --languages wo --minutes 120 --anchor 1 --output_dir runs/wo",

@@ -26,7 +26,7 @@ EXAMPLES = (
 
 
 def parse(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """Parse the demo's options; its vocabulary is a setting of its own recipe only."""
+    """Parse the demo's options; its vocabulary setting applies to its default recipe only."""
     about: dict[str, Any] = {"prog": "metaphrase demo", "description": DESCRIPTION, "examples": EXAMPLES}
     config, command = parse_run(argv, demo_settings(), **about)
     if config.recipe == demo_settings()["recipe"]:

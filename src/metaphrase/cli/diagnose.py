@@ -42,7 +42,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _render(report: DiagnosisReport) -> Iterator[RenderableType]:
-    """The report for people."""
+    """The human-readable report."""
     if skipped := lines_without_pair(report.read):
         yield skipped
     yield _languages_table(report.sets, report.diagnosis)

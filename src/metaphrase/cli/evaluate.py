@@ -37,7 +37,7 @@ EXAMPLES = (
 
 @dataclass
 class EvaluateOptions:
-    """What is measured, on which data, and how."""
+    """The encoder to measure, the data, and the settings."""
 
     model: str = field(
         metadata={"help": "Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument."}
@@ -54,7 +54,7 @@ class EvaluateOptions:
         field(
             default="retrieval",
             metadata={
-                "help": "retrieval: does a sentence find its own translation, both directions; sts: similarity in and across "
+                "help": "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
                 "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
                 "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all "
                 "suites. If a data set fails, the others are still measured and written, and the exit status is 2."
@@ -75,7 +75,7 @@ class EvaluateOptions:
     protocols: list[str] | None = field(
         default=None,
         metadata={
-            "help": "BUCC protocols, by the split that gives the threshold and the split that is scored: train_oracle (both "
+            "help": "BUCC protocols, by the split that sets the threshold and the split that is scored: train_oracle (both "
             "training, DAP's table 2), train_to_test (training, then test: the shared task), sample_to_train (sample, then "
             "training: XTREME), sample_oracle (both sample: WACSE, mSimCSE). Default: all whose splits are available."
         },
@@ -117,7 +117,7 @@ class EvaluateOptions:
     baseline: str | None = field(
         default=None,
         metadata={
-            "help": "Encoder to compare with, measured as it is with its stored query prompt: --max_length applies to it, "
+            "help": "Encoder to compare with, measured with its stored query prompt; --max_length applies to it, "
             "--pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, for a baseline with other "
             "settings."
         },
@@ -164,7 +164,7 @@ def run(argv: Sequence[str]) -> int:
     console = notes()
     if options.data is None and options.suite != "sts" and not (options.suite == "mteb" and options.tasks):
         raise UsageError(
-            "Evaluation needs data: give --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub without "
+            "Evaluation needs data: pass --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub without "
             "it. See `metaphrase evaluate --help`."
         )
     evaluation = _evaluation(options)
@@ -203,7 +203,7 @@ def _tables(results: Mapping[str, Any]) -> Iterator[Table]:
 
 
 def _listed(items: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Items that are separated by commas or spaces; None if there are none."""
+    """Split items at commas and spaces; None if there are none."""
     return tuple(one for item in items or () for one in item.replace(",", " ").split()) or None
 
 
@@ -236,7 +236,7 @@ def _check_options(options: EvaluateOptions, suites: set[str], console: Console)
             continue
         if not applies & suites:
             raise UsageError(
-                f"--{name} applies to --suite {', '.join(sorted(applies))}, not to --suite {options.suite}."
+                f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {options.suite}."
             )
         if options.suite == "all":
             console.print(f"Note: --{name} applies only to {', '.join(sorted(applies))}.", highlight=False)

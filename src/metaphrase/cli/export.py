@@ -22,7 +22,7 @@ from metaphrase.publishing.report import render_table
 SUMMARY = "Reduce the size of an encoder, and measure the cost"
 
 DESCRIPTION = (
-    "Remove what some languages do not need from an encoder: pieces of its vocabulary (--languages, --corpus, --texts) and "
+    "Reduce an encoder to some languages: remove pieces of its vocabulary (--languages, --corpus, --texts) and "
     "layers (--layers, --keep_layers). The result is compared with the original model per language, with a paired bootstrap, "
     "and the comparison is printed before anything is written."
 )
@@ -55,8 +55,8 @@ def run(argv: Sequence[str]) -> int:
         if export.lost:
             lines: list[RenderableType] = [
                 *tables,
-                f"Wrote nothing: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. Keep "
-                "more of the model, or accept more with --max_loss.",
+                f"Nothing was written: {', '.join(export.lost)} lost significantly more than {options.max_loss:g} points. "
+                "Keep more of the model, or accept more with --max_loss.",
             ]
         else:
             for item in tables:

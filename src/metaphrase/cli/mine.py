@@ -52,7 +52,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def _describe_thresholds(result: MiningResult) -> list[str]:
-    """The threshold that was applied, and the one that is suggested."""
+    """The applied and the suggested threshold."""
     score_c, lines = result.pairs.score_c, []
     if result.threshold is not None:
         kept = np.count_nonzero(score_c >= result.threshold)

@@ -48,12 +48,23 @@ _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
 class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Keeps the layout of examples, and adds defaults to help texts that do not mention them."""
+    """Keeps the layout of examples, shows one spelling of an option, and adds defaults that the text does not mention."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default is None or "efault" in (action.help or ""):
+        if action.default in (None, "", []) or "efault" in (action.help or ""):
             return action.help
         return super()._get_help_string(action)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = dict.fromkeys(name.replace("-", "_").lstrip("_") for name in action.option_strings)
+        shown = [
+            next(one for one in action.option_strings if one.replace("-", "_").lstrip("_") == name) for name in names
+        ]
+        value = "" if action.nargs == 0 else f" {action.metavar or action.dest.upper()}"
+        value = f" [{value.strip()}]" if action.nargs == "?" else f"{value} ..." if action.nargs == "+" else value
+        return ", ".join(shown) + value
 
 
 class Parser(argparse.ArgumentParser):
@@ -68,7 +79,7 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if action.dest != "help"]
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
-        """Refuse a flag that is unknown.
+        """Refuse unknown flags.
 
         Raises:
             UsageError: The message names the nearest option.
@@ -77,7 +88,7 @@ class Parser(argparse.ArgumentParser):
             flag = token.split("=")[0]
             if token.startswith("--") and flag not in self._option_string_actions:
                 near = did_you_mean(flag[2:].replace("-", "_"), [*known, "config", *(name[2:] for name in FLAGS)])
-                raise UsageError(f"There is no option {flag}{near}. See `{self.prog} --help`.")
+                raise UsageError(f"Unknown option {flag}{near}. See `{self.prog} --help`.")
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -103,11 +114,11 @@ def parse(
         prog: Name in the help text, e.g. ``"metaphrase evaluate"``.
         types: Dataclasses whose fields are the options.
         argv: The command line; ``--config FILE.yaml`` reads options from a file.
-        defaults: Values that replace the dataclasses' own; the file wins over them, the command line over both.
+        defaults: Values that replace the dataclasses' own; the file overrides them, and the command line overrides both.
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
         leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
-        peek: Only look at the options: ``--help`` and ``--print-config`` wait for the parse that knows all defaults.
+        peek: Parse without exiting: ``--help`` and ``--print-config`` are handled by a later parse that knows all defaults.
 
     Returns:
         One instance of each dataclass.
@@ -120,6 +131,7 @@ def parse(
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,
+        usage=f"{prog} [OPTIONS]",
         description=description,
         epilog=_epilog(examples, is_command),
         formatter_class=_Help,
@@ -158,7 +170,7 @@ def parse(
 
 def _add_flags(parser: Parser, is_command: bool) -> None:
     """Add ``--config`` and the flags that every command has."""
-    parser.add_argument("--config", help="YAML file of options; the command line wins over it.")
+    parser.add_argument("--config", help="YAML file of options; the command line overrides it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
             names = [flag, *(["--print_config"] if flag == "--print-config" else ["-q"] if flag == "--quiet" else [])]
@@ -209,7 +221,7 @@ def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:
 
 
 def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
-    """Convert a value of a file to what the command line would give."""
+    """Convert a value of a file to the value that the command line would produce."""
     if value is not None and action.nargs == "+" and not isinstance(value, list):
         value = [value]
     if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML

@@ -27,7 +27,7 @@ EXAMPLES = (
 
 @dataclass
 class PushOptions:
-    """Where and what to push."""
+    """The repository, and the parts to push."""
 
     repo: str = field(metadata={"aliases": ["--to"], "help": "Repository, as me/name; created if it does not exist."})
     private: bool = field(default=False, metadata={"help": "Make a new repository private."})
@@ -60,9 +60,7 @@ def run(argv: Sequence[str]) -> int:
     what, flags = _split(argv)
     (options,) = parse("metaphrase push", (PushOptions,), flags, description=DESCRIPTION, examples=EXAMPLES)
     if what is None:
-        raise UsageError(
-            "There is nothing to push. Name a run's folder or a corpus first: metaphrase push RUN --repo me/name."
-        )
+        raise UsageError("Nothing to push. Name a run's folder or a corpus first: metaphrase push RUN --repo me/name.")
     corpus = Path(what).is_file()
     if corpus and options.with_heads:
         raise UsageError(f"{what} is a corpus, which has no heads. Omit --with_heads.")

@@ -1,4 +1,4 @@
-"""What the commands that train share: their options, and the tables of a result."""
+"""Options and result tables that the training commands share."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def execute_and_print(run: TrainingRun) -> None:
 
 
 def summary(result: RunResult) -> Iterator[RenderableType]:
-    """A result for the console: tables of before and after, retention, where the report is, how to load the release."""
+    """A result for the console: tables before and after, retention, path of the report, and how to load the release."""
     yield from comparison_tables(result)
     for name, one in result.retention.items():
         yield retention_line(name, one)
@@ -121,7 +121,7 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
 
 
 def comparison_tables(result: RunResult) -> Iterator[RenderableType]:
-    """For each test set a heading and its table of before and after."""
+    """Heading and table, before and after, of each test set."""
     for name, comparison in result.comparisons.items():
         yield f"\n{name}: {result.model} before, {result.output} after"
         yield render_table(result.after[name], result.before[name], comparison)

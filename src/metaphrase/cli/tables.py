@@ -32,7 +32,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     table = titled_table("Findings")
     for heading in ("", "check", "language"):
         table.add_column(heading, no_wrap=heading != "check")
-    table.add_column("what was found", overflow="fold", ratio=1)
+    table.add_column("finding", overflow="fold", ratio=1)
     for finding in findings:
         message = Text(finding.message)
         for example in finding.examples[: 2 if finding.severity != "info" else 0]:
@@ -47,7 +47,7 @@ def lines_without_pair(report: CorpusReport) -> str:
     if not (dropped := report.dropped):
         return ""
     reasons = ", ".join(f"{reason} {n:,}" for reason, n in dropped.most_common())
-    return f"{dropped.total():,} of {report.read:,} lines hold no pair: {reasons}."
+    return f"{dropped.total():,} of {report.read:,} lines were skipped: {reasons}."
 
 
 def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None = None, width: int = 50) -> list[str]:

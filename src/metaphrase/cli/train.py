@@ -16,7 +16,7 @@ EXAMPLES = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Train, release and measure; print the results and where they are."""
+    """Train, release and measure; print the results and their location."""
     config, command = parse_run(
         argv,
         prog="metaphrase train",

@@ -149,7 +149,7 @@ def check_corpus(
         lines: Lines of each side whose language is identified.
         seed: Seed of the sample of lines.
         strict: Treat a single test pair in the training corpus as an error.
-        advance: Receives how many more languages are done.
+        advance: Called with the number of newly checked languages.
 
     Returns:
         Findings, errors first; empty if there are no problems.
@@ -170,7 +170,7 @@ def by_severity(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without duplicates, which occur for findings that concern no single language."""
+    """Findings without duplicates, which occur if a finding does not concern a single language."""
     return list({(finding.code, finding.language, finding.message): finding for finding in findings}.values())
 
 
@@ -182,7 +182,7 @@ def check_languages(
 ) -> list[Finding]:
     """Check the language of each side: swapped sides, another language, lines in another language.
 
-    A language that the classifier does not know gives a warning, unless the sides are swapped.
+    A language that the classifier does not know results in a warning, unless the sides are swapped.
 
     Args:
         pairs: The pairs of one language.
@@ -325,7 +325,7 @@ def _identical(pairs: ParallelSet) -> Finding | None:
     severity: Severity = "info"
     advice = "Such pairs are useless for training; cleaning with `identical` drops them."
     if len(same) > IDENTICAL_ERROR * n:
-        severity, advice = "error", "Was one side given twice?"
+        severity, advice = "error", "Check that the two sides are not the same file or column."
     elif len(same) > IDENTICAL_WARNING * n:
         severity = "warning"
     message = f"Both sides are the same text in {len(same):,} of {n:,} pairs ({len(same) / n:.1%}). {advice}"
@@ -430,7 +430,7 @@ def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
     return Finding(
         "error",
         "shifted-sides",
-        f"The sides are shifted: judged by {evidence}, sources at least from pair {shift.first + 1:,} on belong to the "
+        f"The sides are shifted: according to {evidence}, the sources from pair {shift.first + 1:,} on match the "
         f"targets {abs(shift.by)} {lines} {'below' if shift.by > 0 else 'above'} ({shift.blocks} of {shift.of} blocks of "
         "pairs). One side has a missing or an additional line: compare the files there, and align them again.",
         pairs.language,

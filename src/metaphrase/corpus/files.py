@@ -30,10 +30,10 @@ class BitextFile:
     """One file (or Moses pair, or Hub data set) of parallel text.
 
     Attributes:
-        name: The name under which it was given; the report and the errors use it.
+        name: Its name as passed by the caller, for the report and error messages.
         format: ``tsv``, ``jsonl``, ``parquet``, ``tmx``, ``moses`` or ``hub``.
         paths: Its file, or the two files of a Moses pair, source language first; empty for a Hub data set.
-        source_lang: Language of the column ``source``, if the file's name or the caller gives it.
+        source_lang: Language of the column ``source``, if the file's name or the caller states it.
         target_lang: Language of the column ``target``.
         into: The corpus's target language.
         split: Split of a Hub data set.
@@ -82,7 +82,9 @@ def find_files(
         if file.language is None and given:
             files[i] = dataclasses.replace(file, source_lang=given, target_lang=into)
         elif source_lang and file.language != given:
-            raise CorpusError(f"{file.name} is in {file.language!r} by its name, but source_lang is {given!r}.")
+            raise CorpusError(
+                f"The name of {file.name} states the language {file.language!r}, but source_lang is {given!r}."
+            )
     found = {file.language for file in files}
     if wanted and None not in found:
         if missing := [language for language in wanted if language not in found]:
@@ -174,7 +176,7 @@ def _files(item: str, into: str, split: str) -> list[BitextFile]:
         return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
     sides = _sides_of(path, into)
     if sides is None:
-        raise MissingFileError(f"There is no file, folder or Moses pair {item}.")
+        raise MissingFileError(f"No such file, folder or Moses pair: {item}.")
     return [_moses(",".join(map(str, sides)), *sides, into)]
 
 

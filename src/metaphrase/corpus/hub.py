@@ -49,7 +49,7 @@ def parse_hub_name(name: str) -> HubName:
 
 
 def pin_revision(name: str, revision: str | None = None) -> str | None:
-    """Return the commit that a revision of a Hub data set has now, so that later pushes do not change what is read.
+    """Resolve a revision of a Hub data set to its current commit, so that later pushes do not change the data.
 
     Args:
         name: ``hf:org/name…``.

@@ -77,14 +77,14 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
 
     - a file ``.tsv``, ``.jsonl``, ``.parquet`` or ``.tmx``, optionally compressed (``.gz``). The header of a TSV names its
       columns: ``source target [source_lang target_lang alignment …]`` (see ``OPTIONAL``), or language codes. A TSV without
-      a header has two columns. There is no quoting;
+      a header has two columns. Quoting is not supported;
     - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
       ``europarl.sw-en``;
     - a folder: every file ``xx-en[.split].<ext>`` in it;
     - a Hub data set ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded.
 
     The language of a row comes from its columns, else from the file's name (``sw-en.train.tsv.gz``, ``x.sw-en.jsonl``,
-    Moses suffixes), else from ``source_lang``, or from ``languages`` if it has one entry. A pair whose source is in the
+    Moses suffixes), else from ``source_lang``, or from ``languages`` if it has a single entry. A pair whose source is in the
     target language (``en-sw.tsv``) is swapped.
 
     Without streaming, ``temperature`` resamples the corpus at its size. In a stream, languages are interleaved at random.
@@ -102,10 +102,10 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … to load from a folder or the Hub. A file without a
             split is used if a language has no file of this split.
         streaming: Read while training, in bounded memory. The report is filled while the stream is read.
-        on_disk: Folder for the clean pairs, which are memory-mapped from there. Every pair of a corpus that exceeds memory
-            still has an index, so that a trainer resumes anywhere without reading what precedes. A folder that already
-            holds this corpus is reused. Finding duplicates takes about 100 bytes of memory per pair, unless the cleaning
-            disables it.
+        on_disk: Folder for the clean pairs, which are memory-mapped from there. Pairs have indices even if the
+            corpus exceeds memory, so that a trainer resumes at any pair without reading the preceding ones. A folder that
+            already holds this corpus is reused. Finding duplicates takes about 100 bytes of memory per pair, unless the
+            cleaning disables it.
         cleaning: The filters; None keeps every readable pair unchanged.
         temperature: Exponent of the mixture of languages, ``n ** temperature``: 1 keeps their shares, 0 makes them equal;
             multilingual BERT uses 0.7.
@@ -153,7 +153,7 @@ def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
 
 
 def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) -> Corpus:
-    """The clean pairs in a memory-mapped Arrow file, with a JSON file beside it that is written last."""
+    """The clean pairs in a memory-mapped Arrow file, with a JSON file next to it that is written last."""
     arrow, about, key = folder / "pairs.arrow", folder / "pairs.json", _cache_key(files, selection)
     with suppress(OSError, ValueError, KeyError):
         known = json.loads(about.read_text(encoding="utf-8"))
@@ -177,7 +177,7 @@ def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) ->
 
 
 def _cache_key(files: Sequence[BitextFile], selection: Selection) -> str:
-    """The key of a corpus on disk: the files' sizes and times of change, and how they are read."""
+    """The key of a corpus on disk: sizes and modification times of the files, and how they are read."""
     stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for file in files for path in file.paths]
     how = dataclasses.replace(selection, languages=frozenset()), sorted(selection.languages)
     return str(Hasher.hash((files, stats, how, importlib.metadata.version("metaphrase"))))

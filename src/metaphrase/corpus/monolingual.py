@@ -46,7 +46,7 @@ def load_monolingual(
 
     Args:
         paths: The files and data sets.
-        split: Split of Hub data sets whose name gives none.
+        split: Split of Hub data sets whose name states none.
         max_chars: Lines with more characters are skipped.
 
     Returns:

@@ -42,9 +42,9 @@ class PhraseTable:
 
     Phrase pairs are those of :func:`metaphrase.corpus.words.phrase_pairs`. Thot's extraction is not used: it keeps few of the
     phrases that differ only in unaligned words at their border, drops some phrases with such words (``{1-0}`` over two
-    source words and one target word gives only the longest), and uses files in which a word cannot contain ``|||``.
+    source words and one target word yields only the longest), and uses files in which a word cannot contain ``|||``.
 
-    Probabilities are relative within a pair of languages; the largest one counts for a phrase pair of several. Phrases are
+    Probabilities are computed per pair of languages; a phrase pair that occurs in several has the largest one. Phrases are
     compared in lower case.
 
     Args:

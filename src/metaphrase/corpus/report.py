@@ -23,7 +23,7 @@ class Counts:
         read: Pairs read.
         kept: Pairs kept.
         dropped: Pairs dropped, by reason.
-        examples: The first places where each reason occurred.
+        examples: The first occurrences of each reason.
         english: Among the first pairs kept, sources and targets that look English.
         identical: Among the first pairs kept, those with identical sides.
     """

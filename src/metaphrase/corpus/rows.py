@@ -60,10 +60,10 @@ def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
     Args:
         row: The row as read.
         into: The corpus's target language.
-        max_chars: Most characters of a side.
+        max_chars: Maximum number of characters of a side.
 
     Returns:
-        The row, or why it is unusable.
+        The row, or the reason why it is unusable.
     """
     if fault := _text_fault(row, max_chars):
         return fault
@@ -105,7 +105,7 @@ def _with_links(row: Row) -> Row:
     """A row whose links fit its words.
 
     Raises:
-        ValueError: They do not.
+        ValueError: The links are malformed or point outside of the words.
     """
     if row.alignment is None:
         return row._replace(alignment_scores=None, segmenter=None)

@@ -105,7 +105,7 @@ def _clean(row: Row, selection: Selection) -> tuple[Row, str | None]:
 
 
 def _is_repeated(row: Row, seen: set[bytes]) -> bool:
-    """Whether the texts and languages of a row occurred before; adds their digest to those seen."""
+    """Whether the texts and languages of a row occurred before; records their digest."""
     key = hashlib.blake2b("\0".join(map(str, row[:4])).encode(), digest_size=16).digest()
     if key in seen:
         return True
@@ -122,7 +122,7 @@ def _inspect(counts: Counts, row: Row, file: str) -> None:
         if counts.identical > counts.kept / 2:
             raise CorpusError(
                 f"{file}: both sides are the same text in {counts.identical} of the first {counts.kept} pairs. "
-                "Was one side given twice?"
+                "Check that the two sides are not the same file or column."
             )
         source, target = counts.english
         if row.target_lang == "en" and source > max(2 * target, counts.kept / 5):

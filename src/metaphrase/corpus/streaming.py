@@ -60,7 +60,7 @@ def stream_files(
     features = row_features(optional)
     if temperature is not None and None in groups:
         raise CorpusError(
-            f"A stream mixes languages by file, but the name of {file_names(groups[None])} gives no language. Split the "
+            f"A stream mixes languages by file, but the name of {file_names(groups[None])} states no language. Split the "
             "file by language, or read it without streaming."
         )
     streams = [

@@ -17,9 +17,9 @@ from metaphrase.exceptions import CorpusError
 
 #: A side with more characters is too long for a sentence.
 MAX_CHARS = 10_000
-#: A file is refused once its share of unreadable lines exceeds the first number, after at least so many lines.
+#: A file is refused once its share of unreadable lines exceeds the first number, after at least this many lines.
 MAX_BAD_RATE, BAD_RATE_AFTER = 0.05, 1000
-#: A compressed file is refused once it expands by more than this factor, after at least so many bytes. Text rarely
+#: A compressed file is refused once it expands by more than this factor, after at least this many bytes. Text rarely
 #: compresses to less than a twentieth.
 MAX_EXPANSION, EXPANSION_AFTER = 200, 64 << 20
 
@@ -28,7 +28,7 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class BadLine(NamedTuple):
-    """Why a line gives no pair.
+    """The reason why a line is unusable.
 
     Attributes:
         reason: The reason under which the line is counted.
@@ -89,7 +89,7 @@ def expands_too_far(size: int, packed: int, max_expansion: float | None) -> bool
 
 
 def open_bytes(path: Path, max_expansion: float | None = MAX_EXPANSION) -> BinaryIO:
-    """Open a file for reading, decompressed if its content is gzip, whatever its name.
+    """Open a file for reading, decompressed if its content is gzip, regardless of its name.
 
     Args:
         path: The file.
@@ -139,7 +139,7 @@ def _not_utf8(path: Path, max_expansion: float | None) -> CorpusError:
 
 
 def max_line_bytes(max_chars: int) -> int:
-    """Most bytes of a line: two sides of four-byte characters, and the other columns."""
+    """Maximum number of bytes of a line: two sides of four-byte characters, and the other columns."""
     return 8 * max_chars + (1 << 16)
 
 
@@ -150,11 +150,11 @@ def read_lines(
 
     Args:
         path: A plain or gzip file.
-        max_chars: Most characters of a side; a line that is too long for two of them is unreadable.
+        max_chars: Maximum number of characters of a side; a line that is too long for two sides is unreadable.
         max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
 
     Yields:
-        The line's number, from 1, and its text, or why it cannot be read.
+        The line's number, from 1, and its text, or the reason why it cannot be read.
 
     Raises:
         CorpusError: The file is damaged, expands too far, or is UTF-16.

@@ -30,7 +30,7 @@ _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 
 
 def word_spans(text: str, language: str | None = None, segmenter: str = "whitespace") -> list[Span]:
-    """Find the start and end of each word of a text.
+    """Find the start and end of each word in a text.
 
     Args:
         text: A sentence.
@@ -180,7 +180,7 @@ def phrase_pairs(
     """Extract the phrase pairs that are consistent with an alignment.
 
     A source and a target span are a phrase pair if at least one link joins them, and no link joins a word inside one of
-    them with a word outside the other. Unaligned words at the border of a target span give several phrase pairs.
+    them with a word outside the other. Unaligned words at the border of a target span result in several phrase pairs.
 
     Args:
         links: Word links, from 0.

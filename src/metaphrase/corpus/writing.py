@@ -26,7 +26,7 @@ def check_writable(path: str | Path) -> None:
     """Check that `write_corpus` knows the format of a file name.
 
     Raises:
-        ValueError: It does not; the message lists the formats.
+        ValueError: The format is unknown; the message lists the formats.
     """
     if not str(path).endswith(WRITTEN):
         raise CorpusError(f"Cannot write {path}: the format is unknown. Supported formats: {', '.join(WRITTEN)}.")
@@ -72,7 +72,7 @@ def text_writer(path: Path, *, packed: bool) -> Iterator[TextIO]:
 
     Args:
         path: The file.
-        packed: Compress it with gzip, without a time stamp, so that equal text gives equal bytes.
+        packed: Compress it with gzip, without a time stamp, so that equal text produces equal bytes.
     """
     with path.open("wb") as raw:
         if not packed:

@@ -1,7 +1,7 @@
 """Loading encoders for training and evaluation.
 
-Files of a repository are data: weights in safetensors format, and modules of sentence-transformers. Pickles are not read
-and code is not run, whatever the repository's files ask for.
+Files of a repository are data: weights in safetensors format, and modules of sentence-transformers. Pickles are never
+read and code of a repository is never run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 STARTER = "starter"
 
-# If a repository has pickles only, transformers would ask a bot on the Hub to convert them, and load the result.
+# If a repository has pickles only, transformers would request a conversion by a bot on the Hub, and load the result.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
@@ -61,7 +61,7 @@ def load_encoder(
 
     Raises:
         OSError: The model does not exist or has no weights in safetensors format, or the starter cannot be built.
-        HubError: The Hub has no such model, does not show it, or all attempts fail.
+        HubError: The Hub has no such model, denies access to it, or all attempts fail.
         ValueError: The model has modules that are not part of sentence-transformers.
     """
     name, revision = split_revision(str(name_or_path))
@@ -120,7 +120,7 @@ def _download_model(name: str, revision: str | None) -> Path:
 
 @contextmanager
 def _loading_errors(name: str) -> Iterator[None]:
-    """Explain in one sentence why a model is not loaded, where other libraries suggest to trust its files."""
+    """Replace errors that suggest trusting a repository's files by one sentence that explains why a model is not loaded."""
     try:
         yield
     except OSError as error:

@@ -187,7 +187,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
     if not wanted:
         raise UsageError(f"An encoder requires at least one layer, but none of its {count} is kept. Name one.")
     if missing := [str(layer) for layer in wanted if not 0 <= layer < count]:
-        raise ModelError(f"There is no layer {', '.join(missing)}: the encoder has {count} layers, 0 to {count - 1}.")
+        raise ModelError(f"Unknown layer {', '.join(missing)}: the encoder has {count} layers, 0 to {count - 1}.")
     ((parent, name, layers),) = stacks
     setattr(parent, name, nn.ModuleList(layers[layer] for layer in wanted))
     encoder.config.num_hidden_layers = len(wanted)

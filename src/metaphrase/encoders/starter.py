@@ -144,7 +144,7 @@ def starter_info(*, source: Literal["auto", "hub", "wheel"] = "auto") -> dict[st
     """
     built = _built(source)
     if built is None:
-        raise MissingFileError(f"There is no starter encoder in {_cache()}; starter_path() builds it.")
+        raise MissingFileError(f"No starter encoder in {_cache()}; starter_path() builds it.")
     manifest = _manifest(built)
     files = manifest.pop("files")
     return {**manifest, "weights_sha256": files["model.safetensors"]["sha256"], "path": str(built)}

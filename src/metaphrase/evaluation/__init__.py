@@ -1,4 +1,4 @@
-"""What an encoder is worth: translation retrieval and word alignment, with intervals and paired before/after tests."""
+"""Evaluation of encoders on several suites of benchmarks, with intervals and paired before/after tests."""
 
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.compare import Comparison

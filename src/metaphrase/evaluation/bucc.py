@@ -1,6 +1,6 @@
-"""Bitext mining (BUCC): which sentences of two monolingual texts are translations of each other?
+"""Bitext mining (BUCC): find the sentences of two monolingual texts that are translations of each other.
 
-Published BUCC scores come from different protocols and are not comparable: the threshold is chosen on the scored pairs, or
+Published BUCC scores follow different protocols and are not comparable: the threshold is chosen on the scored pairs, or
 on other pairs. Here each protocol has a name (`PROTOCOLS`), and there is no default.
 
 Reference: Zweigenbaum et al. 2017, "Overview of the Second BUCC Shared Task"; Artetxe and Schwenk 2019, "Margin-based
@@ -59,8 +59,8 @@ class BuccProtocol(NamedTuple):
 #: The protocols of the literature.
 #:
 #: - ``train_oracle``: the best F1 of any threshold on the training set (DAP, Table 2);
-#: - ``train_to_test``: that of the shared task; the gold pairs of its test set are not public (DAP, Table 3);
-#: - ``sample_to_train``: that of XTREME, which calls the sample "dev" and the training set "test"; DAP's released code uses
+#: - ``train_to_test``: the protocol of the shared task; the gold pairs of its test set are not public (DAP, Table 3);
+#: - ``sample_to_train``: XTREME, which calls the sample "dev" and the training set "test"; DAP's released code uses
 #:   the same splits, but keeps repeated lines and compares by ``>``;
 #: - ``sample_oracle``: the best F1 on the sample (WACSE, mSimCSE).
 PROTOCOLS: dict[str, BuccProtocol] = {
@@ -188,7 +188,7 @@ def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise MissingFileError(f"{folder} is not a folder. Give a folder with files such as zh-en.sample.zh.gz.")
+        raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as zh-en.sample.zh.gz.")
     files: dict[str, dict[str, dict[str, Path]]] = {}
     for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
         if match := _FILE.fullmatch(file.name):
@@ -512,7 +512,8 @@ class MiningEvaluator(BaseEvaluator):
         scores |= {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
         logger.info("Mining %s at step %d: F1 %.2f %%", self.name, steps, result.average.score)
         metrics = self.prefix_name_to_metrics(scores, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        if isinstance(model, SentenceTransformer):
+            self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
         return metrics
 
     def get_config_dict(self) -> dict[str, Any]:

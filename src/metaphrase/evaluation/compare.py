@@ -131,7 +131,7 @@ def check_comparable(before: Result, after: Result) -> None:
     """Check that two results measure the same items in the same way.
 
     Raises:
-        DataMismatchError: They do not.
+        DataMismatchError: The items, measures or settings differ.
         DataError: A result keeps no items.
     """
     measure = after.statistic_measure()
@@ -162,7 +162,7 @@ def check_comparable(before: Result, after: Result) -> None:
 
 
 def _row(before: float, after: float, difference_r: NDArray[np.float64], n: int) -> ComparedRow:
-    """A row whose verdict is still open."""
+    """A row without a verdict."""
     return {
         "before": before,
         "after": after,

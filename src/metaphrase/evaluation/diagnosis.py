@@ -33,20 +33,22 @@ from metaphrase.mining.bulk import encode, is_sortable
 SAMPLE = 2000
 #: Number of neighbouring pairs in a block of the sample.
 BLOCK = 100
-#: Embeddings have collapsed below this effective rank, or above `COLLAPSED_COSINE`. They crowd together above the mean
-#: cosine, or the share of variance of the first component, of the second line.
+#: Embeddings have collapsed below this effective rank, or above `COLLAPSED_COSINE`. They are concentrated above the mean
+#: cosine, or the share of variance of the first component, in the second line.
 COLLAPSED_RANK = 2.0
 CROWDED_COSINE, CROWDED_SHARE = 0.95, 0.5
 #: Mean distance (1 − cosine) to the embeddings of the baseline below which a model is unchanged, or hardly changed.
 UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4
 #: Share of pairs that are closer than a random pair; chance is one half. Below the first value the sides are not
-#: translations. A model is able to tell if it reaches the second value on sentences that are known translations.
+#: translations. A model can judge this if it reaches the second value on known translations.
 UNPAIRED, FIT = 0.6, 0.8
-#: A block is shifted if another row is closer by this number of standard errors; a corpus, by its share of such blocks.
+#: A block is shifted if another row is closer by this number of standard errors; a corpus is shifted if it has at least
+#: this share of such blocks.
 SHIFT_ERRORS, SHIFT_BLOCKS = 5.0, 0.05
-#: Another pooling mode is reported if it is significantly better, by at least this number of points; number of pairs.
+#: Another pooling mode is reported if it is significantly better, by at least this number of points; maximum number of
+#: pairs.
 POOLING_GAIN, POOLING_PAIRS = 5.0, 400
-#: Number of pairs whose words are aligned, least number of occurrences of a word, number of words in a table, and share
+#: Number of pairs whose words are aligned, minimum number of occurrences of a word, number of words in a table, and share
 #: of the occurrences of a word that must have a link.
 WORD_PAIRS, WORD_COUNT, WORDS_SHOWN, LINKED = 400, 5, 15, 0.5
 
@@ -68,8 +70,8 @@ class Diagnosis:
             ``effective_rank`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
         pooling: Accuracy in percent of each tested pooling mode, that of the model first.
         words: For each language the frequent words that find their translation least often: ``word``, ``count``,
-            ``linked`` (share), ``score`` (mean score of the links) and ``translation`` (the word it is linked with most
-            often).
+            ``linked`` (share), ``score`` (mean score of the links) and ``translation`` (the word that it is
+            linked to most often).
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -218,7 +220,7 @@ def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
 def collapse(facts: Mapping[str, float]) -> list[Finding]:
     """Findings about collapsed embeddings, from the facts of `geometry`."""
     where = (
-        f"two random sentences have a cosine of {facts['mean_cosine']:.3f}, the first component holds "
+        f"two random sentences have a cosine of {facts['mean_cosine']:.3f}, the first component explains "
         f"{facts['first_component']:.0%} of the variance, and the effective rank is {facts['effective_rank']:.1f} of "
         f"{facts['dimensions']:.0f}"
     )
@@ -229,7 +231,9 @@ def collapse(facts: Mapping[str, float]) -> list[Finding]:
         )
         return [Finding("error", "collapse", message)]
     if facts["mean_cosine"] > CROWDED_COSINE or facts["first_component"] > CROWDED_SHARE:
-        message = f"The embeddings crowd together: {where}. If those of the original encoder do not, lower the learning rate."
+        message = (
+            f"The embeddings are concentrated: {where}. If the original encoder's are not, lower the learning rate."
+        )
         return [Finding("warning", "crowded", message)]
     return []
 
@@ -317,7 +321,7 @@ def _paired(
     reason = "it is no better on known translations" if fit is not None else "no known translations are available"
     message = (
         f"{measured}. Either the sides are not translations of each other, or the model does not know the language "
-        f"({reason}). Read some of the pairs."
+        f"({reason}). Inspect some of the pairs."
     )
     return [Finding("warning", "not-translations", message, pairs.language, of=facts["pairs"])]
 

@@ -19,7 +19,7 @@ from metaphrase.io.progress import Begin, no_progress
 
 @dataclass
 class DiagnoseOptions:
-    """What is diagnosed."""
+    """The corpus and the model to diagnose."""
 
     corpus: list[str] = field(
         metadata={"help": "Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
@@ -52,7 +52,7 @@ class DiagnoseOptions:
         """Check that the options are consistent.
 
         Raises:
-            ValueError: They are not.
+            ValueError: Options contradict each other.
         """
         if self.baseline is not None and self.model is None:
             raise UsageError("--baseline requires a model: metaphrase diagnose MODEL --baseline …")

@@ -26,7 +26,7 @@ Encoders: TypeAlias = SentenceTransformer | Mapping[str, SentenceTransformer]
 
 
 def encoder_settings(model: Any) -> dict[str, Any]:
-    """Pooling mode, pooled layer and maximum length of a model; None for what it does not have."""
+    """Pooling mode, pooled layer and maximum length of a model; None where undefined."""
     modules = list(model) if isinstance(model, SentenceTransformer) else []
     config = getattr(getattr(modules[0], "auto_model", None), "config", None) if modules else None
     return {

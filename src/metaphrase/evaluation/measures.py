@@ -1,8 +1,8 @@
-"""How results are tested against each other: what is resampled for each measure, and how a resample is scored.
+"""The measures of results: what is resampled to compare two results, and how a resample is scored.
 
 A mean of item scores, an F1 of mined pairs, a rank correlation and an error rate of a corpus are resampled differently.
-`Measure` is the interface they share, `MEASURES` is the table of them. The name of its measure is stored with every
-`Result`, next to the items that it resamples.
+`Measure` is their common interface, and `MEASURES` is the table of all measures. Every `Result` stores the name of its
+measure and the items to resample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metaphrase.evaluation.significance import CHUNK, RESAMPLES, item_difference
 
 #: Directions of retrieval, as its results name them.
 DIRECTIONS = ("source_to_target", "target_to_source")
-#: Default number of resamples of a correlation. Each resample ranks all pairs anew.
+#: Default number of resamples of a correlation. Each resample ranks all pairs again.
 STS_RESAMPLES = 2_000
 
 
@@ -36,7 +36,7 @@ class Resampled(NamedTuple):
 
 
 class Measure(Protocol):
-    """What a score is computed from, and how it is resampled."""
+    """The items of a score, and how they are resampled."""
 
     @property
     def test(self) -> str:
@@ -48,14 +48,14 @@ class Measure(Protocol):
 
     @property
     def max_resamples(self) -> int:
-        """Largest number of resamples that is affordable."""
+        """Maximum number of resamples, limited by their cost."""
 
     @property
     def settings(self) -> tuple[str, ...]:
         """Names of the settings that two results must share to be comparable."""
 
     def items(self, details: Mapping[str, Any]) -> Any:
-        """Read what is resampled from the JSON details of one language."""
+        """Read the items to resample from the JSON details of one language."""
 
     def score(self, items: Any) -> float:
         """Score of all items, in percent."""

@@ -216,7 +216,7 @@ class MTEBEncoder(AbsEncoder):
         prompt: Text before each sentence: None for no prompt; ``"auto"`` for the prompts that the model stores,
             ``passage`` for documents and ``query`` for all other texts.
         encode: Replaces ``model.encode``, with its signature.
-        progress: Progress bars of the subsets; None draws none.
+        progress: Progress bars of the subsets; None disables them.
     """
 
     def __init__(

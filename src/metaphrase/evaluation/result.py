@@ -1,7 +1,7 @@
 """The result of an evaluation, in one shape for all suites.
 
-In JSON, every language, group and average has its ``n``, ``score`` and ``interval`` in percent. What a suite adds to
-them stands next to these keys: retrieval has ``source_to_target``, ``target_to_source`` and ``mean``, mining has
+In JSON, every language, group and average has its ``n``, ``score`` and ``interval`` in percent. Suites add
+keys at the same level: retrieval has ``source_to_target``, ``target_to_source`` and ``mean``, mining has
 ``precision`` and ``recall``. Languages also have the digest of their data, and the items that `compare` resamples.
 """
 
@@ -34,7 +34,7 @@ class Measurement:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Dictionary for JSON; the details stand next to the other keys."""
+        """Dictionary for JSON; the details are at the same level as the other keys."""
         head: dict[str, Any] = {} if self.n is None else {"n": self.n}
         if self.sha256 is not None:
             head["sha256"] = self.sha256
@@ -107,7 +107,7 @@ class Result:
         return MEASURES[self.statistic]
 
     def items(self, language: str) -> Any:
-        """What is resampled for a language: its item scores, or the counts that its score is computed from."""
+        """The items to resample for a language: their scores, or the counts that its score is computed from."""
         return self.statistic_measure().items(self.languages[language].details)
 
     def to_dict(self) -> dict[str, Any]:

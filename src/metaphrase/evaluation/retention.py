@@ -1,4 +1,4 @@
-"""Retention: what languages without training data lost."""
+"""Retention: the loss of accuracy in languages without training data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Translation retrieval: does a sentence find its own translation among all sentences of the test set?
+"""Translation retrieval: find the translation of a sentence among all sentences of the test set.
 
 The score of a language is the accuracy of cosine top-1 retrieval in both directions, with bootstrap intervals. Results
 also have means over the language sets of the literature. Accuracies are in percent, except those of
@@ -101,7 +101,7 @@ def retrieval_hits(
     Args:
         source_nh: Embeddings of the sources, shape ``(n, hidden)``.
         target_nh: Embeddings of the targets, row ``i`` translating source row ``i``, shape ``(n, hidden)``.
-        match_text: The texts of both sides. If given, another copy of the translation's text is a hit, too.
+        match_text: The texts of both sides. If given, another copy of the translation's text also counts as a hit.
         margin_k: Number of nearest neighbours to rank by ratio margin instead of cosine. With 4, the percentage of
             misses is the xsim error (Heffernan et al. 2022).
 

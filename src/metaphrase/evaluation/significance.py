@@ -121,8 +121,8 @@ def pooled_paired_bootstrap(
 ) -> PairedDifference:
     """Paired bootstrap of the unweighted mean over languages.
 
-    Languages are fixed, not sampled: items are resampled within each language, and every language has the same weight
-    whatever its number of items.
+    Languages are fixed, not sampled: items are resampled within each language, and every language has the same weight,
+    regardless of its number of items.
 
     Args:
         before: Scores per language, each of shape ``(n,)``.

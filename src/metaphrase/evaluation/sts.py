@@ -87,7 +87,7 @@ def load_sts_folder(
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise MissingFileError(f"{folder} is not a folder. Give a folder with files such as stsb-de-test.csv.gz.")
+        raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as stsb-de-test.csv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files = {match["language"]: file for file, match in names.items() if match["split"] == split}
     if not files:

@@ -1,6 +1,6 @@
 """Word alignment against gold links: precision, recall, F1 and the alignment error rate (AER).
 
-Annotators mark links as *sure*, or as *possible* if they are ambiguous; sure links are possible, too. Scores are computed
+Annotators mark links as *sure*, or as *possible* if they are ambiguous; sure links are also possible. Scores are computed
 from counts over the whole corpus. Functions and evaluators return fractions, `evaluate_word_alignment` percent.
 """
 
@@ -283,7 +283,7 @@ def evaluate_word_alignment(
     Args:
         model: The model, which aligns as an `EmbeddingAligner` with its default settings.
         sets: Pairs with gold links, by name.
-        sha256: Digest of each set, by which results over different data are told apart.
+        sha256: Digest of each set, which distinguishes results over different data.
         name: Name of the model in the result.
         batch_size: Sentences per forward pass.
         resamples: Number of bootstrap samples of the intervals, over pairs of sentences.
@@ -342,7 +342,7 @@ class WordAlignmentEvaluator(BaseEvaluator):
     The model is measured as an `EmbeddingAligner`. As in sentence-transformers' evaluators, the metrics are fractions,
     their names start with the name of the evaluator, and each evaluation appends a line to
     ``word_alignment_evaluation_{name}_results.csv`` in the output folder. The primary metric is ``f1``, because trainers
-    expect that greater is better; it is 1 − AER if all gold links are sure.
+    assume that higher is better; it is 1 − AER if all gold links are sure.
 
     Args:
         pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.

@@ -32,7 +32,7 @@ RETRY_PAUSES = (1.0, 4.0, 15.0)
 #: Timeout in seconds of requests for which the client sets none.
 REQUEST_TIMEOUT = 300.0
 
-#: What the client raises: its own HTTP errors, transport errors, and a RuntimeError for a failed file upload.
+#: Errors that the client raises: its own HTTP errors, transport errors, and a RuntimeError for a failed file upload.
 _CLIENT_ERRORS = (HTTPError, OSError, RuntimeError)
 
 
@@ -181,7 +181,7 @@ def _retry_after(error: BaseException) -> float:
 def _translated(error: Exception, repo_id: str, access: str, hint: str, token_given: bool) -> HubError:
     status, message = status_of(error), format_error(error)
     stored = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the token of `hf auth login`"
-    token = "the given token" if token_given else stored if get_token() else "a visitor without a token"
+    token = "the given token" if token_given else stored if get_token() else "an anonymous user"
     causes = list(_causes(error))
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return HubConnectionError(f"The Hub could not be reached, as HF_HUB_OFFLINE is set: unset it. {hint}")

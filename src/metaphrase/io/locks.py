@@ -30,7 +30,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     """Hold a folder, which is created if missing, so that no other process writes to it.
 
     The operating system releases the lock when the process ends, even if it is killed. A process that holds a folder can
-    enter again; its forked children hold nothing. File systems without locks cause a warning.
+    hold it again; forked children do not inherit the lock. File systems without locks cause a warning.
 
     Args:
         folder: The folder.
@@ -63,7 +63,7 @@ def make_folder(folder: Path) -> None:
     """Create an output folder if it is missing.
 
     Raises:
-        CheckpointError: It is a file, or cannot be created.
+        CheckpointError: The folder is a file, or cannot be created.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

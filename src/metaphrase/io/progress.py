@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-#: Receives how many more items are done.
+#: Called with the number of newly finished items.
 Advance = Callable[[int], None]
-#: Starts a task: takes its description and its number of items, and returns what advances it.
+#: Starts a task: takes its description and its number of items, and returns a function that advances it.
 Begin = Callable[[str, int], Advance]
 
 

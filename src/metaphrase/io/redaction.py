@@ -39,7 +39,7 @@ def redact(text: str) -> str:
 
 
 def _home() -> str | None:
-    """Return the path of the home folder; None if there is none, or if it is the root folder."""
+    """Return the path of the home folder; None if it is unknown, or the root folder."""
     try:
         home = Path.home()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Work folders: finished pieces of a long command, which its next run finds after a kill."""
+"""Work folders: finished pieces of a long command, which its next run reuses if the command was killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
 
 
 def clear_work_folder(folder: Path) -> None:
-    """Delete a work folder. It is renamed first, so that a kill meanwhile does not leave a partial one."""
+    """Delete a work folder. It is renamed first, so that a process killed meanwhile leaves no partial folder."""
     done = _done(folder)
     shutil.rmtree(done, ignore_errors=True)
     folder.rename(done)

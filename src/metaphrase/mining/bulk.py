@@ -67,9 +67,9 @@ def encode(
         convert_to_tensor: Return a tensor on the model's device instead of an array.
         tokens: Tokens per batch, including padding if the encoder requires it. None uses ``CPU_TOKENS`` or
             ``GPU_TOKENS``.
-        path: A ``.npy`` file to write, which exists once it is complete. A killed call, repeated, resumes (``<path>.part``
-            holds the rows, ``<path>.json`` describes them).
-        advance: Receives how many more sentences have embeddings.
+        path: A ``.npy`` file to write, which exists once it is complete. If a call is killed, the same call resumes
+            (``<path>.part`` contains the rows, ``<path>.json`` describes them).
+        advance: Called with the number of newly embedded sentences.
 
     Returns:
         Embeddings in the order of the sentences, shape ``(sentences, hidden)``; with ``path``, memory-mapped.

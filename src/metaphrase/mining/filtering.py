@@ -58,15 +58,16 @@ def filter_corpus(
     begin: Begin = no_progress,
     note: Callable[[str], Any] = logger.info,
 ) -> FilterResult:
-    """Score the pairs of a bitext, and write those that are kept in their order, with a summary.
+    """Score the pairs of a bitext, and write the kept ones in input order, with a summary.
 
-    Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. A killed call, repeated, resumes.
+    Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. If a call is killed, the
+    same call resumes.
 
     Args:
         options: The bitext, the output, and which pairs are kept.
         search: The encoder, and how neighbours are searched.
         begin: Starts a progress bar.
-        note: Receives remarks on the way: the disk space needed, the recall of an index.
+        note: Receives remarks during the run: the disk space needed, the recall of an index.
 
     Returns:
         The scores and facts.
@@ -163,7 +164,7 @@ def score_pairs(
 def _needs(
     dataset: Dataset, rows_of: Mapping[str, Sequence[int]], model: SentenceTransformer, search: SearchOptions
 ) -> dict[str, int]:
-    """The needs of all pairs of languages together: the sum of their disk space, and the memory of the largest."""
+    """Resources for all pairs of languages: the sum of their disk space, and the memory of the largest."""
     disk, memory = 0, 0
     for rows in rows_of.values():
         chosen = dataset.select(rows)
@@ -184,7 +185,7 @@ def _score_language(
     begin: Begin,
     note: Callable[[str], Any],
 ) -> NDArray[Any]:
-    """Scores of the pairs of two languages; a repeated text is embedded once, and is one neighbour."""
+    """Scores of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
     rows, places_of = [], []
     for side, texts in texts_of.items():
         places: dict[str, int] = {}

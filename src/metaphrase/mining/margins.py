@@ -1,4 +1,4 @@
-"""Margins: which neighbours translate each other, and which threshold separates them from the rest.
+"""Margins: find neighbours that translate each other, and a threshold that separates them from the rest.
 
 Pairs are scored by their similarity relative to the neighbours of both sides, and each sentence is used once.
 
@@ -159,7 +159,7 @@ def one_to_one(pairs: Pairs) -> Pairs:
     """Take pairs in order, and use each sentence once.
 
     Each round takes the pairs that come first for both of their sentences, and discards the other pairs of these
-    sentences. A few rounds give the same pairs as a loop over all of them.
+    sentences. A few rounds select the same pairs as a loop over all of them.
 
     Args:
         pairs: Best first.

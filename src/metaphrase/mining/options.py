@@ -49,7 +49,7 @@ class SearchOptions:
         """Check the numbers.
 
         Raises:
-            ValueError: One of them is below 1.
+            ValueError: A number is below 1.
         """
         for name in ("k", "shard_size", "batch_size", "probes"):
             if getattr(self, name) < 1:
@@ -63,7 +63,7 @@ class SearchOptions:
 
 @dataclass
 class MiningOptions:
-    """Which texts are mined, and which pairs are kept."""
+    """The texts to mine, and which pairs to keep."""
 
     source: str = field(
         metadata={
@@ -75,7 +75,7 @@ class MiningOptions:
         metadata={
             "aliases": ["-o"],
             "help": "Output file: .tsv, .jsonl (also .gz) or .parquet, with the columns score, source, target, "
-            "source_lang and target_lang. A summary, a histogram and a sample for inspection are written beside it.",
+            "source_lang and target_lang. A summary, a histogram and a sample for inspection are written to the same folder.",
         }
     )
     source_lang: str | None = field(
@@ -138,7 +138,7 @@ class MiningOptions:
 
 @dataclass
 class FilterOptions:
-    """Which pairs are scored, and which are kept."""
+    """The pairs to score, and which to keep."""
 
     corpus: list[str] = field(
         metadata={
@@ -162,7 +162,7 @@ class FilterOptions:
     )
     top: int | None = field(default=None, metadata={"help": "Maximum number of pairs; the best are kept."})
     source_lang: str | None = field(
-        default=None, metadata={"help": "Language of the sources, if neither columns nor file names give it."}
+        default=None, metadata={"help": "Language of the sources, if neither columns nor file names state it."}
     )
     target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
     languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the corpus."})

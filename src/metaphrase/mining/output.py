@@ -1,4 +1,4 @@
-"""What mining writes: the pairs, a sample for inspection, and the distribution of the scores."""
+"""Output of mining: the pairs, a sample for inspection, and the distribution of the scores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def write_pairs(
     output: Path,
     work: Path,
 ) -> None:
-    """Write pairs in their order and in bounded memory, by way of a file in the work folder."""
+    """Write pairs in their order and in bounded memory, through a file in the work folder."""
     as_text = ".tsv" in output.suffixes[-2:]
     names = ("source", "target", "source_lang", "target_lang")
     schema = pa.schema([("score", pa.string() if as_text else pa.float64()), *((name, pa.string()) for name in names)])

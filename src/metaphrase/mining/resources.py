@@ -1,4 +1,4 @@
-"""Disk and memory that mining needs, estimated before it starts."""
+"""Estimates of the disk space and memory that mining requires."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def estimate_needs(
 
 
 def check_disk(needed: Mapping[str, int], work: Path, note: Callable[[str], Any]) -> None:
-    """Report what the work needs, and check the free disk space.
+    """Report the required resources, and check the free disk space.
 
     Args:
         needed: The result of `estimate_needs`.

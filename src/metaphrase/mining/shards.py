@@ -47,7 +47,7 @@ def encode_shards(
         encode: Returns embeddings of shape ``(texts, hidden)``.
         size: Texts per shard.
         half: Store float16 instead of float32.
-        advance: Receives how many more texts have embeddings.
+        advance: Called with the number of newly embedded texts.
 
     Returns:
         Unit rows, memory-mapped.
@@ -77,7 +77,7 @@ def neighbour_shards(
         queries: The rows.
         folder: Folder of the shards; existing ones are reused.
         search: Finds the neighbours of some rows.
-        advance: Receives how many more rows have neighbours.
+        advance: Called with the number of rows whose neighbours were newly found.
     """
     shards = []
     for at in range(len(queries.blocks)):
@@ -167,7 +167,7 @@ class CountedRows(Rows):
 
     Args:
         rows: The rows.
-        advance: Receives how many more rows have been read.
+        advance: Called with the number of newly read rows.
     """
 
     def __init__(self, rows: Rows, advance: Advance) -> None:

@@ -69,13 +69,14 @@ def mine_files(
 ) -> MiningResult:
     """Mine the translations in two monolingual texts, and write them with a summary, a sample and a histogram.
 
-    Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. A killed call, repeated, resumes.
+    Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. If a call is killed, the
+    same call resumes.
 
     Args:
         options: The texts, the output, and which pairs are kept.
         search: The encoder, and how neighbours are searched.
         begin: Starts a progress bar.
-        note: Receives remarks on the way: the number of sentences, the disk space needed, the recall of an index.
+        note: Receives remarks during the run: the number of sentences, the disk space needed, the recall of an index.
 
     Returns:
         The pairs and facts.

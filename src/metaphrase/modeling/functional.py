@@ -42,7 +42,7 @@ def translation_ranking(
     """In-batch translation ranking: each sentence must identify its translation among those of the batch.
 
     ``-log exp(φ(x_i, y_i) / τ) / Σ_j exp(φ(x_i, y_j) / τ)``, averaged over ``i``. The computation is in float32 or wider,
-    whatever the type of the embeddings.
+    regardless of the type of the embeddings.
 
     Args:
         source_bh: Embeddings of the source sentences, shape ``(batch, hidden)``.
@@ -113,7 +113,7 @@ def vocabulary_cross_entropy(
 
     A position may have several weighted labels, for the prediction of a distribution:
     ``-Σ_k weights_k log softmax(F.linear(hidden_nh[rows_k], weight_vh, bias_v))[labels_k]``. Each position is projected once,
-    whatever its number of labels.
+    regardless of its number of labels.
 
     Args:
         hidden_nh: States at the scored positions, shape ``(n, hidden)``.
@@ -406,7 +406,7 @@ def gather_with_gradient(tensor_bh: Tensor) -> Tensor:
     """Concatenate a tensor of equal shape over all processes, in the order of their ranks.
 
     The gradient of every process's loss flows back to the process that the rows come from. Without distributed training,
-    the tensor is returned as it is.
+    the tensor is returned unchanged.
 
     Args:
         tensor_bh: Rows of this process, shape ``(batch, hidden)``, the same on every process.

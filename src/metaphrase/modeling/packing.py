@@ -227,8 +227,8 @@ def _flatten_features(features: dict[str, Any], packing: Packing, offset: int) -
 def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
     """Run a SentenceTransformer without padding inside this block.
 
-    All uses of the model (training, ``encode``, evaluators) give the same results as outside of the block, and are faster if
-    sentences differ in length. An encoder that cannot be packed runs padded, with one log message per process.
+    All uses of the model (training, ``encode``, evaluators) produce the same results as outside of the block, and are
+    faster if sentences differ in length. An encoder that cannot be packed runs padded, with one log message per process.
 
     Args:
         model: The model; its first module must be a Transformer.

@@ -282,8 +282,8 @@ def tokenize_words(
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     """Tokenize one side and find the pieces of each word.
 
-    Words share no pieces: a piece that crosses a word boundary belongs to one word only. A word without a piece of its own,
-    like a word that truncation cut, has the empty span ``(0, 0)``.
+    Words share no pieces: a piece that crosses a word boundary belongs to one word only. A word that owns no piece,
+    like a truncated word, has the empty span ``(0, 0)``.
 
     Returns:
         For each example, its truncated ids and the spans of its words, shape ``(words, 2)`` (see

@@ -1,7 +1,7 @@
 """The objectives. Each is one file and one line of the table below.
 
-Objectives of other packages are known by an entry point of the group ``metaphrase.objectives``, as ``package.module:Class``,
-or by ``OBJECTIVES["name"] = Class``.
+Objectives of other packages are registered by an entry point of the group ``metaphrase.objectives``, as
+``package.module:Class``, or by ``OBJECTIVES["name"] = Class``.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class MaskedWords(View):
     Attributes:
         side: The side to mask.
         max_length: Maximum pieces per sentence, including special tokens.
-        max_mask_ratio: Maximum share of a sentence's pieces to mask. Words are drawn at random; those with more pieces than
-            there is room left for are skipped.
+        max_mask_ratio: Maximum share of a sentence's pieces to mask. Words are drawn at random; words with more
+            pieces than the remaining budget are skipped.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -74,7 +74,7 @@ class MaskedWords(View):
 
 
 def _draw_words(words: Iterable[int], spans_w2: np.ndarray, room: float, rng: np.random.Generator) -> list[int]:
-    """Draw words in random order, skipping those with more pieces than there is room left for."""
+    """Draw words in random order, skipping those with more pieces than the remaining budget."""
     drawn = []
     for word in rng.permutation(np.array(list(words), dtype=np.int64)).tolist():
         pieces = int(spans_w2[word, 1] - spans_w2[word, 0])
@@ -121,7 +121,7 @@ def aligned_word_prediction(
 class AlignedWordPrediction(MaskedPrediction):
     """Mask linked words and predict their translations at the same positions.
 
-    All linked words of a sentence are masked at once, in one pass per side; equation 4 as printed needs one pass per word.
+    All linked words of a sentence are masked together, in one pass per side; equation 4 as printed needs one pass per word.
 
     Args:
         max_length: Maximum pieces per sentence.

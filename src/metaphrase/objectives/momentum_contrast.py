@@ -34,7 +34,7 @@ def momentum_contrast(
     """InfoNCE against a queue: each query must distinguish its key from the keys of a queue.
 
     ``-log exp(q · k⁺ / τ) / Σ_k exp(q · k / τ)``, averaged over the queries, with dot products. The computation is in
-    float32 or wider, whatever the type of the embeddings.
+    float32 or wider, regardless of the type of the embeddings.
 
     Args:
         query_bh: Embeddings of the queries, shape ``(batch, hidden)``.

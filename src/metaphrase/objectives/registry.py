@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 #: Entry points of other packages: ``my-objective = "package.module:Class"``.
 ENTRY_POINTS = "metaphrase.objectives"
 
-#: A class of another package, as recipes name it.
+#: Reference to a class of another package in a recipe.
 REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -44,7 +44,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         """The class of an objective.
 
         Raises:
-            KeyError: There is no such objective.
+            KeyError: The objective is unknown.
             RecipeError: Its class cannot be imported, or is not an objective.
         """
         if name in self._classes:
@@ -83,7 +83,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         return known or (isinstance(name, str) and is_reference(name))
 
     def granularity(self, name: str) -> str:
-        """What an objective aligns; built-in objectives are not imported for it."""
+        """Granularity of an objective; built-in objectives are not imported."""
         return self._table[name][0] if name in self._table and name not in self._classes else self[name].granularity
 
     @cached_property
@@ -118,7 +118,7 @@ def load_class(reference: str) -> type[Objective]:
         reference: ``package.module:Class``.
 
     Raises:
-        RecipeError: It cannot be imported, or is not an objective with a name.
+        RecipeError: The class cannot be imported, or is not an objective with a name.
     """
     from metaphrase.objectives.base import Objective
 

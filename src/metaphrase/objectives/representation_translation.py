@@ -212,8 +212,8 @@ def representation_translation(
     Returns:
         Scalar; a zero with a graph if nothing is predicted.
 
-    Reference: Li et al. 2023 (DAP), section 3.3, equation 6. Slots, labels and blocked positions, which the paper leaves
-    open, follow the released code.
+    Reference: Li et al. 2023 (DAP), section 3.3, equation 6. Slots, labels and blocked positions, which the paper does not
+    specify, follow the released code.
     """
     batch, length = target_ids_bt.shape
     slots_bth = head.fill_slots((batch, length), masked_bt, target_bth, language_b)
@@ -240,7 +240,7 @@ class RepresentationTranslation(Objective):
 
     Inputs: the columns ``source`` and ``target``; with language embeddings also ``source_lang`` and ``target_lang``.
 
-    Relations: :class:`TranslationLanguageModeling` predicts pieces from both sentences at once and requires another pass of
+    Relations: :class:`TranslationLanguageModeling` predicts pieces from both sentences together and requires another pass of
     the encoder; RTL reads the states that the ranking computes.
 
     Reference: Li et al. 2023 (DAP), sections 3.3 and 5.1.

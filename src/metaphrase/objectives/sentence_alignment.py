@@ -58,7 +58,7 @@ def sentence_alignment(
 class SentenceAlignment(Objective):
     """Each source sentence must identify its translation in the batch by the mean of its token states.
 
-    The embedding is this mean whatever the pooling of the model, so the model should use mean pooling.
+    The embedding is this mean, regardless of the pooling of the model, so the model should use mean pooling.
 
     Args:
         max_length: Maximum pieces per sentence.

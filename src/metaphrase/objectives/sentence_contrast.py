@@ -89,7 +89,7 @@ class SentenceContrast(Objective):
 
     Inputs: the columns ``source`` and ``target``; for ``"sample"`` and ``"all"`` also ``source_bt``, translations of the
     target, and ``target_bt``, translations of the source (see ``scripts/back_translate.py``). Alternatives are separated by
-    ``" ||| "``. A sentence without back-translations is used as it is.
+    ``" ||| "``. A sentence without back-translations is used unchanged.
 
     Relations: :class:`TranslationRanking` ranks the embeddings as the model pools them; :class:`WordContrast` and
     :class:`SpanContrast` are the finer granularities of MGC.

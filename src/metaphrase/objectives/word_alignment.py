@@ -105,7 +105,7 @@ class WordAlignment(Objective):
     The same encoder encodes the pair twice. In the pass y→x, the source sees itself only, and each target token sees the
     source and the preceding target tokens, as in a decoder; in the pass x→y, the roles are swapped. The matrices are the
     attention probabilities of each head of the top layer, before dropout. Equation 7 as printed, a dot product of states
-    without a head index, is neither normalised nor what equation 8 averages.
+    without a head index, is neither normalised nor the quantity that equation 8 averages.
 
     Args:
         max_length: Maximum pieces per side.

@@ -224,7 +224,7 @@ def alignment_matrix(
 ) -> dict[str, Any]:
     """Cosines between the words of a pair, and the links of `EmbeddingAligner` between words.
 
-    States come from the aligner's default layer, two thirds of the way up.
+    States come from the aligner's default layer, at two thirds of the encoder's depth.
 
     Returns:
         ``source``, ``target`` (words), ``layer``, ``cosine`` (a row per source word) and ``links`` (``[source, target]``).
@@ -279,7 +279,7 @@ def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet)
 def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[str, Any]:
     """Histograms of margins: translations and wrong targets share bins; each side has separate bins.
 
-    Training can multiply the spread of margins by ten; with common bins one of the sides would be a few bars.
+    Training can multiply the spread of margins by ten; with common bins, one side would consist of a few bars.
 
     Args:
         margins_of: Results of `margins` per side (``"before"``, ``"after"``).

@@ -1,8 +1,8 @@
 """The model card: base model, recipe, data, and results per language.
 
-Data reach the card in two ways: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or `table` into
-its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can change the
-structure of the card.
+Data are written to the card in two ways: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or
+`table` into its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can
+change the structure of the card.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
     def _trained_on(self, data: str) -> bool:
-        """Whether the model was trained on a language of this test set, or may have been."""
+        """Whether the model was, or may have been, trained on a language of this test set."""
         trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
         tested = {row["language"] for row in self.results if row["data"] == data} - {"all"}
         return not trained or not tested or bool(tested & trained)

@@ -35,9 +35,9 @@ from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
 from metaphrase.publishing.release import CARD, RECIPE, is_weights, load_release, release
 
-#: Metadata of a card that do not hold for a model made from its model.
+#: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
-#: Metadata of a Hub model's card that also hold for a model made from it.
+#: Metadata of a Hub model's card that also apply to a model derived from it.
 _INHERITED = ("language", "license", "license_name", "license_link")
 
 
@@ -45,7 +45,7 @@ _INHERITED = ("language", "license", "license_name", "license_link")
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
-    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. Can be given first."})
+    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. May be the first argument."})
     output_dir: str = field(metadata={"help": "New folder for the result."})
     languages: list[str] = field(
         default_factory=list,
@@ -133,7 +133,7 @@ class Export:
         options: The options.
         changes: What was changed, in words.
         before: Result of `evaluate_retrieval` with the original model.
-        after: The same with the reduced model, as it was written.
+        after: The same with the written, reduced model.
         comparison: Their comparison.
         sizes: ``before`` and ``after`` of megabytes on disk, pieces, layers and parameters.
         lost: Languages that lost significantly more than ``max_loss``.
@@ -173,7 +173,7 @@ def prepare_export(
 
     Raises:
         UsageError: Options are missing or contradict each other, or the destination exists.
-        MissingFileError: There is no test set of a language.
+        MissingFileError: A language has no test set.
     """
     _check(options)
     check_destination(options.output_dir)
@@ -220,7 +220,7 @@ def prepare_export(
 def drafted(
     model: SentenceTransformer, output_dir: str | Path, *, source: str | Path | None = None
 ) -> Iterator[Draft]:
-    """Write a model to a temporary folder beside its destination and load it; it is deleted unless it is published.
+    """Write a model to a temporary folder next to its destination and load it; it is deleted unless it is published.
 
     Args:
         model: The model.
@@ -372,7 +372,7 @@ def _source(name: str) -> Path | None:
 def _own_card(
     model: SentenceTransformer, options: ExportOptions, notify: Callable[[str], None]
 ) -> tuple[dict[str, Any], str]:
-    """Metadata and text of the original model's card; of a Hub model only the metadata that also hold for the export."""
+    """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
     source = _source(options.model)
     path = source / CARD if source is not None else _hub_card(options.model, model.model_card_data.base_model_revision)
     if path is None or not path.is_file():
@@ -425,7 +425,7 @@ def _metadata(
     results: list[dict[str, Any]],
     command: str,
 ) -> str:
-    """Metadata of the new card: those of the original card that still hold, and the new results."""
+    """Metadata of the new card: those of the original card that still apply, and the new results."""
     options = export.options
     card = AlignmentModelCardData(
         model_name=Path(options.output_dir).name,

@@ -1,9 +1,9 @@
 """Uploads to a Hub: releases, and bitexts as data sets.
 
-A push is one commit on top of the current head, never forced. `HfApi.create_commit` makes it, not `HfApi.upload_folder`:
-the latter may split an upload into several commits, so that an interrupted push could leave half a release. Each
+A push is one commit on top of the current head, never forced. It uses `HfApi.create_commit`, because
+`HfApi.upload_folder` may split an upload into several commits, so that an interrupted push could leave half a release. Each
 push is identified by a name in its commit's description, so that a commit whose response was lost is not made twice. Files
-are uploaded before the commit: an interrupted push leaves the repository as it was, and the next one uploads the rest.
+are uploaded before the commit: an interrupted push leaves the repository unchanged, and the next one uploads the rest.
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ def _same_weights(release: Path, checkpoint: Path) -> bool:
 
 
 def _content(path: Path, repo_id: str) -> str | bytes:
-    """What to upload for a file: its path, or the text of a card or of arguments without secrets and with the model's id."""
+    """Content to upload: the path of a file, or the text of a card or of arguments, without secrets, with the model's id."""
     if path.name not in (CARD, TRAINING_ARGS):
         return str(path)
     return redact(path.read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id).encode()
@@ -384,7 +384,7 @@ def _corpus_facts(path: Path) -> dict[str, Any]:
     """Pairs, columns and languages of a bitext in Parquet format."""
     if not path.is_file():
         raise MissingFileError(
-            f"There is no file {path} to push. Name a .parquet file that `metaphrase align` or `metaphrase filter` wrote."
+            f"The file {path} does not exist. Name a .parquet file that `metaphrase align` or `metaphrase filter` wrote."
         )
     try:
         table = pq.ParquetFile(path)

@@ -71,7 +71,7 @@ class Chart:
     """A part of a report that can be drawn.
 
     Attributes:
-        label: What it shows, for readers who do not see it.
+        label: Alternative text.
         draw: Draws it on an empty figure.
     """
 
@@ -150,7 +150,7 @@ def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
 
     Args:
         report: Content of ``report.json``.
-        folder: Where the files go.
+        folder: Destination folder.
 
     Returns:
         The files.

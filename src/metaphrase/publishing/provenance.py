@@ -1,4 +1,4 @@
-"""Origins and licences of training data and base models, as far as they are stated."""
+"""Origins and licences of training data and base models, if they are stated."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Origins = Mapping[str, Mapping[str, str]]
 def provenance(
     file: Mapping[str, Any], *, origins: Origins | None = None, data_license: str | None = None
 ) -> dict[str, str]:
-    """Return the origin and licence of a training file, as far as they are known.
+    """Return the origin and licence of a training file, if they are known.
 
     Args:
         file: A row of ``Corpus.files``.

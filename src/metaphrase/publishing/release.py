@@ -1,7 +1,8 @@
 """Releases: a plain SentenceTransformer folder that loads without this package and without remote code.
 
-A release contains what `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe, the training
-arguments, a model card and reference embeddings. It contains no head, no pooler, no pickle and no class of this package.
+A release contains the files that `SentenceTransformer(folder)` and `AutoModel.from_pretrained(folder)` need, the recipe,
+the training arguments, a model card and reference embeddings. It contains no head, no pooler, no pickle and no class of
+this package.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def release(
 
     The release is written to a folder inside `output_dir`, loaded again, compared with the model, and then moved into place
     file by file. Files of an earlier release are deleted; other files in `output_dir` (checkpoints, logs, run facts) are
-    kept. An interrupted release leaves the folder as it was, or a folder that does not load; the next release removes the
+    kept. An interrupted release leaves the folder unchanged, or a folder that does not load; the next release removes the
     temporary files.
 
     Args:
@@ -251,7 +252,7 @@ def release_files(folder: str | Path) -> list[str]:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What `folder` lacks to be a release."""
+    """Files that are missing in `folder` for a complete release."""
     missing = [name for name in ("modules.json", _SEAL) if not (folder / name).is_file()]
     if not missing and not any(map(is_weights, release_files(folder))):
         missing = ["weights in safetensors format"]
@@ -296,7 +297,7 @@ def _check_modules(model: SentenceTransformer) -> None:
 def _release_form(
     model: SentenceTransformer, card: AlignmentModelCardData, prompts: Mapping[str, str] | None
 ) -> Iterator[None]:
-    """Give the model the form that is released inside this block; afterwards it is as before."""
+    """Put the model into its release form inside this block, and restore it afterwards."""
     encoder: Any = model.transformers_model
     pooler, training = getattr(encoder, "pooler", None), model.training
     attributes = {name: getattr(model, name) for name in ("prompts", "default_prompt_name", "model_card_data")}

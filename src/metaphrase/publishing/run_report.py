@@ -34,7 +34,7 @@ from metaphrase.publishing import analysis
 from metaphrase.publishing.plots import save_pictures
 from metaphrase.publishing.report import describe_model, usage_lines, write_report
 
-#: Maximum number of languages of a word map besides English: readers cannot distinguish more.
+#: Maximum number of languages of a word map in addition to English; more cannot be distinguished.
 _MAPPED = 4
 
 Sets = dict[str, dict[str, ParallelSet]]
@@ -46,7 +46,7 @@ class ReportOptions:
     """The run, its baseline, and the data of the report."""
 
     run: str = field(
-        metadata={"help": "Folder that `metaphrase train` or `metaphrase demo` wrote. Can be given first."}
+        metadata={"help": "Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument."}
     )
     baseline: str | None = field(
         default=None,
@@ -96,7 +96,7 @@ class RunReport:
     """A written report.
 
     Attributes:
-        page: Path of ``report.html``; ``report.json`` lies beside it.
+        page: Path of ``report.html``; ``report.json`` is in the same folder.
         pictures: The charts as PNG files.
         content: Content of ``report.json``.
     """
@@ -123,7 +123,7 @@ def report_run(
 
     Raises:
         MissingFileError: The folder is not a run, or the run has no release yet.
-        UsageError: The test sets do not contain what the options name.
+        UsageError: The test sets do not contain a language or pair of the options.
     """
     started = time.perf_counter()
     folder = Path(options.run)
@@ -329,9 +329,9 @@ def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained:
 
 
 def _check_choices(options: ReportOptions, sets: Mapping[str, ParallelSet]) -> None:
-    """Refuse wrong languages and pairs before anything is encoded."""
+    """Refuse unknown languages and pairs before anything is encoded."""
     if unknown := [language for language in options.languages or () if language not in sets]:
-        raise UsageError(f"There are no pairs in {', '.join(unknown)}; choose from {', '.join(sets)}.")
+        raise UsageError(f"No pairs in {', '.join(unknown)}; choose from {', '.join(sets)}.")
     analysis.choose_pairs(sets, options.pairs or [f"{next(iter(sets))}:1"])
 
 

@@ -1,6 +1,6 @@
-"""Adapting an encoder to a language: check the corpus, hold out test pairs, plan, train, measure, and a verdict.
+"""Adapting an encoder to a language: check the corpus, hold out test pairs, plan, train, measure, report a verdict.
 
-:class:`Adaptation` is what ``metaphrase adapt`` calls. It builds a :class:`metaphrase.TrainingRun`; encoder and corpus are
+``metaphrase adapt`` calls :class:`Adaptation`, which builds a :class:`metaphrase.TrainingRun`; encoder and corpus are
 loaded once.
 """
 
@@ -48,7 +48,7 @@ HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
 
 @dataclass
 class AdaptationConfig:
-    """What is adapted, to what."""
+    """Options of an adaptation."""
 
     corpus: list[str] = field(
         metadata={"help": "Your bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
@@ -69,7 +69,9 @@ class AdaptationConfig:
     )
     anchor: float = field(
         default=0.0,
-        metadata={"help": "Weight of an objective that keeps English where the original encoder has it; 0 for none."},
+        metadata={
+            "help": "Weight of an objective that keeps English embeddings close to the original encoder's; 0 for none."
+        },
     )
     data_license: str | None = field(default=None, metadata={"help": "Licence of your bitext, for the model card."})
     force: bool = field(default=False, metadata={"help": "Train even if the checks find errors."})
@@ -78,17 +80,17 @@ class AdaptationConfig:
 
 @dataclass(frozen=True)
 class AdaptationResult:
-    """What an adaptation produced.
+    """The result of an adaptation.
 
     Attributes:
         run: The result of the training run.
-        verdict: What changed, in sentences: one for each language, and one for languages that were not trained on.
+        verdict: The changes in accuracy as sentences: one for each language, and one for languages that were not trained on.
         languages: For each language, held-out retrieval before and after with its interval.
         retention: Retention of languages that were not trained on; None if none was measured.
-        plan: Settings of the run, and why.
-        read: What was read of the corpus.
-        findings: What the checks found.
-        seconds: Duration of everything.
+        plan: Settings of the run, with reasons.
+        read: Report of the corpus.
+        findings: Results of the checks.
+        seconds: Total duration.
     """
 
     run: RunResult
@@ -114,7 +116,7 @@ class AdaptationResult:
 
 
 class Adaptation:
-    """Adapts an encoder to a language or several.
+    """Adapts an encoder to one or several languages.
 
     Example::
 
@@ -125,17 +127,17 @@ class Adaptation:
 
     Args:
         config: The configuration.
-        command: How it was called, for card and report.
+        command: The command line, for card and report.
         show_progress: Show progress bars.
 
     Attributes:
         output: The output folder.
-        read: What was read of the corpus, once it is checked.
-        findings: What the checks found.
+        read: Report of the corpus, once it is checked.
+        findings: Results of the checks.
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, or the corpus lies where this run writes its data.
+        UsageError: A number is out of range, or the corpus is in the folder of the run's own data.
     """
 
     def __init__(
@@ -161,14 +163,14 @@ class Adaptation:
         inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
         if inside:
             raise UsageError(
-                f"{inside[0]} lies where this run writes its own data. Copy it elsewhere, or choose another --output_dir."
+                f"{inside[0]} is in the folder of the run's own data. Copy it elsewhere, or choose another --output_dir."
             )
 
     def check(self) -> list[Finding]:
         """Read the corpus and check it.
 
         Returns:
-            What the checks found.
+            The findings.
 
         Raises:
             CorpusError: The corpus cannot be read.
@@ -313,7 +315,7 @@ class Adaptation:
 
 
 def parallel_sets(folder: Path, part: str, pairs: Mapping[str, Sequence[Pair]]) -> dict[str, ParallelSet]:
-    """Test sets of the pairs that were written to a folder, from memory."""
+    """Test sets of pairs that were written to a folder, built from the pairs in memory."""
     sets = {}
     for language, own in pairs.items():
         sources, targets = (tuple(side) for side in zip(*map(one_line, own), strict=True))
@@ -322,7 +324,7 @@ def parallel_sets(folder: Path, part: str, pairs: Mapping[str, Sequence[Pair]]) 
 
 
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
-    """The recipe of a run: vocabularies are read from the corpus, which suits small machines; with the anchor, if any."""
+    """The recipe of a run, with the anchor, if any. Vocabularies are read from the corpus, which suits small machines."""
     content = Recipe.load(config.recipe).to_dict()
     for term in content["terms"]:
         if term["objective"] == "rtl":
@@ -333,7 +335,7 @@ def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
 
 
 def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
-    """The packaged bitext of all languages but the user's; none if nothing is replayed."""
+    """The packaged bitext of all languages except the user's; empty if nothing is replayed."""
     if config.replay == 0:
         return {}
     packaged = load_parallel_folder(PACKAGED_DATA / "demo", split="train")
@@ -347,10 +349,10 @@ def pairs_digest(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]
 
 
 def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
-    """The plan of the run whose checkpoints a folder holds, so that its schedule stays; None if there are none.
+    """The plan of the run whose checkpoints a folder contains, to keep its schedule; None without checkpoints.
 
     Raises:
-        CheckpointError: They are of another run, or of an unknown one.
+        CheckpointError: The checkpoints belong to another or an unknown run.
     """
     if not (present := checkpoint_folders(output)):
         return None
@@ -373,7 +375,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
 
 
 def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> dict[str, Path]:
-    """Write the pairs that are trained on and held out, so that a run can be repeated and others compared with it.
+    """Write the training and held-out pairs, so that a run can be reproduced and compared with others.
 
     Data of an earlier run are deleted.
     """
@@ -390,7 +392,7 @@ def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Seq
 
 
 def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
-    """The corpus that was written to a folder, from the pairs in memory.
+    """The corpus that was written to a folder, built from the pairs in memory.
 
     Args:
         folder: The folder, with a file for each language.
@@ -428,7 +430,7 @@ def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
 
 
 def log_plan(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]], plan: Plan) -> None:
-    """Log what will be done."""
+    """Log the plan of a run."""
     for language, one in splits.items():
         logger.info(
             "%s: %s pairs for training, %d for early stopping, %d for evaluation; %s excluded (repeated, or too similar to a "
@@ -448,11 +450,11 @@ def log_plan(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]], pl
 def verdict_in_words(
     languages: Mapping[str, Mapping[str, Any]], retained: Mapping[str, Any] | None, names: Mapping[str, str]
 ) -> list[str]:
-    """What changed: a sentence for each language, and one for the others.
+    """The changes in accuracy as sentences: one for each language, and one for the others.
 
     Args:
         languages: For each adapted language its row of `compare`.
-        retained: `plots.retention` of the languages that were not adapted; None if none was measured.
+        retained: Retention of the languages that were not adapted; None if none was measured.
         names: Names of languages.
     """
     verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
@@ -469,7 +471,7 @@ def verdict_in_words(
         kept = {
             "kept": f"were preserved (a loss of more than {limit:g} points can be excluded)",
             "lost": f"lost more than {limit:g} points",
-            "uncertain": f"may have lost more than {limit:g} points, or not",
+            "uncertain": f"may have lost more than {limit:g} points (uncertain)",
         }[retained["verdict"]]
         lines.append(
             f"{len(retained['languages'])} languages that were not trained on {kept}: {pooled['difference']:+.1f} "

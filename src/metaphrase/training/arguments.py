@@ -22,16 +22,17 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
 
     Attributes:
         head_learning_rate: Learning rate of the objectives' heads; None uses ``learning_rate``.
-        packing: Run the encoder without padding where it supports this.
+        packing: Run the encoder without padding if it supports this.
         effective_batch_size: Number of pairs that are ranked against each other, over all processes. Sets
             ``per_device_train_batch_size``.
-        micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch at
-            once. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
+        micro_batch_size: Number of rows (sentences of either side) per encoder call; None encodes all views of a batch
+            together. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
             memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
             the step is repeated.
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
+        resume_from_checkpoint: Checkpoint to resume; ``"true"`` resumes the last valid one, if there is one.
         allow_changes: Resume a checkpoint even if recipe, encoder, data, batch size or seed have changed.
         restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
         bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32.
@@ -58,7 +59,13 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             "memory."
         },
     )
-    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device has instructions for it."})
+    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device supports it."})
+    resume_from_checkpoint: str | None = field(
+        default=None,
+        metadata={
+            "help": "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."
+        },
+    )
     max_skipped_steps: int = field(
         default=5,
         metadata={
@@ -114,7 +121,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
 
 
 def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
-    """Refuse arguments that these objectives cannot be trained with.
+    """Refuse arguments that do not support these objectives.
 
     Raises:
         UsageError: There are several GPUs per process, or prompts, or batches without negatives.

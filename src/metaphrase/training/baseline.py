@@ -1,4 +1,4 @@
-"""What a run is measured on, and the measurements before training, which are kept beside the checkpoints."""
+"""The test sets of a run, and the measurements before training, which are stored in the output folder."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ Sets = dict[str, dict[str, ParallelSet]]
 
 @dataclass(frozen=True)
 class EvaluationSets:
-    """What a run is measured on, before and after training.
+    """The test sets that a run is measured on, before and after training.
 
     Attributes:
         trained: Test sets by name, in the languages that are trained on.
-        retention: Test sets by name, in other languages; they show what training cost them.
+        retention: Test sets by name, in other languages; they show the effect of training on them.
     """
 
     trained: Sets = field(default_factory=dict)
@@ -92,7 +92,7 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluatio
     """Separate the languages that are trained on from the others, and add the retention sets.
 
     Args:
-        tests: Test sets by name. If none of their languages is trained on, they stay as they are.
+        tests: Test sets by name. If none of their languages is trained on, they are unchanged.
         config: Names the corpus, and the folders and languages of retention.
         recipe: The recipe; one with a language embedding cannot embed other languages.
 
@@ -102,7 +102,7 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluatio
     if config.retention == ["none"] or not (tests or config.retention):
         return EvaluationSets(tests)
     if not tests:
-        raise UsageError("--retention is measured beside test sets: give --test, too.")
+        raise UsageError("--retention requires test sets: also pass --test.")
     if recipe.language_embedding:
         logger.info(
             "Recipe %s learns a vector for each language: languages without one are not measured.", recipe.name
@@ -132,7 +132,7 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluatio
 
 
 def _select(tests: Sets, chosen: Any) -> Sets:
-    """The test sets with the languages that a function chooses, without those that are left empty."""
+    """The test sets with the languages that a function chooses, without empty ones."""
     selected = {
         name: {language: one for language, one in sets.items() if chosen(language)} for name, sets in tests.items()
     }
@@ -162,7 +162,7 @@ def measure_baseline(
     """Measure an encoder before training; results in ``before.json`` of the same encoder and test sets are reused.
 
     A model that stores a query prompt (E5) is measured with and without it, and the better average of each test set
-    counts: a baseline is measured at its best. Other languages are measured with the prompt that was best on the test set.
+    counts. Other languages are measured with the prompt that was best on the test set.
 
     Args:
         model: The encoder.
@@ -207,7 +207,7 @@ def measure_baseline(
 
 
 def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
-    """Results that an earlier run measured of the same encoder with the same libraries; empty if there are none."""
+    """Results of an earlier run for the same encoder with the same libraries; empty without such a run."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         return dict(content["results"]) if content["subject"] == subject else {}

@@ -24,7 +24,7 @@ class StepCallback(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Make up for a skipped evaluation."""
+        """Run a skipped evaluation."""
         self.trainer.evaluate_pending()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -32,7 +32,7 @@ class StepCallback(TrainerCallback):
         self.trainer.begin_epoch()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remember the state before the step."""
+        """Store the state before the step."""
         self.trainer.begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class StepCallback(TrainerCallback):
 
 
 class LoggingCallback(TrainerCallback):
-    """Logs what the trainer would print to stdout, which belongs to results."""
+    """Logs values that the trainer would print to stdout, which is reserved for results."""
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Log the trainer's values."""

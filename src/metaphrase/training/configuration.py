@@ -23,7 +23,7 @@ CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 
 @dataclass
 class RunOptions:
-    """What is trained, on which text, and what it is measured on."""
+    """The encoder, its training data and its evaluation data."""
 
     model: str = field(
         default="starter", metadata={"help": "Encoder to train: 'starter', a Hub id or a folder (default: starter)."}
@@ -61,7 +61,7 @@ class RunOptions:
         default=None, metadata={"help": "Pooling that replaces the encoder's own, e.g. cls or mean."}
     )
     freeze_word_embeddings: bool = field(
-        default=False, metadata={"help": "Do not train the word embeddings: less memory, faster."}
+        default=False, metadata={"help": "Freeze the word embeddings, which saves memory and time."}
     )
     license: str | None = field(
         default=None,
@@ -78,7 +78,10 @@ class RunOptions:
         metadata={"help": "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."},
     )
     temperature: float | None = field(
-        default=None, metadata={"help": "Sample languages in proportion to size^temperature: 1 as is, 0 uniformly."}
+        default=None,
+        metadata={
+            "help": "Sample languages in proportion to size^temperature: 1 keeps their shares, 0 makes them equal."
+        },
     )
     clean: str = field(
         default="basic",
@@ -111,7 +114,7 @@ class RunOptions:
 
 @dataclass(init=False, repr=False)
 class RunConfig(AlignmentTrainingArguments, RunOptions):
-    """Configuration of a training run: what is trained, on which text, and the training arguments.
+    """Configuration of a training run: encoder, data and training arguments.
 
     The names are those of the flags of ``metaphrase train`` and of its YAML files; ``metaphrase train --help-all`` lists
     them. Settings that are not passed are those of the recipe's ``training`` section, then the defaults.
@@ -144,7 +147,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         options = {option.name: option for option in fields(self) if option.init}
         for name in settings:
             if name not in options:
-                raise UsageError(f"There is no option {name!r}{did_you_mean(name, options)}.")
+                raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
         name = str(settings.get("recipe", options["recipe"].default))
         defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
         for name in defaults:
@@ -160,7 +163,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         """The arguments of the trainer; building them sets up the device and joins the processes of ``torchrun``.
 
         Raises:
-            ValueError: A value is invalid, or two do not go together.
+            ValueError: A value is invalid, or two values contradict each other.
         """
         names = [option.name for option in fields(AlignmentTrainingArguments) if option.init]
         return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
@@ -186,10 +189,10 @@ def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any
 
     Args:
         name: Name or YAML file of the recipe.
-        paper_training: Take the paper's settings where the recipe has them.
+        paper_training: Use the paper's settings if the recipe has them.
 
     Raises:
-        UsageError: The recipe holds a token.
+        UsageError: The recipe contains a token.
     """
     recipe = Recipe.load(name)
     settings = {**recipe.training, **(recipe.paper_training if paper_training else {})}
@@ -198,13 +201,13 @@ def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a file that hold a token.
+    """Refuse settings of a file that contain a token.
 
     Raises:
-        UsageError: There is a ``hub_token``.
+        UsageError: The settings contain ``hub_token``.
     """
     if settings.get("hub_token"):
-        raise UsageError("A settings file should hold no token, but has a hub_token. Set HF_TOKEN instead.")
+        raise UsageError("A settings file must not contain a token, but has a hub_token. Set HF_TOKEN instead.")
 
 
 def _default(option: Field[Any]) -> Any:

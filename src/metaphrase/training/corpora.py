@@ -58,7 +58,7 @@ def with_columns(corpus: Corpus, recipe: Recipe, config: RunConfig, arguments: T
 def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> Any:
     """Add word links to a corpus that has none; they are computed once for an output folder.
 
-    Words are best ranked by the links that both directions find, phrases best taken from grow-diag-final-and.
+    Word objectives use the links that both directions find, phrase objectives those of grow-diag-final-and.
 
     Raises:
         UsageError: The corpus is a stream, which a statistical aligner cannot learn from.
@@ -83,7 +83,7 @@ def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> An
         if not path.is_file():
             logger.info(
                 "The recipe requires word links, which the corpus lacks: aligning %d pairs first, with fast_align in both "
-                "directions, combined by %s. Other links come from `metaphrase align`.",
+                "directions, combined by %s. For other links, run `metaphrase align` first.",
                 len(dataset),
                 heuristic,
             )
@@ -133,17 +133,17 @@ def check_text(recipe: Recipe, config: RunConfig) -> None:
     """Refuse a recipe without the monolingual text that it reads, or text that no objective reads.
 
     Raises:
-        UsageError: The recipe and ``--monolingual`` do not go together, or the ratio is not positive.
+        UsageError: The recipe and ``--monolingual`` do not match, or the ratio is not positive.
         MissingFileError: A file of text does not exist.
     """
     reads = "monolingual" in recipe.columns
     if reads and not config.monolingual:
         raise UsageError(
-            f"Recipe {recipe.name!r} reads monolingual text: give --monolingual (files with one sentence per line, or "
-            "hf:org/name), or a YAML file whose objectives do without."
+            f"Recipe {recipe.name!r} reads monolingual text: pass --monolingual (files with one sentence per line, or "
+            "hf:org/name), or use a recipe whose objectives do not read it."
         )
     if config.monolingual and not reads:
-        raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; leave out --monolingual.")
+        raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; omit --monolingual.")
     if config.monolingual_ratio <= 0:
         raise UsageError(f"--monolingual_ratio should be positive, but is {config.monolingual_ratio:g}.")
     check_monolingual(config.monolingual)

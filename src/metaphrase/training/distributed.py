@@ -1,4 +1,4 @@
-"""Collectives of training on several processes; with one process they do nothing."""
+"""Collective operations of distributed training; no-ops with a single process."""
 
 from __future__ import annotations
 

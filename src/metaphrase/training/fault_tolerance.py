@@ -67,7 +67,8 @@ class GracefulShutdown:
                 return
             self.received, first = number, time.monotonic()
             message = (
-                f"{signal.Signals(number).name}: stopping after this step, with a checkpoint. Repeat to stop now.\n"
+                f"{signal.Signals(number).name}: stopping after this step, with a checkpoint. Repeat the signal to stop "
+                "immediately.\n"
             )
             os.write(2, message.encode())  # a logger may hold its lock
 
@@ -219,7 +220,7 @@ class StepGuard:
         return True
 
     def correct_log(self, logs: dict[str, float]) -> None:
-        """Average the loss over the steps that were made, and add the number of skipped ones."""
+        """Average the loss over the executed steps, and add the number of skipped ones."""
         steps, skipped = self._steps_since_log, self._skipped_since_log
         self._steps_since_log = self._skipped_since_log = 0
         if self.skipped:
@@ -233,7 +234,7 @@ class StepGuard:
 
 
 def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Put back the buffers of a module, such as a queue that a failed step has filled.
+    """Restore the buffers of a module, such as a queue that a failed step has filled.
 
     Args:
         module: The module.
@@ -280,7 +281,7 @@ def repeat_within_memory(
         if torch.cuda.is_available():
             torch.cuda.set_rng_state_all(states[1])
             torch.cuda.empty_cache()
-        logger.warning("Out of memory: encoding %d rows at a time from here on (micro_batch_size).", smaller)
+        logger.warning("Out of memory: encoding %d rows at a time from now on (micro_batch_size).", smaller)
         loss.micro_batch_size = smaller
 
 
@@ -296,7 +297,7 @@ def _smaller_micro_batch(
     *,
     accumulating: bool,
 ) -> int:
-    """Half of the current micro-batch size; raises where a smaller one cannot help."""
+    """Half of the current micro-batch size; raises if a smaller one cannot help."""
     if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
         raise error
     views = [view for view in inputs.values() if isinstance(view, dict) and "input_ids" in view]

@@ -52,7 +52,7 @@ class PushesReleases(AtomicCheckpoints):
             private: Make a new repository private; default: ``hub_private_repo``.
 
         Raises:
-            HubAccessError: There is no token, or it has no write access.
+            HubAccessError: The token is missing, or has no write access.
             UsageError: The repository is public although a private one is requested; or its name has no organisation, and
                 the Hub is unavailable.
         """

@@ -90,7 +90,7 @@ class AlignmentLoss(nn.Module):
         return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
 
     def after_step(self) -> None:
-        """Let the objectives follow the encoder; called after every optimiser step."""
+        """Update the state of the objectives, such as momentum encoders; called after every optimiser step."""
         encoder: Any = unwrap(self.model)[0]
         for objective in self.objectives.values():
             objective.after_step(encoder.auto_model)

@@ -1,4 +1,4 @@
-"""Settings of an adaptation, planned from the data, the machine and the time that there is."""
+"""Settings of an adaptation, planned from the data, the machine and the available time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from metaphrase.training.run import build_loss
 
 #: Maximum number of epochs over the user's pairs.
 EPOCHS = 3
-#: Evaluations of the dev set during training, and how many without improvement end it.
+#: Number of evaluations of the dev set during training, and number without improvement after which training ends.
 EVALUATIONS, PATIENCE = 8, 3
-#: Free memory assumed where the system does not report it, in bytes.
+#: Free memory assumed if the system does not report it, in bytes.
 UNKNOWN_MEMORY = 8e9
 
 
@@ -35,12 +35,12 @@ class Plan:
 
     Attributes:
         batch_size: Pairs ranked against each other.
-        micro_batch_size: Rows encoded at a time, by memory; None encodes a batch at once.
+        micro_batch_size: Rows encoded at a time, by memory; None encodes the whole batch.
         max_steps: Maximum number of optimiser steps.
         eval_steps: Steps between two evaluations of the dev set.
         freeze_word_embeddings: Whether the word embeddings are frozen.
         learning_rate: Peak learning rate.
-        reasons: Why, one line each.
+        reasons: Reasons for the settings, one line each.
     """
 
     batch_size: int
@@ -58,10 +58,10 @@ def plan_run(
     """Time a step on this machine, and plan a run.
 
     Args:
-        model: The encoder; it stays as it is.
-        recipe: What it is trained with.
-        corpus: What it is trained on.
-        pairs: The user's pairs in it.
+        model: The encoder; it is not changed.
+        recipe: The recipe of the run.
+        corpus: The training corpus.
+        pairs: Number of the user's pairs in the corpus.
         minutes: Time for training.
         seed: Seed of the trial step.
     """
@@ -89,7 +89,7 @@ def free_memory() -> float:
     """Free memory in bytes."""
     try:
         return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    except (ValueError, OSError):  # another system than Linux
+    except (ValueError, OSError):  # not available on systems other than Linux
         return UNKNOWN_MEMORY
 
 
@@ -98,11 +98,11 @@ def step_seconds(
 ) -> float:
     """Time the forward and backward pass of a step, after a warm-up step; 5 % are added for the optimiser.
 
-    The model and the random number generators are left as they were.
+    The model and the random number generators are restored.
 
     Args:
         model: The encoder.
-        recipe: What it is trained with.
+        recipe: The recipe.
         corpus: Pairs for the steps.
         size: Pairs per step.
         freeze: Freeze the word embeddings.
@@ -176,12 +176,12 @@ def make_plan(
 
     Args:
         pairs: The user's pairs to train on.
-        replayed: Pairs of other languages beside them.
+        replayed: Additional pairs of other languages.
         seconds_per_step: Measured duration of a step.
         minutes: Time for training.
         memory: Free memory in bytes.
         parameters: Parameters of the encoder.
-        table: Those of its word embeddings.
+        table: Parameters of its word embeddings.
         row_bytes: Activations of a sentence in bytes.
         cuda: Whether there is a GPU.
     """
@@ -190,7 +190,11 @@ def make_plan(
     whole = 16 * parameters  # weights, gradients, two moments
     freeze = not cuda or whole > 0.5 * memory
     if freeze:
-        why = "on a CPU" if not cuda else f"as training them takes {16 * table / 1e9:.1f} GB of {memory / 1e9:.1f}"
+        why = (
+            "on a CPU"
+            if not cuda
+            else f"because training them requires {16 * table / 1e9:.1f} of {memory / 1e9:.1f} GB"
+        )
         reasons.append(f"word embeddings are frozen, {why}")
     held = 4 * parameters + 12 * (parameters - table if freeze else parameters)
     room = max(memory - held, 0.0) * 0.5

@@ -175,7 +175,7 @@ class Recipe:
 
     @property
     def columns(self) -> frozenset[str]:
-        """Columns that a corpus needs besides ``source`` and ``target``."""
+        """Columns that the recipe reads in addition to ``source`` and ``target``."""
         views = (view for objective in self.objectives().values() for view in objective.views())
         return frozenset(column for view in views for column in view.columns)
 
@@ -239,5 +239,5 @@ def _parse_term(term: Any, origin: str) -> Term:
             f"{place(term, 'args')}The args of {name!r} in {origin} should be keys and values, but are {_short(args)}."
         )
     located = Keys(plain(args))
-    located.places = getattr(args, "places", located.places)
+    located.places = dict(getattr(args, "places", {}))
     return Term(name, float(weight), located)

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its release, the facts on its model card, and the lines that load it."""
+"""The products of a run: its release, the facts on its model card, and the code that loads it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def describe(
         facts: Facts of the run.
         origins: Origin and licence of training files, by their bare names.
         data_license: Licence of training files whose licence is unknown.
-        license: Licence of the release; None takes that of the base model, if it states one.
+        license: Licence of the release; None uses that of the base model, if it states one.
     """
     origins = {**hub_licenses(facts["files"]), **(origins or {})}
     card.command = facts["command"]

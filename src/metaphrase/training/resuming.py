@@ -32,7 +32,7 @@ class RunFacts:
     """Facts of a run that must not change when it is resumed. Digests are computed once.
 
     Args:
-        loss: The training loss, with the encoder as it is before it is wrapped.
+        loss: The training loss, with the encoder before it is wrapped for distributed training.
         args: The training arguments.
     """
 
@@ -75,7 +75,7 @@ class RunFacts:
 
     @cached_property
     def _tokenizer_digest(self) -> str:
-        """Of vocabulary and rules, without the settings that each call changes."""
+        """Digest of vocabulary and rules, without the settings that each call changes."""
         tokenizer = self._model.tokenizer
         if getattr(tokenizer, "is_fast", False):
             content = json.loads(tokenizer.backend_tokenizer.to_str())
@@ -85,7 +85,7 @@ class RunFacts:
         return _digest(content)
 
     def _corpus_digest(self, dataset: Any) -> str | None:
-        """Of the rows, or of the files behind a stream if they are known."""
+        """Digest of the rows, or of the files of a stream if they are known."""
         if self._digested[0] is not dataset:
             if isinstance(dataset, Dataset):
                 digest: str | None = data_digest(dataset)
@@ -149,7 +149,7 @@ def verify_best(folder: Path, output: str | Path) -> None:
     """Verify the best checkpoint before its weights are loaded at the end of training.
 
     Raises:
-        CheckpointError: It is damaged.
+        CheckpointError: The checkpoint is damaged.
     """
     try:
         verify(folder)
@@ -208,11 +208,11 @@ class ResumableCollator(ParallelCollator):
 
 
 def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
-    """The checkpoint of ``--resume_from_checkpoint``: a path, or the last good one of the output folder for ``true``.
+    """The checkpoint of ``--resume_from_checkpoint``: a path, or the last valid one of the output folder for ``true``.
 
     Raises:
         CheckpointError: The checkpoint does not exist or is damaged, or the folder holds checkpoints and resuming is not
-            configured: a later resume could not tell them from this run's.
+            configured: a later resume could not distinguish them from this run's.
     """
     output = str(arguments.output_dir)
     asked = str(arguments.resume_from_checkpoint or "false")

@@ -1,6 +1,6 @@
 """A training run, from corpus to release, card and report.
 
-:class:`TrainingRun` is what ``metaphrase train`` calls; ``metaphrase adapt``, ``metaphrase demo`` and the ablations are
+``metaphrase train`` calls :class:`TrainingRun`; ``metaphrase adapt``, ``metaphrase demo`` and the ablations are
 configurations of it. Its steps are methods, in the order of :meth:`TrainingRun.execute`.
 """
 
@@ -74,7 +74,7 @@ UNVERIFIABLE_TRACKERS = ("azure_ml", "flyte")
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a training run produced.
+    """The result of a training run.
 
     Attributes:
         output: Folder of the release; with a language embedding, a release for each language in it.
@@ -83,8 +83,8 @@ class RunResult:
         before: Results before training, by test set.
         after: Results of the release, by test set.
         comparisons: Before and after compared, by test set.
-        retention: What languages that were not trained on lost or kept, by test set.
-        report: The HTML report; ``report.json`` lies beside it. None without test sets.
+        retention: Retention of languages that were not trained on, by test set.
+        report: The HTML report; ``report.json`` is in the same folder. None without test sets.
         usage: Python that loads the release.
         pushed: Address of the commit on the Hub, if the release was pushed.
     """
@@ -140,14 +140,14 @@ class TrainingRun:
     Args:
         config: The configuration; it is not changed.
         inputs: Inputs that are loaded already.
-        callbacks: Callbacks for the trainer, beside its own.
-        command: How the run was called, for card and report; None writes the equivalent ``metaphrase train`` command.
+        callbacks: Additional callbacks for the trainer.
+        command: The command line, for card and report; None writes the equivalent ``metaphrase train`` command.
         title: Heading of the report.
         origins: ``origin`` and ``license`` of training files whose origin the caller knows, by their bare names, for the
             card.
 
     Attributes:
-        result: The result, from the moment when release and report are written; pushing comes last.
+        result: The result, once release and report are written; pushing comes last.
 
     Raises:
         ValueError: A value of the configuration is invalid.
@@ -201,7 +201,7 @@ class TrainingRun:
             The result; None on other processes than the first.
 
         Raises:
-            UsageError: Options are missing, unknown or do not go together.
+            UsageError: Options are missing, unknown or contradict each other.
             CheckpointError: Another process uses the output folder, it is not writable, or it cannot be resumed.
             CorpusError: The corpus cannot be read, or is smaller than a batch.
             HubError: The release and its report are written (``result``), but could not be pushed.
@@ -241,7 +241,7 @@ class TrainingRun:
         Raises:
             CheckpointError: Another process uses the folder, it is not writable, or it cannot be resumed.
         """
-        torch.set_flush_denormal(True)  # peaked softmaxes end in denormal numbers, on which CPUs are 45 times slower
+        torch.set_flush_denormal(True)  # peaked softmaxes produce denormal numbers, on which CPUs are 45 times slower
         with ExitStack() as stack:
             with self.arguments.main_process_first(local=False, desc="choice of a checkpoint"):
                 if self.is_main_process:
@@ -287,7 +287,7 @@ class TrainingRun:
             Facts of the run, for card and report.
 
         Raises:
-            UsageError: Options do not go together.
+            UsageError: Options contradict each other.
             CorpusError: The corpus is smaller than a batch, or lacks a language that a language embedding requires.
         """
         self.build_loss()
@@ -331,14 +331,14 @@ class TrainingRun:
             return
         if self.config.push_to_hub:
             raise UsageError(
-                f"Recipe {self.recipe.name!r} is released as a folder for each language, which one repository cannot hold. "
-                "Leave out --push_to_hub, and push the folders after training: metaphrase push FOLDER/xx --repo me/name-xx."
+                f"Recipe {self.recipe.name!r} is released as one folder per language, which one repository cannot contain. "
+                "Omit --push_to_hub, and push the folders after training: metaphrase push FOLDER/xx --repo me/name-xx."
             )
         measured = {*self.dev, *(language for sets in self.tests.merged().values() for language in sets)}
         if missing := sorted(measured - set(self.language_embedding.languages)):
             raise UsageError(
-                f"The corpus has no {', '.join(missing)}, so that the model learns no vector for it and cannot be measured "
-                "on it. Choose what is measured with --languages."
+                f"The corpus has no {', '.join(missing)}, so the model learns no vector for it and cannot be measured "
+                "on it. Choose the measured languages with --languages."
             )
 
     def build_trainer(self) -> None:
@@ -355,8 +355,8 @@ class TrainingRun:
             logger.info("Corpus:\n%s", self.corpus.report)
             if len(dataset) < arguments.train_batch_size:
                 raise CorpusError(
-                    f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Give more "
-                    "text or a smaller --per_device_train_batch_size."
+                    f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Add "
+                    "pairs, or lower --per_device_train_batch_size."
                 )
         evaluators = [RetrievalEvaluator(dict(self.dev), name="dev")] if self.dev else None
         for evaluator in evaluators or ():
@@ -390,7 +390,7 @@ class TrainingRun:
         return card
 
     def trained_encoder(self) -> Encoders:
-        """The encoder as it is released: from the release's folder, or one for each language of a language embedding."""
+        """The released encoder, loaded from its folder, or one for each language of a language embedding."""
         if self.language_embedding is None:
             return load_encoder(self.output, device=str(self.encoder.device))
         return fold_languages(self.encoder, self.language_embedding)
@@ -471,11 +471,11 @@ def check(config: RunConfig) -> None:
         MissingFileError: The corpus does not exist.
     """
     if not config.corpus:
-        raise UsageError("Training needs a bitext: give --corpus (a file, a folder or hf:org/name).")
+        raise UsageError("Training needs a bitext: pass --corpus (a file, a folder or hf:org/name).")
     if not config.output_dir:
-        raise UsageError("Training needs a folder for its results: give --output_dir.")
+        raise UsageError("Training needs a folder for its results: pass --output_dir.")
     if config.streaming and config.max_steps <= 0:
-        raise UsageError("A stream has no length: give --max_steps.")
+        raise UsageError("A stream has no length: pass --max_steps.")
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     find_files(config.corpus, languages=config.languages or None)
@@ -486,13 +486,13 @@ def check_trackers(names: Sequence[str]) -> None:
 
     Raises:
         UsageError: A tracker is unknown.
-        MissingExtraError: It is not installed.
+        MissingExtraError: A tracker is not installed.
     """
     known, installed = list(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
     for name in names:
         if name not in known:
             raise UsageError(
-                f"There is no tracker {name!r}{did_you_mean(name, known)}; --report_to takes {', '.join(known)}, all or none."
+                f"Unknown tracker {name!r}{did_you_mean(name, known)}; --report_to takes {', '.join(known)}, all or none."
             )
         if name not in (*installed, *UNVERIFIABLE_TRACKERS):
             raise MissingExtraError(f"--report_to {name} requires a package that is not installed: pip install {name}")

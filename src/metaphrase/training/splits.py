@@ -1,6 +1,6 @@
 """Dividing a user's bitext: pairs for training, early stopping and evaluation, without a shared sentence.
 
-Everything here is a pure function of corpus and seed, so that a run can be explained and repeated.
+Everything here is a pure function of corpus and seed, so that a run can be reproduced.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
     random.Random(seed).shuffle(unique)
     tests, devs = (min(most, int(SHARE * len(unique))) for most in (TEST, DEV))
     test, dev, rest = unique[:tests], unique[tests : tests + devs], unique[tests + devs :]
-    # One copy of a sentence in a set that is searched, so that every sentence has one correct answer.
+    # Keep one copy of a sentence in a test set, so that every sentence has one correct answer.
     test, dev = _one_each(test), _one_each(dev)
     held = {normalised(side) for pair in (*test, *dev) for side in pair}
     seen = {normalised(side) for pair in test for side in pair}
@@ -71,7 +71,7 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
 
 
 def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
-    """Hold out pairs of every language; a sentence held out of one language is trained on in none, nor in English.
+    """Hold out pairs of every language; a sentence held out in one language is excluded from training in all languages.
 
     Args:
         sets: The pairs of each language.
@@ -89,7 +89,7 @@ def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Sp
 
 
 def held_out(splits: Iterable[Split]) -> set[str]:
-    """The normalised sentences, of either side, that are in a dev or test set."""
+    """The normalised sentences of both sides of the dev and test sets."""
     return {normalised(side) for one in splits for pair in (*one.dev, *one.test) for side in pair}
 
 
@@ -99,7 +99,7 @@ def without(pairs: Iterable[Pair], held: Set[str]) -> tuple[Pair, ...]:
 
 
 def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs neither side of which occurred before."""
+    """The pairs without a side that occurred before."""
     seen: tuple[set[str], set[str]] = (set(), set())
     kept = []
     for pair in pairs:
@@ -114,7 +114,7 @@ def _one_each(pairs: Sequence[Pair]) -> list[Pair]:
 def replay(
     others: Mapping[str, ParallelSet], wanted: int, *, held: Set[str] = frozenset(), seed: int = 0
 ) -> dict[str, tuple[Pair, ...]]:
-    """Choose pairs of other languages to train on beside the user's, as evenly as possible; they preserve these languages.
+    """Choose pairs of other languages, as evenly as possible, to add to the user's and preserve these languages.
 
     Args:
         others: Pairs of each other language.
@@ -150,7 +150,7 @@ def write_pairs(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -
 
 
 def one_line(pair: Pair) -> Pair:
-    r"""A pair with single spaces for all whitespace, as it is written to a file.
+    r"""A pair in the form that is written to a file: single spaces for all whitespace.
 
     >>> one_line(("a  b", "c\td"))
     ('a b', 'c d')

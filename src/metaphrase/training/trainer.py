@@ -70,7 +70,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     Raises:
         ValueError: The loss is not an :class:`AlignmentLoss`, prompts are given, an objective has no negatives to rank
             against, or the run pushes a model that has one release per language.
-        HubAccessError: The run pushes to the Hub, and there is no token, or it has no write access.
+        HubAccessError: The run pushes to the Hub, and the token is missing or has no write access.
         CheckpointError: The output folder is a file, or cannot be created.
     """
 
@@ -133,7 +133,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return {name: view for name, view in inputs.items() if isinstance(view, dict)}, None
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """End an epoch over a stream in all processes at once, because their files may have different lengths."""
+        """End an epoch over a stream in all processes together, because their files may have different lengths."""
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
         if self.args.world_size > 1 and isinstance(self.train_dataset, IterableDataset):
             complete = holds_everywhere(condition=len(samples) == num_batches, device=device)
@@ -182,7 +182,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         resume_from_checkpoint: str | None,
         trial: Any,
     ) -> tuple[int, int]:
-        """Completed epochs and batches of the next one, from the manifest where the data are a stream."""
+        """Completed epochs and batches of the next one, from the manifest if the data are a stream."""
         self._written, self._evaluation_pending, self._gradients_pending = None, False, False
         self._steps.reset()
         epoch, batches = super()._init_training_state(
@@ -203,7 +203,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     def begin_epoch(self) -> None:
         """Seed views and batches for the epoch that begins, and skip the batches of an earlier run."""
         self.data_collator.set_epoch(self._position.epoch)
-        if self._sampler is not None:  # in distributed training, accelerate does not reach it
+        if self._sampler is not None:  # accelerate does not set its epoch in distributed training
             self._sampler.set_epoch(self._position.epoch)
         if isinstance(self.train_dataset, IterableDataset) and self.args.dataloader_num_workers == 0:
             self.data_collator.batches_to_skip = 0 if self.args.ignore_data_skip else self._position.offset
@@ -226,7 +226,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     # ------------------------------------------------------------------------------------------------------------ steps
 
     def begin_step(self) -> None:
-        """Remember what a step changes besides the gradients."""
+        """Store the state that a step changes in addition to the gradients."""
         self._steps.begin_step()
         self._before_step = (
             dict(self.alignment_loss.heads.named_buffers()),
@@ -261,7 +261,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         super().track_loss_components(loss)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        """The norm, heads included. All processes agree here on skipping this step and on stopping after it."""
+        """The gradient norm, heads included. All processes agree here whether to skip this step and to stop after it."""
         parameters, scaler = [*model.parameters(), *self.head_parameters()], self.accelerator.scaler
         if grad_norm is None:
             grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -274,7 +274,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             restore_buffers(self.alignment_loss.heads, buffers)
             self._tr_loss.copy_(total)
             self.accum_loss_components["train"] = terms
-            if scaler is None:  # optimisers ignore parameters without a gradient; a scaler skips by itself
+            if scaler is None:  # optimisers ignore parameters without a gradient; a scaler skips the step itself
                 for parameter in parameters:
                     parameter.grad = None
         return super()._get_grad_norm(model, grad_norm=grad_norm)
@@ -284,10 +284,10 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return self.accelerator.clip_grad_norm_(parameters, self.args.max_grad_norm)
 
     def end_step(self, *, evaluation_due: bool) -> bool:
-        """Let the objectives follow the encoder.
+        """Update the state of the objectives, such as momentum encoders.
 
         Args:
-            evaluation_due: Whether an evaluation follows this step; if training stops here, the resumed run makes it.
+            evaluation_due: Whether an evaluation follows this step; if training stops here, the resumed run performs it.
 
         Returns:
             Whether a signal ends training here.
@@ -300,7 +300,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return bool(self._shutdown.agreed)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log the mean loss of the steps that were made, and the number of skipped ones."""
+        """Log the mean loss of the executed steps, and the number of skipped ones."""
         if "loss" in logs:
             self._steps.correct_log(logs)
         super().log(logs, *args, **kwargs)
@@ -342,7 +342,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             self.alignment_loss.heads.load_state_dict(heads.state_dict())
 
     def _load_best_model(self) -> None:
-        """Load the best checkpoint; if it is damaged, fail, where the parent class would continue with the last weights."""
+        """Load the best checkpoint, and fail if it is damaged; the parent class would continue with the last weights."""
         best = Path(str(self.state.best_model_checkpoint))
         verify_best(best, self.args.output_dir)
         self.model.model_card_data.set_best_model_step(self.state.best_global_step)

@@ -185,7 +185,7 @@ def test_dev_data_are_given_or_held_out(nli):
     assert not set(found.train["en"]["premise"]) & set(found.dev["en"]["premise"])
     with pytest.raises(ValueError, match="--halves replaces"):
         load_benchmark(replace(options, halves=str(nli)), XNLI, seed=0)
-    with pytest.raises(ValueError, match="Give --train and --test"):
+    with pytest.raises(ValueError, match="Pass --train and --test"):
         load_benchmark(FineTuningOptions(train=str(nli)), XNLI, seed=0)
 
 
@@ -309,7 +309,7 @@ def test_a_finished_program_is_not_repeated(options, tmp_path, monkeypatch):
         finetune_classification(options, arguments(tmp_path, learning_rate=1e-2))
     with pytest.raises(ValueError, match=r"started with max_length 48, not 40"):
         finetune_classification(replace(options, max_length=40), arguments(tmp_path))
-    with pytest.raises(ValueError, match="Give --output_dir"):
+    with pytest.raises(ValueError, match="Pass --output_dir"):
         finetune_classification(options, arguments(""))
 
 

@@ -1,6 +1,6 @@
 """Reading the pairs of one file, with one module per format.
 
-A reader yields the numbered rows of a file, or a `BadLine` for a line that gives no pair, in bounded memory.
+A reader yields the numbered rows of a file, or a `BadLine` for an unusable line, in bounded memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def read_pairs(
 
     Args:
         path: A file, a Moses pair or a Hub data set, named as for `load_corpus`.
-        source_lang: Language of the source, if neither columns nor the file's name give it.
+        source_lang: Language of the source, if neither columns nor the file's name state it.
         target_lang: The target language of the corpus.
         max_chars: A side with more characters is unreadable.
         max_bad_rate: The file is refused if a larger share of its lines, of 1000 or more, is unreadable.

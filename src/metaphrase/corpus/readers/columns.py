@@ -14,7 +14,7 @@ _SOURCE_NAMES, _TARGET_NAMES = ("source", "src", "non_english"), ("target", "tgt
 
 
 class Layout(NamedTuple):
-    """Which columns hold what, and the languages of a row without language columns."""
+    """The roles of the columns, and the languages of a row without language columns."""
 
     source: str
     target: str
@@ -25,7 +25,7 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
-    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if the names show neither."""
+    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if neither is found."""
     columns = {name.strip().lower(): name for name in names}
     source = next((columns[name] for name in _SOURCE_NAMES if name in columns), None)
     target = next((columns[name] for name in _TARGET_NAMES if name in columns), None)

@@ -14,9 +14,9 @@ from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, count_lines, read_chunks, read_lines
 from metaphrase.exceptions import CorpusError
 
-#: How many lines are searched for the place where the sides shift, and the largest shift.
+#: Maximum number of lines searched for a shift of the sides, and the largest shift.
 _COMPARED, _SHIFTED = 1_000_000, 10_000
-#: How many lines on either side of that place are required as evidence, and how many standard errors.
+#: Minimum number of lines on either side of a shift, and minimum number of standard errors, as evidence.
 _PART_LINES, _PART_ERRORS = 20, 4.0
 
 
@@ -37,13 +37,13 @@ def check_line_counts(file: BitextFile) -> None:
     """Check that the files of a Moses pair have the same number of lines.
 
     Raises:
-        ValueError: They do not. The message has both counts and, if the lengths of the lines show it, the line from which
-            on the sides do not match.
+        ValueError: The numbers differ. The message has both counts and, if the lengths of the lines reveal it, the first
+            line that does not match.
     """
     first, second = (count_lines(path, file.max_expansion) for path in file.paths)
     if first != second:
         place = _first_shifted_line(file, first - second)
-        where = "" if place is None else f" By the lengths of the lines, the shift starts near line {place:,}."
+        where = "" if place is None else f" Judging from line lengths, the shift starts near line {place:,}."
         raise CorpusError(
             f"The sides of a Moses pair must have the same number of lines, but {file.paths[0]} has {first} and "
             f"{file.paths[1]} has {second}. A line is missing, and the pairs after it are wrong: download both files "
@@ -52,10 +52,10 @@ def check_line_counts(file: BitextFile) -> None:
 
 
 def _first_shifted_line(file: BitextFile, more: int) -> int | None:
-    """The line from which on the first file's lines fit the second's lines ``more`` lines above better than those beside.
+    """Find the first line of the first file from which its lines match those ``more`` lines above in the second file.
 
-    Two lines fit if the ratio of their lengths is close to the mean. The place maximises the sum of the fit to the lines
-    beside before it, and of the fit to the lines above after it. None if the evidence is weak.
+    Two lines match if the ratio of their lengths is close to the mean. The result maximises the match with lines of the
+    same number before it plus the match with the lines above after it. None if the evidence is weak.
     """
     if abs(more) > _SHIFTED:
         return None

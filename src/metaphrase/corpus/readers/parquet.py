@@ -16,9 +16,9 @@ from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, expands_too_far, max_line_bytes
 from metaphrase.exceptions import CorpusError
 
-#: At most this many rows, or about this many bytes, are read at a time.
+#: Maximum number of rows, and approximate number of bytes, to read at a time.
 _ROWS, _BYTES = 1000, 8 << 20
-#: At least this many rows are read at a time if a side is a field of a struct.
+#: Minimum number of rows to read at a time if a side is a field of a struct.
 _FIELD_ROWS = 16
 #: Rows that are converted to Python at a time.
 _SLICE = 100
@@ -30,10 +30,10 @@ def read_parquet(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | 
 
 
 def _records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | BadLine]:
-    """Read the rows in bounded memory, and only the columns of a pair, as others may hold values that Python cannot.
+    """Read the columns of a pair in bounded memory; other columns may contain values that Python cannot represent.
 
-    A column of text is read as a dictionary of distinct values, so that a long value is stored once, however many rows
-    have it. A row with a value that exceeds the length of a line is unreadable.
+    A column of text is read as a dictionary of distinct values, so that a long value is stored once, even if many
+    rows have it. A row with a value that exceeds the length of a line is unreadable.
     """
     path, limit = file.paths[0], max_line_bytes(max_chars)
     try:
@@ -106,7 +106,7 @@ def _leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
 
 
 def _batch_rows(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence[_Leaf]) -> int:
-    """How many rows are read at a time, so that they are few bytes even if all values differ.
+    """Number of rows to read at a time, which bounds the memory even if all values differ.
 
     Arrow does not read the fields of a struct as dictionaries, so each row of a field may have the longest value.
 
@@ -115,7 +115,7 @@ def _batch_rows(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence[_L
     """
     are_fields = any(leaf.field is not None for leaf in leaves)
     packed, size, longest = file.paths[0].stat().st_size, 0, 1.0
-    for group in map(metadata.row_group, range(metadata.num_row_groups)):  # its columns, if damaged, abort the process
+    for group in map(metadata.row_group, range(metadata.num_row_groups)):  # damaged columns abort the process
         size += group.total_byte_size
         longest = max(longest, group.total_byte_size / (1 if are_fields else max(1, group.num_rows)))
     if expands_too_far(size, packed, file.max_expansion):

@@ -50,7 +50,7 @@ def check_header(file: BitextFile, max_chars: int) -> None:
     """Check that a TSV file has a header.
 
     Raises:
-        CorpusError: It has none.
+        CorpusError: The file has no header.
     """
     with closing(read_lines(file.paths[0], max_chars, file.max_expansion)) as lines:
         first = next(lines, None)

@@ -1,7 +1,7 @@
-"""The table of suites: what each measures, what it looks for in a folder of data, and the settings it reads.
+"""The table of suites, with their measures, the data that they look for in a folder, and the settings that they read.
 
-A suite finds its *benchmarks* in a folder. A benchmark is one data set under one protocol; it is the unit that is
-cached. It returns one or several `Result` objects by name.
+A suite finds its *benchmarks* in a folder. A benchmark is one data set under one protocol; it is the unit of
+caching. It returns one or several `Result` objects by name.
 
 ========== ====================================== ================================================================
 suite      in the folder                          protocol

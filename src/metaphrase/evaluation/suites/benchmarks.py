@@ -1,4 +1,4 @@
-"""What all suites share: their settings, the model that is measured, and a benchmark as the unit that is cached."""
+"""Classes that all suites share: the settings, the measured model, and a benchmark, the unit of caching."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class CachedEncoder:
 
 
 class DataUnavailable(Exception):
-    """The data of a benchmark are missing, which was only found when they were loaded."""
+    """The data of a benchmark are missing; detected when they are loaded."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Benchmark:
         files: Files that it reads.
         work: Bytes of text to encode, a rough measure of its duration.
         measure: Measures a model and returns results by name.
-        fixed: What its results depend on, in addition to the settings that its suite reads.
+        fixed: Further values that its results depend on, in addition to the settings that its suite reads.
     """
 
     name: str

@@ -34,7 +34,7 @@ REVISION = 3
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is measured, on which data, and how.
+    """The model and the data of an evaluation, and its settings.
 
     Attributes:
         model: Encoder to measure: a folder, a Hub id, or ``"starter"``.
@@ -103,8 +103,8 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
         ``baseline``, in the same form, and ``comparisons`` by name.
 
     Raises:
-        DataError: There is nothing to measure, or the file of the baseline has none of the benchmarks.
-        DataMismatchError: The baseline was measured on other data, or in another way.
+        DataError: No benchmark can be measured, or the file of the baseline has none of the benchmarks.
+        DataMismatchError: The baseline was measured on other data, or with other settings.
     """
     reporter = reporter or Reporter()
     start = time.perf_counter()
@@ -206,7 +206,7 @@ def find_benchmarks(
         settings: How they are measured.
 
     Returns:
-        The benchmarks, and for each suite without data what it needs.
+        The benchmarks, and for each suite without data a description of the data that it needs.
 
     Raises:
         FileNotFoundError: The folder does not exist.
@@ -357,7 +357,7 @@ def measure_all(
     Args:
         benchmarks: The benchmarks.
         subject: The model.
-        missing: What suites without data need.
+        missing: Description of the data that each suite without data needs.
         reporter: Receives the progress.
 
     Raises:

@@ -1,7 +1,7 @@
 """Scores of extractive question answering: exact match and F1, as in the official scripts of MLQA and SQuAD.
 
 The script of MLQA normalizes an answer by its language. The script of SQuAD, which also scores XQuAD, treats every text as
-English. Both score a question by the best of its gold answers, and give 0 to a question without an answer.
+English. Both score a question by the best of its gold answers, and assign 0 to a question without an answer.
 
 References: Lewis et al. 2020, "MLQA: Evaluating Cross-lingual Extractive Question Answering" (section 6.1 and its
 evaluation script); Rajpurkar et al. 2016, "SQuAD" (section 6.1 and its evaluation script).

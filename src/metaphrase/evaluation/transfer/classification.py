@@ -32,7 +32,7 @@ TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
 
 @dataclass
 class ClassificationOptions(FineTuningOptions):
-    """Which encoder is fine-tuned, on which pairs, and how it is measured."""
+    """Options of fine-tuning and measuring an encoder on pairs of sentences."""
 
     task: Literal["xnli", "pawsx"] = field(
         default="xnli", metadata={"help": "Task, which defines the columns and classes."}

@@ -73,7 +73,7 @@ Languages = dict[str, Dataset]
 
 @dataclass(frozen=True)
 class TransferData:
-    """Training data, dev data, which choose the checkpoint, and test data: a data set per language each."""
+    """Training data, dev data that select the checkpoint, and test data, each with a data set per language."""
 
     train: Languages
     dev: Languages
@@ -371,7 +371,7 @@ def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, se
     """Distribute the English items over parts.
 
     Items with the same premise or paragraph are assigned to the same part. Parts are filled one by one with random groups;
-    the last part takes the rest.
+    the last part receives the rest.
 
     Args:
         english: The English data set.

@@ -16,7 +16,7 @@ Selection = Literal["mean", "language", "english", "last"]
 
 @dataclass
 class FineTuningOptions:
-    """Which encoder is fine-tuned, on which data, and how it is measured."""
+    """Options of fine-tuning and measuring an encoder."""
 
     model: str = field(
         default="starter",
@@ -27,7 +27,7 @@ class FineTuningOptions:
     )
     dev: str | None = field(
         default=None,
-        metadata={"help": "Data that choose the checkpoint (split: dev). Default: held out from the training data."},
+        metadata={"help": "Data that select the checkpoint (split: dev). Default: held out from the training data."},
     )
     test: str | None = field(default=None, metadata={"help": "Test data (split: test)."})
     halves: str | None = field(

@@ -1,4 +1,4 @@
-"""Which data are trained on and measured: reading the benchmark, and the training runs of a mode."""
+"""Training and test data of a benchmark, and the training runs of a mode."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
     if options.halves is not None:
         if options.train or options.dev or options.test:
-            raise UsageError("--halves replaces --train, --dev and --test. Give either --halves or the other three.")
+            raise UsageError("--halves replaces --train, --dev and --test. Pass either --halves or the other three.")
         sets = read_languages(options.halves, form, split="dev", languages=_with_english(languages))
         shares = {"test": 0.5, "dev": 0.0 if options.selection == "last" else options.dev_share, "train": 1.0}
         part_of = split_items(sets[ENGLISH], form.group, shares, seed=seed)
@@ -60,7 +60,7 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Tr
             dev, test = select_languages(dev, chosen_by), select_languages(test, languages)
     else:
         if options.train is None or options.test is None:
-            raise UsageError("Give --train and --test, or --halves.")
+            raise UsageError("Pass --train and --test, or --halves.")
         train = read_languages(options.train, form, split="train", languages=trained)
         test = read_languages(options.test, form, split="test", languages=languages)
         if options.selection == "last":

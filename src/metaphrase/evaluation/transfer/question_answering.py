@@ -33,7 +33,7 @@ from metaphrase.evaluation.transfer.tasks import Score, Task, predict
 
 @dataclass
 class QuestionAnsweringOptions(FineTuningOptions):
-    """Which encoder is fine-tuned, on which questions, and how it is measured."""
+    """Options of fine-tuning and measuring an encoder on questions."""
 
     max_length: int = field(
         default=384,

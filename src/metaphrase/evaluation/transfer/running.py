@@ -77,7 +77,7 @@ def fine_tune(
     Returns:
         The content of ``results.json``: ``languages`` with ``metrics``, ``interval``, ``items`` and ``checkpoint``,
         ``average`` and ``average_without_english``, settings, data with their digests, runs with their dev scores, and
-        seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` makes a ``Result`` of it.
+        seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts it to ``Result`` objects.
 
     Raises:
         ValueError: The folder holds results of other settings, or options exclude each other.
@@ -85,7 +85,7 @@ def fine_tune(
         NonFiniteError: A weight is NaN or infinite.
     """
     if not arguments.output_dir:
-        raise UsageError("Fine-tuning needs a folder for its results. Give --output_dir.")
+        raise UsageError("Fine-tuning needs a folder for its results. Pass --output_dir.")
     with exclusive(str(arguments.output_dir)) if arguments.process_index == 0 else nullcontext():
         return _fine_tune(task, source, benchmark, options, arguments)
 
@@ -231,7 +231,7 @@ def train_and_measure(
 
 
 def _dev_sets(run: Run, benchmark: TransferData, options: FineTuningOptions) -> Languages:
-    """Dev data that choose the checkpoints of a run."""
+    """Dev data that select the checkpoints of a run."""
     if options.selection == "english":
         return select_languages(benchmark.dev, [ENGLISH])
     if set(run.languages) == set(benchmark.test):
@@ -244,7 +244,7 @@ def _training_data(task: Task, run: Run, arguments: Any) -> tuple[Sequence[Any],
     if not run.couples:
         return task.units(run.train), task.collate, arguments
     if task.originals is None or arguments.per_device_train_batch_size % 2:
-        raise UsageError("Code-switching makes two rows of an item. Give an even --per_device_train_batch_size.")
+        raise UsageError("Code-switching creates two rows per item. Pass an even --per_device_train_batch_size.")
     collate = CodeSwitchingCollator(lambda rows: task.collate(list(task.units(rows))), task.originals)
     return (
         run.train,

@@ -6,7 +6,7 @@ that
 
 - a run of equal tags is one chunk, and one wrong word makes the whole chunk wrong;
 - ``SCONJ`` and ``SYM`` (S: an entity of one word) are never part of a run;
-- ``SCONJ`` and ``CCONJ`` are chunks of the same type ``CONJ``, and confusing them is no error;
+- ``SCONJ`` and ``CCONJ`` are chunks of the same type ``CONJ``, and confusing them is not an error;
 - ``X`` has the type of no entity: at the end of a sentence its chunk does not end, and at the start of a sentence its chunk
   begins at the start of the previous chunk.
 

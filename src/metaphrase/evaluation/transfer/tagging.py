@@ -30,7 +30,7 @@ IGNORED = -100
 
 @dataclass
 class TaggingOptions(FineTuningOptions):
-    """Which encoder is fine-tuned, on which treebanks, and how it is measured."""
+    """Options of fine-tuning and measuring an encoder on treebanks."""
 
     fused: bool = field(
         default=False,

@@ -1,4 +1,4 @@
-"""What a fine-tuning task provides, how models predict, and how predictions are scored."""
+"""The interface of fine-tuning tasks, prediction, and scoring of predictions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Score:
     """Scores of a model on the test items of one language.
 
     Attributes:
-        metrics: Scores in percent; the first one chooses the checkpoint.
+        metrics: Scores in percent; the first one selects the checkpoint.
         interval: 95 % bootstrap interval of the first metric.
         items: Score of each item in [0, 1], for paired tests between models.
     """

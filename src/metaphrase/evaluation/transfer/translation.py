@@ -60,7 +60,7 @@ TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 @dataclass
 class TranslationOptions:
-    """Which encoder is fine-tuned, on which bitext, and how it is measured."""
+    """Options of fine-tuning and measuring an encoder on a bitext."""
 
     model: str = field(default="starter", metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
     train: str | None = field(default=None, metadata={"help": "Training bitext: a file, a folder or hf:org/name."})
@@ -320,7 +320,7 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         UsageError: Options are missing, or the folder belongs to other settings.
     """
     if not (arguments.output_dir and options.train and options.test and options.language):
-        raise UsageError("Give --train, --test, --language and --output_dir.")
+        raise UsageError("Pass --train, --test, --language and --output_dir.")
     (language,) = split_languages([options.language]) or [""]
     source = encoder_source(options.model)
     folder = Path(arguments.output_dir)
