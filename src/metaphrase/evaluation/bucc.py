@@ -47,7 +47,7 @@ class BuccProtocol(NamedTuple):
         tuned: Split whose gold pairs determine the threshold.
         scored: Split that is scored with this threshold.
         duplicates: Treatment of repeated lines, one of `DUPLICATES`.
-        comparison: ThresholdComparison of a kept pair's score with the threshold, one of `COMPARISONS`.
+        comparison: Comparison of a kept pair's score with the threshold, one of `COMPARISONS`.
     """
 
     tuned: str
