@@ -1,4 +1,4 @@
-"""Training with every objective without padding and with it, in float64: in one process, or as each of two ranks."""
+"""Training with every objective, packed and padded, in float64: in one process, or as one of two ranks."""
 
 import csv
 import os
@@ -27,10 +27,10 @@ ACCUMULATION = (1, 2)
 
 
 def every_objective():
-    """The recipes, and one more for each objective that is in none of them."""
+    """Return the recipes, and an additional one for each objective that no recipe contains."""
     recipes = list_recipes()
     others = sorted(set(OBJECTIVES) - {term.objective for recipe in recipes for term in recipe.terms})
-    moving = {"anchor": [{"objective": "tr"}]}  # an encoder that stays where it is has no gradient of it
+    moving = {"anchor": [{"objective": "tr"}]}  # the anchor alone has no gradient at the original encoder
     return [
         *recipes,
         *(Recipe.from_dict({"name": o, "terms": [*moving.get(o, []), {"objective": o}]}) for o in others),
@@ -38,7 +38,7 @@ def every_objective():
 
 
 def padded_unmasking(self, tokens_blh, mask_bl, sentence_bh):
-    """`UnmaskingHead.forward` with padding, and a mask that hides it."""
+    """`UnmaskingHead.forward` with padding, which a mask hides."""
     inputs_blh = torch.cat([sentence_bh[:, None], tokens_blh[:, 1:]], dim=1)
     states_blh = self.layers(inputs_blh, attention_mask=mask_bl[:, None, None]).last_hidden_state
     return states_blh * mask_bl[..., None]
@@ -46,7 +46,7 @@ def padded_unmasking(self, tokens_blh, mask_bl, sentence_bh):
 
 @contextmanager
 def padded_heads():
-    """Inside this block the layers that objectives have of their own run padded, as the encoder does outside of `packed`."""
+    """Run the layers of heads padded inside this block, as the encoder runs outside of `packed`."""
     with (
         patch("metaphrase.modeling.frozen.can_pack", lambda encoder: False),
         patch("metaphrase.objectives.representation_translation.can_pack", lambda encoder: False),
@@ -56,9 +56,9 @@ def padded_heads():
 
 
 class Rows:
-    """The batch dimensions that the first layers of the encoder, and of what the heads have of their own, are called with.
+    """Record the batch dimensions of the inputs to the first layers of the encoder and of the heads.
 
-    Passes under a mask of their own (``visible``) are left out: they are padded always.
+    Passes with a custom mask (``visible``) are excluded, because they are always padded.
     """
 
     def __init__(self, loss):
@@ -78,16 +78,16 @@ class Rows:
         return see
 
     def check(self, *, packing):
-        """Every part ran, without padding or with it."""
+        """Assert that every part ran, packed or padded."""
         assert self.parts == set(self.seen)
         for name, rows in self.seen.items():
             assert all(n == 1 if packing else n > 1 for n in rows), (name, packing, rows)
 
 
 def trained(encoder, recipe, rows, output, *, packing, accumulation, micro_batch_size=None):
-    """Weights of encoder and heads before and after two updates, and how often the encoder's layers were called.
+    """Return the weights of encoder and heads before and after two updates, and the number of calls of the encoder's layers.
 
-    By gradient descent, whose update is the gradient itself.
+    The optimiser is gradient descent, whose update is the gradient.
     """
     torch.manual_seed(3)
     model = load_encoder(str(encoder), device="cpu").double()
@@ -132,7 +132,7 @@ def trained(encoder, recipe, rows, output, *, packing, accumulation, micro_batch
 
 
 def differences(encoder, recipe, rows, output, accumulation):
-    """The largest difference between the two after training, and how far training went."""
+    """Return the largest difference between packed and padded weights after training, and the largest change by training."""
     start, flat, _ = trained(encoder, recipe, rows, output, packing=True, accumulation=accumulation)
     with padded_heads():
         _, padded, _ = trained(encoder, recipe, rows, output, packing=False, accumulation=accumulation)
@@ -140,17 +140,17 @@ def differences(encoder, recipe, rows, output, accumulation):
 
 
 def differences_in_parts(encoder, recipe, rows, output, accumulation):
-    """The same for training with a micro-batch of three rows and without."""
+    """Return the same for training with micro-batches of three rows and with whole batches."""
     start, whole, calls = trained(encoder, recipe, rows, output, packing=True, accumulation=accumulation)
     _, parts, more = trained(
         encoder, recipe, rows, output, packing=True, accumulation=accumulation, micro_batch_size=3
     )
-    assert more > 2 * calls  # each part twice
+    assert more > 2 * calls  # each part is encoded twice
     return furthest(whole, parts), furthest(whole, start)
 
 
 def furthest(ours, theirs):
-    """The largest difference between the numbers of two states."""
+    """Return the largest difference between the values of two states."""
     assert ours.keys() == theirs.keys()
     floats = [name for name, value in ours.items() if value.is_floating_point()]
     return max((ours[name] - theirs[name]).abs().max().item() for name in floats)

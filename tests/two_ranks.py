@@ -1,4 +1,4 @@
-"""What each of two ranks does in the distributed test: training runs, and gradients over the gathered batch."""
+"""The program of each rank in the distributed tests: training runs, and gradients over the gathered batch."""
 
 import copy
 import csv
@@ -17,8 +17,8 @@ from metaphrase.training.recipe import Recipe, list_recipes
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import small, with_every_column
 
-#: Terms that rank against the sentences of all processes; where the ranking is not symmetric, a rank's own positives stand
-#: behind those of the ranks before it.
+#: Terms that rank against the sentences of all processes. In an asymmetric ranking, the positives of a rank follow those of
+#: the lower ranks.
 GATHERED = {
     "tr, symmetric": {"objective": "tr", "args": {"direction": "symmetric", "mask_duplicates": True}},
     "tr, one direction": {"objective": "tr", "args": {"direction": "source_to_target", "margin": 0.2}},

@@ -1,4 +1,4 @@
-"""Processes that die: forked from this one, so that none of them has to import anything."""
+"""Child processes that may be killed. They are forked, so that they need no imports."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from metaphrase.io.locks import exclusive
 
 
 class Child:
-    """A forked process that does some work and ends.
+    """A forked process that runs a function and exits.
 
     Attributes:
-        pid: Its process id.
-        log: A file with all that it said.
+        pid: Process id.
+        log: File with its output.
     """
 
     def __init__(self, work: Callable[[], Any], log: Path) -> None:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():  # about threads; none of them holds a lock here
+        with warnings.catch_warnings():  # a warning about threads, none of which holds a lock here
             warnings.simplefilter("ignore")
             self.pid = os.fork()
         if self.pid == 0:
@@ -40,7 +40,7 @@ class Child:
     def _work(self, work: Callable[[], Any]) -> None:
         status = 70
         gc.freeze()
-        warnings.simplefilter("default")  # as outside of the tests
+        warnings.simplefilter("default")  # as outside the tests
         try:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -60,7 +60,7 @@ class Child:
             os._exit(status)
 
     def wait(self, seconds: float = 240) -> int:
-        """Its exit status, negative for the signal that it died of."""
+        """Return the exit status, or the negative number of the signal that killed it."""
         handle = os.pidfd_open(self.pid)
         try:
             if not select.select([handle], [], [], seconds)[0]:
@@ -78,15 +78,15 @@ class Child:
 def die_before(operation: int, folder: Path) -> Callable[[], int]:
     """Kill this process before its n-th change to files below a folder.
 
-    Every file that is opened to be written, every ``torch.save``, fsync, rename, removed file, and folder made or removed
-    is one. There is no way back: use it in a process made for it.
+    Changes are files opened for writing, ``torch.save``, fsync, renames, removed files, and created or removed folders.
+    This cannot be undone: call it in a child process.
 
     Args:
         operation: n, from 1; 0 only counts.
         folder: The folder.
 
     Returns:
-        Gives the number of changes so far.
+        A function that returns the number of changes so far.
     """
     count = 0
 
@@ -121,14 +121,14 @@ def die_before(operation: int, folder: Path) -> Callable[[], int]:
 
 
 def limit_files(size: int, *, die: bool) -> None:
-    """Let no file grow above a size: where it would, the write fails, or the process dies in its middle."""
+    """Limit the size of files: larger writes fail, or kill the process in the middle."""
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL if die else signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def holder(folder: Path, log: Path) -> Child:
-    """A process that has a folder to itself, until it is killed."""
+    """A process that locks a folder until it is killed."""
     read, ready = os.pipe()
 
     def work() -> None:

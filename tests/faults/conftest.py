@@ -1,4 +1,4 @@
-"""Runs of a few steps, in this process or in children that may die."""
+"""Runs of a few steps, in this process or in child processes that may be killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.faults.children import Child, die_before
 
 @pytest.fixture
 def disk(tmp_path):
-    """Mount a file system of so many bytes, in a folder that is let go of behind the test."""
+    """Mount a file system of a given size in bytes, which is unmounted after the test."""
     folder = tmp_path / "disk"
 
     def mount(size, *options):
@@ -39,7 +39,7 @@ def disk(tmp_path):
             str(folder),
         ]
         if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("no file system can be mounted here")
+            pytest.skip("file systems cannot be mounted on this system")
         return folder
 
     yield mount
@@ -79,7 +79,7 @@ def make_trainer(tiny_encoder, tmp_path, full_bitext):
 
 
 def digest(trainer) -> str:
-    """Of all weights, heads and buffers."""
+    """Return the digest of all weights, heads and buffers."""
     found = hashlib.sha256()
     for name, value in sorted(trainer.loss.state_dict().items()):
         found.update(name.replace("model.module.", "model.").encode() + value.numpy().tobytes())
@@ -88,7 +88,7 @@ def digest(trainer) -> str:
 
 @pytest.fixture
 def run(make_trainer, tmp_path):
-    """Train in a process of its own; going on from what an earlier one left, if anything."""
+    """Train in a separate process, which resumes from the latest checkpoint if there is one."""
 
     def run(folder="run", *, before=lambda trainer: None, wait=True, log=None, **options):
         def work():
@@ -108,7 +108,7 @@ def run(make_trainer, tmp_path):
 
 @pytest.fixture
 def undisturbed(run, result, tmp_path):
-    """The digest of a run that nothing befell, and how many changes to its folder it makes with one checkpoint kept."""
+    """Return the digest of an undisturbed run, and the number of file changes that it makes while keeping one checkpoint."""
 
     def undisturbed(recipe="dap"):
         if recipe not in _undisturbed:
@@ -132,7 +132,7 @@ def undisturbed(run, result, tmp_path):
 
 @pytest.fixture
 def result(tmp_path):
-    """The digest of a run's weights; one that did not end well has none, and the test fails."""
+    """Return the digest of a run's weights; fail if the run did not succeed."""
 
     def result(folder="run"):
         return (tmp_path / f"{folder}.digest").read_text()

@@ -468,10 +468,11 @@ def verdict_in_words(
     if retained is not None:
         pooled, limit = retained["pooled"], retained["limit"]
         low, high = pooled["interval"]
+        loss = f"more than {limit:g} point{'' if limit == 1 else 's'}"
         kept = {
-            "kept": f"were preserved (a loss of more than {limit:g} points can be excluded)",
-            "lost": f"lost more than {limit:g} points",
-            "uncertain": f"may have lost more than {limit:g} points (uncertain)",
+            "kept": f"were preserved (a loss of {loss} can be excluded)",
+            "lost": f"lost {loss}",
+            "uncertain": f"may have lost {loss} (uncertain)",
         }[retained["verdict"]]
         lines.append(
             f"{len(retained['languages'])} languages that were not trained on {kept}: {pooled['difference']:+.1f} "

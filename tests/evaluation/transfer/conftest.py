@@ -16,7 +16,7 @@ LABELS = ("entailment", "neutral", "contradiction")
 
 
 def program(name: str) -> ModuleType:
-    """A training program, imported."""
+    """Import a training program."""
     spec = importlib.util.spec_from_file_location(name, TRAINERS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -35,7 +35,7 @@ def words(bitext) -> list[str]:
 
 @pytest.fixture(scope="session")
 def nli(tmp_path_factory, words) -> Path:
-    """Sixty items in English and Swahili, three with each premise; each label has a hypothesis of its own."""
+    """Sixty items in English and Swahili, three with each premise; each label has a different hypothesis."""
     folder = tmp_path_factory.mktemp("xnli")
     rows = []
     for item in range(60):
@@ -78,7 +78,7 @@ def questions(tmp_path_factory, words) -> Path:
 
 @pytest.fixture(scope="session")
 def treebanks(tmp_path_factory, words) -> Path:
-    """Thirty sentences in English and Spanish; a word's first letter tells its tag."""
+    """Thirty sentences in English and Spanish; a word's first letter determines its tag."""
     folder = tmp_path_factory.mktemp("ud")
     tags = ("NOUN", "VERB", "SCONJ", "CCONJ", "X")
     tag_of = {word: tags[ord(word[0].lower()) % len(tags)] for word in words}
