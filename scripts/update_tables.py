@@ -125,6 +125,9 @@ def adapted_words(content: dict[str, Any]) -> str:
 #: The baseline and the release in stored results.
 SIDES = ("before", "after")
 
+#: The directions of retrieval in results.
+DIRECTIONS = ("source_to_target", "target_to_source")
+
 #: Groups of languages with a separate row if a test set contains them.
 GROUPS = ("36", "14", "8", "5", "4")
 
@@ -141,11 +144,10 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
     parts = content["parts"]
 
     def best_baseline(name: str) -> dict[str, Any]:
-        """Return the results with the best baseline; a single direction uses the choice made for both directions."""
-        decisive = re.sub(r" (xx→en|en→xx)$", " both directions", name).replace("xsim both", "xsim, both")
-        there = [one for one in (content, *others) if decisive in one["baseline"]["scores"]]
-        sign = -1 if content["scores"][decisive]["lower_is_better"] else 1
-        return max(there, key=lambda one: sign * one["baseline"]["scores"][decisive]["average"]["score"])
+        """Return the results with the best baseline."""
+        there = [one for one in (content, *others) if name in one["baseline"]["scores"]]
+        sign = -1 if content["scores"][name]["lower_is_better"] else 1
+        return max(there, key=lambda one: sign * one["baseline"]["scores"][name]["average"]["score"])
 
     kept = {
         "models": {side: result["model"] for side, result in sides.items()},
@@ -185,8 +187,8 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
 
 
 def _score(row: dict[str, Any]) -> dict[str, Any]:
-    """Size, score and interval of an average or a group, without the details of its suite."""
-    return {key: row[key] for key in ("n", "score", "interval") if key in row}
+    """Size, score, interval and directions of an average or a group, without other details of its suite."""
+    return {key: row[key] for key in ("n", "score", "interval", *DIRECTIONS) if key in row}
 
 
 def suites_table(content: dict[str, Any]) -> str:
@@ -198,31 +200,24 @@ def suites_table(content: dict[str, Any]) -> str:
         lines.append(f"| {label} | {measure} | {' | '.join(cells)} | {' | '.join(test_cells(test))} |")
 
     for name, one in scores.items():
-        test_set, _, kind = name.partition(" ")
         measure = measure_words(one)
-        if kind.endswith(("xx→en", "en→xx")):
-            continue
-        if kind != "both directions":
+        directed = DIRECTIONS[0] in one["after"]["average"]
+        if not directed or one["lower_is_better"]:
             label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
             add(label, measure, [score_cell(one, side) for side in SIDES], tested(scores, name))
             continue
-        directions = [scores[f"{test_set} xx→en"], scores[f"{test_set} en→xx"]]
         for group in ("average", *(group for group in GROUPS if group in one["after"])):
             if group == str(one["languages"]):
                 continue
             cells = [
-                " / ".join(f"{direction[side][group]['score']:.1f}" for direction in directions)
+                " / ".join(f"{one[side][group][direction]['accuracy']:.1f}" for direction in DIRECTIONS)
                 + prompt_mark(one, side)
                 if side in one
                 else ""
                 for side in SIDES
             ]
             plural = "s" * (one["languages"] > 1)
-            label = (
-                f"{test_set}, {one['languages']} language{plural}"
-                if group == "average"
-                else f"{test_set}, the {group}"
-            )
+            label = f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, the {group}"
             add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
     minutes = content["minutes"]
     lines += [
@@ -239,8 +234,8 @@ def suites_table(content: dict[str, Any]) -> str:
 
 #: Scores in the README's table, and how they are named there.
 HEADLINES = {
-    "tatoeba both directions": "Tatoeba, retrieval, {languages} languages",
-    "udhr both directions": "UDHR, retrieval, {languages} languages",
+    "tatoeba": "Tatoeba, retrieval, {languages} languages",
+    "udhr": "UDHR, retrieval, {languages} languages",
     "bucc2018-sample sample_oracle": "BUCC 2018 sample, mining",
     "wpt05-en-hi": "WPT-05 English–Hindi, word alignment",
     "ud accuracy": "Universal Dependencies, POS tags, {languages} languages",

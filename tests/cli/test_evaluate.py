@@ -7,12 +7,13 @@ import pytest
 import torch
 from rich.console import Console
 
-from metaphrase.cli import evaluate, main
+from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites import DataUnavailable, running
 from metaphrase.io.digests import model_hash
+from metaphrase.publishing.report import render_summary, render_table
 
 
 def measured(*args, **options):
@@ -48,7 +49,7 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def loaded(monkeypatch):
+def loaded(monkeypatch, tmp_path):
     models = {
         "weak": EchoModel(10, prompts={"query": "query: "}),
         "strong": EchoModel(35),
@@ -61,6 +62,8 @@ def loaded(monkeypatch):
 
     monkeypatch.setattr(running, "load_encoder", models.__getitem__)
     monkeypatch.setattr(running, "prepare", prepare)
+    monkeypatch.setattr(running, "encoding_speed", lambda model, **options: 1e-6)
+    monkeypatch.chdir(tmp_path)
     return models, prepared
 
 
@@ -71,15 +74,17 @@ def test_writes_the_contract(data, loaded, tmp_path, capsys):
     result = json.loads(output.read_text())
     assert result["suite"] == "retrieval"
     assert result["model"] == "strong"
-    assert list(result["languages"]) == ["sw", "te"]
-    assert result["languages"]["sw"]["source_to_target"]["accuracy"] == 87.5
-    assert result["settings"]["resamples"] == 200
-    assert result["settings"]["seed"] == 3
-    assert result["settings"]["data"] == str(data / "xx-en.tsv.gz")
-    (one,) = result["scores"].values()  # the form of every suite
-    assert one["languages"] == result["languages"]
-    assert one["average"]["score"] == result["average"]["mean"]["accuracy"]
-    assert list(result["parts"]) == list(result["scores"]) == ["data"]
+    assert list(result["scores"]) == ["data", "data xsim"]
+    one = result["scores"]["data"]
+    assert list(one["languages"]) == ["sw", "te"]
+    assert one["languages"]["sw"]["source_to_target"]["accuracy"] == 87.5
+    assert one["average"]["score"] == one["average"]["mean"]["accuracy"]
+    assert one["settings"]["data"] == str(data / "xx-en.tsv.gz")
+    for settings in (result["settings"], one["settings"]):
+        assert settings["resamples"] == 200
+        assert settings["seed"] == 3
+    assert list(result["parts"]) == ["data"]
+    assert json.loads((tmp_path / "runs" / "evaluation" / "results.json").read_text()) == result
     printed, notes = capsys.readouterr()
     assert "87.5" in printed
     assert "Wrote" not in printed
@@ -91,7 +96,9 @@ def test_languages_by_comma_or_space(data, loaded, tmp_path, languages):
     output = tmp_path / "result.json"
     arguments = ["evaluate", "--model", "strong", "--data", str(data), "--output", str(output)]
     assert main(arguments + (["--languages", *languages] if languages else [])) == 0
-    assert list(json.loads(output.read_text())["languages"]) == (["sw", "te"] if languages else ["sw", "te", "vi"])
+    assert list(json.loads(output.read_text())["scores"]["data"]["languages"]) == (
+        ["sw", "te"] if languages else ["sw", "te", "vi"]
+    )
 
 
 def test_baseline_is_measured_with_its_stored_prompt(data, loaded, tmp_path, capsys):
@@ -104,8 +111,10 @@ def test_baseline_is_measured_with_its_stored_prompt(data, loaded, tmp_path, cap
     assert prepared == [{"max_length": 32}, {"pooling": "cls", "layer": 7, "max_length": 32}]
     result = json.loads(output.read_text())
     assert result["baseline"]["model"] == "weak"
-    assert result["comparison"]["languages"]["sw"]["verdict"] == "better"
-    assert result["comparison"]["pooled"]["difference"] == pytest.approx(62.5)
+    assert list(result["comparisons"]) == ["data", "data xsim"]
+    comparison = result["comparisons"]["data"]
+    assert comparison["languages"]["sw"]["verdict"] == "better"
+    assert comparison["pooled"]["difference"] == pytest.approx(62.5)
     printed = capsys.readouterr().out
     assert "25.0 → 87.5" in printed
     assert "better" in printed
@@ -128,15 +137,43 @@ def test_baseline_from_a_file(data, loaded, tmp_path):
     arguments = ["evaluate", "strong", "--data", str(data), "--output", str(after), "--languages", "te"]
     assert main([*arguments, "--baseline", str(before)]) == 0
     result = json.loads(after.read_text())
-    assert list(result["comparison"]["languages"]) == ["te"]
+    assert list(result["comparisons"]["data"]["languages"]) == ["te"]
     assert result["baseline"] == json.loads(before.read_text())
+
+
+def test_a_single_folder_is_cached_as_one_benchmark(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
+    assert command(tiny_encoder_dir, sets / "tatoeba", tmp_path) == 0
+    (cached,) = (path for path in (tmp_path / "kept").rglob("*.json") if path.name != "results.json")
+    first = json.loads((tmp_path / "kept" / "results.json").read_text())["scores"]
+    monkeypatch.setattr(running, "describe_protocol", None)  # nothing is measured again
+    assert command(tiny_encoder_dir, sets / "tatoeba", tmp_path) == 0
+    assert json.loads((tmp_path / "kept" / "results.json").read_text())["scores"] == first
+    assert cached.name.startswith("tatoeba-")
+    monkeypatch.undo()
+    assert command(tiny_encoder_dir, sets / "tatoeba", tmp_path, "--margin_k", "4") == 0
+    by_margin = json.loads((tmp_path / "kept" / "results.json").read_text())["scores"]
+    assert by_margin["tatoeba"]["settings"]["margin_k"] == 4
+    assert by_margin["tatoeba xsim"]["languages"] == first["tatoeba xsim"]["languages"]
+
+
+def test_a_folder_alone_and_in_a_folder_of_folders_has_the_same_results(tiny_encoder_dir, sets, tmp_path):
+    found = []
+    for folder, output in ((sets, "all"), (sets / "tatoeba", "one")):
+        assert (
+            main(["evaluate", str(tiny_encoder_dir), "--data", str(folder), "--output_dir", str(tmp_path / output)])
+            == 0
+        )
+        found.append(json.loads((tmp_path / output / "results.json").read_text())["scores"])
+    for name in ("tatoeba", "tatoeba xsim"):
+        for key in ("languages", "groups", "average", "measure", "statistic", "protocol"):
+            assert found[0][name][key] == found[1][name][key]
 
 
 def test_split_and_text_equality(data, loaded, tmp_path):
     output = tmp_path / "result.json"
     arguments = ["evaluate", "strong", "--data", str(data), "--output", str(output)]
     assert main([*arguments, "--split", "dev", "--text_equality", "true", "--batch_size", "5"]) == 0
-    settings = json.loads(output.read_text())["settings"]
+    settings = json.loads(output.read_text())["scores"]["data"]["settings"]
     assert settings["data"].endswith("xx-en.dev.tsv.gz")
     assert settings["text_equality"] is True
     assert settings["batch_size"] == 5
@@ -157,24 +194,38 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}", "--tasks", "udhr"], "--tasks applies to --suite mteb"),
         (["strong", "--data", "{data}", "--suite", "sts", "--protocols", "train_oracle"], "--protocols applies to"),
         (
-            ["strong", "--data", "{data}", "--suite", "all", "--split", "dev"],
-            "--split applies to a folder of test sets",
+            ["strong", "--data", "{data}", "--suite", "sts", "--split", "dev"],
+            "--split applies to --suite mteb, retrieval",
         ),
-        (["strong", "--data", "{data}", "--suite", "mining", "--margin_k", "4"], "--margin_k applies to a folder of"),
+        (
+            ["strong", "--data", "{data}", "--suite", "mining", "--margin_k", "4"],
+            "--margin_k applies to --suite retrieval",
+        ),
         (["strong", "--data", "{data}", "--suite", "nli", "--pooling", "cls"], "--pooling applies to --suite mining"),
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
         (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "is not a result of"),
         (["strong", "--data", "{data}", "--baseline", "{data}/broken.json"], "not JSON"),
+        (
+            ["strong", "--data", "{data}", "--baseline", "{data}/mining.json"],
+            "must be a result of the suite retrieval, but {data}/mining.json is one of mining",
+        ),
+        (
+            ["strong", "--data", "{data}", "--baseline", "{data}/news.json"],
+            "must have a result of data, but {data}/news.json has news. Evaluate the baseline on the same data.",
+        ),
     ],
 )
 def test_mistakes_are_one_clear_line(data, loaded, capsys, arguments, message):
     (data / "other.json").write_text('{"suite": "mining"}')
     (data / "broken.json").write_text("{")
+    for suite, part in (("mining", "data"), ("retrieval", "news")):
+        earlier = {"suite": suite, "scores": {part: {}}, "parts": {part: {}}}
+        (data / f"{part if suite == 'retrieval' else suite}.json").write_text(json.dumps(earlier))
     assert main(["evaluate", *(argument.format(data=data) for argument in arguments)]) == 2
     error = capsys.readouterr().err
-    assert message in error
+    assert message.format(data=data) in error
     assert len(error.strip().splitlines()) == 1
 
 
@@ -215,8 +266,10 @@ def test_retrieval_by_margin(data, loaded, tmp_path):
     output = tmp_path / "result.json"
     assert main(["evaluate", "strong", "--data", str(data), "--margin_k", "4", "--output", str(output)]) == 0
     result = json.loads(output.read_text())
-    assert result["settings"]["margin_k"] == 4
-    assert result["average"]["mean"]["accuracy"] > 50
+    one = result["scores"]["data"]
+    assert one["settings"]["margin_k"] == 4
+    assert one["average"]["mean"]["accuracy"] > 50
+    assert result["scores"]["data xsim"]["average"]["score"] == 100 - one["average"]["score"]
 
 
 def test_quotation_marks_are_stripped_on_request(data, loaded, tmp_path):
@@ -227,7 +280,7 @@ def test_quotation_marks_are_stripped_on_request(data, loaded, tmp_path):
     assert main([*arguments, "--strip_quotes"]) == 0
     result = json.loads(output.read_text())
     assert result["settings"]["strip_quotes"] is True
-    assert result["average"]["mean"]["accuracy"] == 100
+    assert result["scores"]["data"]["average"]["score"] == 100
 
 
 # --- Suites ---
@@ -274,7 +327,7 @@ def test_a_folder_of_folders_is_measured_one_by_one(tiny_encoder_dir, sets, tmp_
     encoder = load_encoder(str(tiny_encoder_dir))
     assert results["model_hash"] == model_hash(encoder)
     expected = measured(encoder, load_parallel_folder(sets / "tatoeba"), resamples=50)
-    found = results["scores"]["tatoeba both directions"]
+    found = results["scores"]["tatoeba"]
     assert found["average"]["score"] == pytest.approx(expected["average"]["mean"]["accuracy"])
     assert results["parts"]["tatoeba"]["data"]["sha256"] != results["parts"]["udhr"]["data"]["sha256"]
     assert results["settings"]["resamples"] == 50
@@ -285,7 +338,7 @@ def test_a_folder_of_folders_is_measured_one_by_one(tiny_encoder_dir, sets, tmp_
     assert "Estimate for" in estimate
     assert "top-1 by cosine" in estimate
     assert "Wrote" in rest
-    assert "tatoeba both directions" in table
+    assert "tatoeba xsim" in table
     assert "xsim error ↓" in table
 
 
@@ -333,9 +386,7 @@ def test_a_baseline_from_earlier_results(tiny_encoder_dir, other_dir, sets, tmp_
     assert command(other_dir, sets, tmp_path, "--baseline", str(before)) == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert results["baseline"] == json.loads(before.read_text())
-    assert set(results["comparisons"]) == {
-        f"{name} {label}" for name in ("tatoeba", "udhr") for label in ("both directions", "xsim, both directions")
-    }
+    assert list(results["comparisons"]) == ["tatoeba", "tatoeba xsim", "udhr", "udhr xsim"]
 
 
 def rows_of(table):
@@ -351,25 +402,29 @@ def test_each_language_is_shown(tiny_encoder_dir, other_dir, sets, tmp_path, cap
     assert "f1 (higher is better); MTEB bitext mining" in " ".join(alone.split())
     assert command(other_dir, sets, tmp_path, *options, "--baseline", str(tiny_encoder_dir)) == 0
     compared = capsys.readouterr().out
-    assert "before" in compared.split("de-en")[0]
+    assert " → " in compared.split("de-en")[1].splitlines()[0]
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     for side in (results, results["baseline"]):
         assert f"{side['scores']['mteb tatoeba']['languages']['de-en']['score']:.1f}" in compared
     assert command(tiny_encoder_dir, sets, tmp_path, "--languages", "de") == 0
     tables = capsys.readouterr().out
     assert rows_of(tables).count("de") == 4  # two folders, accuracy and error
-    headings = [line for line in tables.splitlines() if "both" in line and "top-1" not in line]
-    assert not any("tatoeba" in line and "udhr" in line for line in headings)
 
 
 def test_a_classifier_that_predicts_one_class_is_marked():
     row = {"n": 300, "score": 55.0, "interval": [49.7, 60.7], "majority": 55.0, "learned": False}
-    scores = {"kind": "finetuned", "measure": "accuracy", "lower_is_better": False, "protocol": "p", "groups": {}}
+    scores = {
+        "model": "m",
+        "statistic": "items",
+        "measure": "accuracy",
+        "lower_is_better": False,
+        "protocol": "p",
+        "groups": {},
+    }
     scores |= {"languages": {"de": row, "en": row | {"learned": True}}, "average": {"n": 2, "score": 55.0}}
-    parts = {"pawsx": {"scores": ["pawsx accuracy"]}}
-    results = {"model": "m", "scores": {"pawsx accuracy": scores}, "parts": parts}
+    results = {"model": "m", "scores": {"pawsx accuracy": scores}}
     console = Console(width=150, record=True, file=io.StringIO())
-    for table in (*evaluate._language_tables(results), evaluate._summary_table(results)):
+    for table in (render_table(scores), render_summary(results)):
         console.print(table)
     text = console.export_text()
     assert "de (not learned: the largest class is 55.0 %)" in text
@@ -410,7 +465,7 @@ def test_a_failed_benchmark_does_not_stop_the_others(tiny_encoder_dir, sets, tmp
     run_benchmark = running.run_benchmark
     monkeypatch.setattr(running, "run_benchmark", nothing)
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "sts") == 2
-    assert "Nothing could be measured: sts22: no Hub; stsb:" in capsys.readouterr().err
+    assert ": sts22: no Hub; stsb:" in capsys.readouterr().err
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--tasks", "udhr") == 2
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert "row 1 must be two sentences" in results["failed"]["stsb"]
@@ -424,7 +479,7 @@ def test_a_failed_benchmark_does_not_stop_the_others(tiny_encoder_dir, sets, tmp
 def test_stdout_contains_only_json(data, loaded, capsys):
     assert main(["evaluate", "strong", "--json", "--data", str(data), "--languages", "sw", "--baseline", "weak"]) == 0
     out, err = capsys.readouterr()
-    assert json.loads(out)["comparison"]["languages"]["sw"]["verdict"] == "better"
+    assert json.loads(out)["comparisons"]["data"]["languages"]["sw"]["verdict"] == "better"
     assert "25.0 → 87.5" in err
     assert main(["evaluate", "strong", "--data", str(data), "--languages", "sw", "-q"]) == 0
     out, err = capsys.readouterr()

@@ -41,7 +41,8 @@ def test_train(trained, contract):
 
 def test_evaluate_retrieval(trained, test_sets, tiny_encoder_dir, contract, tmp_path):
     arguments = ["evaluate", trained[0], "--suite", "retrieval", "--data", test_sets, "--baseline", tiny_encoder_dir]
-    printed = command(*arguments, "--resamples", 50, "--output", tmp_path / "result.json", "--json")
+    outputs = ["--output", tmp_path / "result.json", "--output_dir", tmp_path / "kept"]
+    printed = command(*arguments, "--resamples", 50, *outputs, "--json")
     contract("evaluate.retrieval", json.loads(printed))
     contract("evaluate.retrieval", read(tmp_path / "result.json"))
 

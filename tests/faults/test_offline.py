@@ -59,15 +59,17 @@ def test_train_evaluate_and_report_without_a_network(offline, pairs, tiny_encode
     model = str(tiny_encoder_dir)
     train = ["train", "--model", model, "--recipe", "dap", "--corpus", corpus, "--test", tests, "--output_dir", run]
     train += ["--max_length", "24", "--max_steps", "3", "--save_steps", "2", "--per_device_train_batch_size", "8"]
+    evaluate = ["evaluate", run, "--data", tests, "--baseline", model, "--resamples", "50"]
     done, attempts = offline(
         [*train, "--use_cpu"],
-        ["evaluate", run, "--data", tests, "--baseline", model, "--resamples", "50", "--output", f"{run}/result.json"],
+        [*evaluate, "--output_dir", f"{run}/evaluation"],
         ["report", run, "--data", tests, "--resamples", "50"],
         HF_HUB_OFFLINE=flag,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "SentenceTransformer(" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "run" / "result.json").read_text())["comparison"]["languages"].keys() == {"sw"}
+    result = json.loads((tmp_path / "run" / "evaluation" / "results.json").read_text())
+    assert result["comparisons"]["test"]["languages"].keys() == {"sw"}
     assert (tmp_path / "run" / "report" / "report.html").stat().st_size > 10_000
     what = "training, card, evaluation and report, every connection refused"
     fault("G6", what + (", HF_HUB_OFFLINE set" if flag else ""), tried=1, survived=int(attempts == []))

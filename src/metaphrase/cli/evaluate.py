@@ -1,12 +1,11 @@
 """``metaphrase evaluate MODEL --data DIR``: measure an encoder, alone or against a baseline.
 
-A folder of test sets (``xx-en.tsv.gz``) is measured directly. In a folder of such folders, and for any other suite, each
-data set is measured and cached on its own, and an interrupted command resumes after the last one.
+Each data set is measured and cached on its own, and an interrupted command resumes after the last one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
@@ -18,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.evaluation.bucc import Comparison, Duplicates
+from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.evaluation.suites import FINETUNED, SUITES, Benchmark, Settings
 from metaphrase.evaluation.suites.running import RESULTS, Evaluation, Reporter, evaluate
 from metaphrase.exceptions import UsageError
 from metaphrase.io.files import write_json
 from metaphrase.mining.margins import Margin, Retrieval
-from metaphrase.publishing.report import render_table
+from metaphrase.publishing.report import render_summary, render_table
 
 SUMMARY = "Measure an encoder, alone or against a baseline"
 
@@ -34,8 +33,6 @@ EXAMPLES = (
     "metaphrase evaluate runs/sw --data data/test --baseline starter --output sw.json",
     "metaphrase evaluate runs/sw --data data/suites --suite all --json",
 )
-
-_STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 
 @dataclass
@@ -69,7 +66,7 @@ class EvaluateOptions:
     )
     split: str | None = field(
         default=None,
-        metadata={"help": "Split to read (xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …), for a folder of test sets."},
+        metadata={"help": "Split of parallel test sets to read: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …"},
     )
     tasks: list[str] | None = field(
         default=None,
@@ -105,7 +102,7 @@ class EvaluateOptions:
             "excluded from the pairs (LASER, XTREME). Default: that of the protocol, keep except for sample_to_train."
         },
     )
-    comparison: Comparison | None = field(
+    comparison: ThresholdComparison | None = field(
         default=None,
         metadata={
             "help": "Mining: comparison of a pair's score with the threshold, > (DAP) or >= (LASER, XTREME). Default: that "
@@ -153,8 +150,8 @@ class EvaluateOptions:
     margin_k: int | None = field(
         default=None,
         metadata={
-            "help": "For a folder of test sets: retrieve by ratio margin over this number of neighbours instead of cosine; "
-            "100 minus the accuracy is then the xsim error (xsim: 4)."
+            "help": "In retrieval, measure accuracy by ratio margin over this number of neighbours instead of cosine. The "
+            "xsim error is always by margin over 4."
         },
     )
 
@@ -171,50 +168,38 @@ def run(argv: Sequence[str]) -> int:
             "it. See `metaphrase evaluate --help`."
         )
     evaluation = _evaluation(options)
-    _check_options(options, {"retrieval", "test sets"} if evaluation.is_test_set else set(evaluation.suites), console)
+    _check_options(options, set(evaluation.suites), console)
     results = evaluate(evaluation, _Notes(console))
-    paths = [] if evaluation.is_test_set else [str(Path(options.output_dir) / RESULTS)]
-    for path in filter(None, (*paths, options.output)):
+    for path in filter(None, (str(Path(options.output_dir) / RESULTS), options.output)):
         console.print(f"Wrote {write_json(path, results)}")
-    if evaluation.is_test_set:
-        emit(results, render_table(results, results.get("baseline"), results.get("comparison")))
-    else:
-        comparisons = results.get("comparisons", {}).items()
-        tables = [_comparison_table(name, results["scores"][name], comparison) for name, comparison in comparisons]
-        emit(results, *tables, *_language_tables(results), _summary_table(results))
+    emit(results, *_tables(results))
     return 2 if results["failed"] else 0
 
 
 def _evaluation(options: EvaluateOptions) -> Evaluation:
     return Evaluation(
-        model=options.model,
-        data=options.data,
+        **_shared(Evaluation, options),
         suites=tuple(SUITES) if options.suite == "all" else (options.suite,),
         settings=Settings(
-            prompt=None if options.prompt == "none" else options.prompt,
-            languages=_listed(options.languages),
-            split=options.split,
-            text_equality=options.text_equality,
-            margin_k=options.margin_k,
-            strip_quotes=options.strip_quotes,
-            protocols=_listed(options.protocols),
-            margin=options.margin,
-            k=options.k,
-            retrieval=options.retrieval,
-            duplicates=options.duplicates,
-            comparison=options.comparison,
-            tasks=_listed(options.tasks),
-            resamples=options.resamples,
-            seed=options.seed,
+            **_shared(Settings, options)
+            | {"prompt": None if options.prompt == "none" else options.prompt}
+            | {name: _listed(getattr(options, name)) for name in ("languages", "protocols", "tasks")}
         ),
-        baseline=options.baseline,
-        pooling=options.pooling,
-        layer=options.layer,
-        max_length=options.max_length,
-        batch_size=options.batch_size,
-        output_dir=options.output_dir,
         show_progress=show_progress(),
     )
+
+
+def _shared(kind: type[Any], options: EvaluateOptions) -> dict[str, Any]:
+    """The options that a data class has a field for."""
+    return {one.name: getattr(options, one.name) for one in fields(kind) if hasattr(options, one.name)}
+
+
+def _tables(results: Mapping[str, Any]) -> Iterator[Table]:
+    """A table for each result, and a summary of several."""
+    before, comparisons = results.get("baseline", {}).get("scores", {}), results.get("comparisons", {})
+    for name, scores in results["scores"].items():
+        yield render_table(scores, before.get(name), comparisons.get(name), title=name)
+    yield render_summary(results)
 
 
 def _listed(items: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -224,10 +209,10 @@ def _listed(items: Sequence[str] | None) -> tuple[str, ...] | None:
 
 #: Suites that load the model by name and fine-tune it.
 _FINE_TUNED = {task.suite for task in FINETUNED.values()}
-#: The suites of options that do not apply to all suites; "test sets" is a single folder of test sets.
+#: The suites of options that do not apply to all suites.
 _APPLIES = {
-    "split": {"test sets"},
-    "margin_k": {"test sets"},
+    "split": {"retrieval", "mteb"},
+    "margin_k": {"retrieval"},
     "tasks": {"mteb"},
     **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
     "text_equality": {"retrieval"},
@@ -250,9 +235,8 @@ def _check_options(options: EvaluateOptions, suites: set[str], console: Console)
         if getattr(options, name) == defaults[name]:
             continue
         if not applies & suites:
-            where = "a folder of test sets" if applies == {"test sets"} else f"--suite {', '.join(sorted(applies))}"
             raise UsageError(
-                f"--{name} applies to {where} and has no effect with --suite {options.suite} on these data."
+                f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {options.suite}."
             )
         if options.suite == "all":
             console.print(f"Note: --{name} applies only to {', '.join(sorted(applies))}.", highlight=False)
@@ -264,7 +248,7 @@ class _Notes(Reporter):
     def __init__(self, console: Console) -> None:
         self.console = console
 
-    def planned(self, plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], models: Sequence[str]) -> None:
+    def planned(self, plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], model: str) -> None:
         """Print the benchmarks and their estimated duration on this machine."""
         table = Table(box=box.SIMPLE_HEAD, title="Benchmarks", title_justify="left", pad_edge=False)
         for heading in ("name", "suite", "protocol", "minutes"):
@@ -276,7 +260,7 @@ class _Notes(Reporter):
         for suite, reason in missing.items():
             self.console.print(f"Skipped: {suite}, which {reason}.")
         total = sum(one["seconds"] or 0 for one in plan)
-        self.console.print(f"Estimate for {' and '.join(models)}: {_duration(total)}.")
+        self.console.print(f"Estimate for {model}: {_duration(total)}.")
 
     def started(self, benchmark: Benchmark, model: str, number: int, total: int) -> None:
         """Print the name of the benchmark."""
@@ -303,118 +287,3 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def _comparison_table(name: str, scores: Mapping[str, Any], comparison: Mapping[str, Any]) -> Table:
-    """Scores before and after and the verdict, one row per language."""
-    table = Table(title=Text(name, style="bold"), title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD)
-    direction = "lower is better" if scores["lower_is_better"] else "higher is better"
-    table.caption = f"{scores['measure']} ({direction}); {scores['protocol']}. Verdicts are Holm-corrected."
-    for heading in ("", "n", "before", "after", "difference", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
-    rows = comparison["languages"].items()
-    for label, row in [*rows, ("average", comparison["pooled"])] if len(rows) > 1 else rows:
-        if label == "average":
-            table.add_section()
-        low, high = row["interval"]
-        table.add_row(
-            label + _unlearned(scores["languages"].get(label, {})),
-            str(row.get("n", row.get("languages"))),
-            f"{row['before']:.1f}",
-            f"{row['after']:.1f}",
-            f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]",
-            Text(row["verdict"], style=_STYLES[row["verdict"]]),
-        )
-    return table
-
-
-def _unlearned(row: Mapping[str, Any]) -> str:
-    """Mark of a language in which a classifier predicts a single class."""
-    return "" if row.get("learned", True) else f" (not learned: the largest class is {row['majority']:.1f} %)"
-
-
-def _language_tables(results: Mapping[str, Any]) -> list[Table]:
-    """One row per language for scores that are not compared. Scores of one benchmark and measure share a table."""
-    before = results.get("baseline", {}).get("scores", {})
-    shared: dict[Any, dict[str, Any]] = {}
-    for part, done in results["parts"].items():
-        for name in done["scores"]:
-            scores = results["scores"][name]
-            if name not in results.get("comparisons", {}):
-                shared.setdefault((part, scores["measure"], *scores["languages"]), {})[name] = scores
-    return [_language_table(columns, before) for columns in shared.values()]
-
-
-def _language_table(columns: Mapping[str, Any], before: Mapping[str, Any]) -> Table:
-    first = next(iter(columns.values()))
-    direction = "lower is better" if first["lower_is_better"] else "higher is better"
-    table = Table(caption_justify="left", box=box.SIMPLE_HEAD)
-    table.caption = f"{first['measure']} ({direction}); {first['protocol']}."
-    for heading in ("", "n"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name in columns:
-        for label in (f"{name}, before", name) if name in before else (name,):
-            table.add_column(label, justify="right", overflow="fold")
-
-    def cell(row: Mapping[str, Any]) -> str:
-        interval = " [{:.1f}–{:.1f}]".format(*row["interval"]) if "interval" in row else ""
-        return f"{row['score']:.1f}{interval}" if row else "–"
-
-    for language, row in first["languages"].items():
-        cells = []
-        for name, scores in columns.items():
-            if name in before:
-                cells.append(cell(before[name]["languages"].get(language, {})))
-            cells.append(cell(scores["languages"][language]))
-        table.add_row(language + _unlearned(row), str(row.get("n", "")), *cells)
-    return table
-
-
-def _summary_table(results: Mapping[str, Any]) -> Table:
-    """One row per average."""
-    table = Table(
-        title=Text(str(results["model"]), style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
-    comparisons = results.get("comparisons", {})
-    before = results.get("baseline", {}).get("scores", {})
-    for heading in ("", "measure", "n", *(("before",) if before else ()), "score"):
-        table.add_column(heading, justify="left" if heading in ("", "measure") else "right", overflow="fold")
-    if before:
-        table.add_column("difference", justify="right", overflow="fold")
-        table.add_column("verdicts", overflow="fold")
-    for name, scores in results["scores"].items():
-        arrow = " ↓" if scores["lower_is_better"] else ""
-        rows = {f"{name}, {group}": (group, row) for group, row in scores["groups"].items()} | {
-            name: (None, scores["average"])
-        }
-        unlearned = sum(not row.get("learned", True) for row in scores["languages"].values())
-        for label, (group, row) in rows.items():
-            mark = (
-                f" (not learned in {unlearned} of {len(scores['languages'])})" if unlearned and group is None else ""
-            )
-            cells = [label + mark, scores["measure"] + arrow, str(row["n"])]
-            old = before.get(name, {})
-            if before:
-                there = old.get("groups", {}).get(group) if group else old.get("average")
-                cells.append(f"{there['score']:.1f}" if there else "–")
-            interval = "{:.1f}–{:.1f}".format(*row["interval"]) if "interval" in row else ""
-            cells.append(f"{row['score']:.1f} [{interval}]".replace(" []", ""))
-            if before:
-                cells += _verdicts(comparisons.get(name) if group is None else None)
-            table.add_row(*cells)
-    return table
-
-
-def _verdicts(comparison: Mapping[str, Any] | None) -> list[str]:
-    """The pooled difference, and the number of better, tied and worse languages."""
-    if comparison is None:
-        return ["", ""]
-    low, high = comparison["pooled"]["interval"]
-    words = [row["verdict"] for row in comparison["languages"].values()]
-    counts = ", ".join(f"{words.count(word)} {word}" for word in ("better", "tie", "worse") if word in words)
-    return [f"{comparison['pooled']['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", counts]

@@ -52,7 +52,7 @@ class BuccProtocol(NamedTuple):
     tuned: str
     scored: str
     duplicates: Duplicates
-    comparison: Comparison
+    comparison: ThresholdComparison
 
 
 #: The protocols of the literature.
@@ -76,7 +76,7 @@ COMPARISONS = (">", ">=")
 
 Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_oracle"]
 Duplicates = Literal["unify", "keep"]
-Comparison = Literal[">", ">="]
+ThresholdComparison = Literal[">", ">="]
 
 #: Number of queries between two updates of a progress bar.
 _QUERIES = 1 << 13
@@ -317,7 +317,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
     duplicates: Duplicates | None = None,
-    comparison: Comparison | None = None,
+    comparison: ThresholdComparison | None = None,
     device: str | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
@@ -334,8 +334,8 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores.
         batch_size: Sentences per forward pass.
         k: Number of neighbours in the margin.
-        margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.search.margin_score`.
-        retrieval: See `metaphrase.mining.search.select_pairs`.
+        margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margins.margin_score`.
+        retrieval: See `metaphrase.mining.margins.select_pairs`.
         duplicates: One of `DUPLICATES`; None uses that of the protocol.
         comparison: One of `COMPARISONS`; None uses that of the protocol.
         device: Device of the search; see `metaphrase.mining.search.nearest_neighbours`.

@@ -48,11 +48,11 @@ __all__ = [
     "RetrievalEvaluator",
     "evaluate_retrieval",
     "find_translations",
-    "in_direction",
     "prepare",
     "resolve_prompt",
     "retrieval_hits",
     "unrelated_cosine",
+    "xsim_error",
 ]
 
 logger = logging.getLogger(__name__)
@@ -367,27 +367,27 @@ def _pattern(parallel: ParallelSet) -> str:
     return str(path.with_name(f"xx{path.name.removeprefix(parallel.language)}"))
 
 
-def in_direction(result: Result, direction: str, *, errors: bool = False) -> Result:
-    """A result of `evaluate_retrieval` whose scores are those of one direction.
+def xsim_error(result: Result) -> Result:
+    """The xsim error of a result of `evaluate_retrieval` by margin: 100 − accuracy, in each direction and their mean.
 
-    Args:
-        result: The result.
-        direction: One of `DIRECTIONS`, or ``"mean"``. Only ``"mean"`` keeps the items, so that it can be compared.
-        errors: Report the misses instead of the hits: the xsim error of a result by margin.
+    Reference: Artetxe and Schwenk 2019 (LASER), who report the error of ``source_to_target``.
     """
-    compared = direction == "mean"
+
+    def flipped(entry: Mapping[str, Any]) -> dict[str, Any]:
+        low, high = entry["interval"]
+        others = {key: value for key, value in entry.items() if key not in ("accuracy", "interval")}
+        return {"error": 100 - entry["accuracy"], "interval": [100 - high, 100 - low], **others}
 
     def of(entry: Measurement) -> Measurement:
-        score, (low, high) = entry.details[direction]["accuracy"], entry.details[direction]["interval"]
-        if errors:
-            score, low, high = 100 - score, 100 - high, 100 - low
-        return replace(entry, score=score, interval=(low, high), details=entry.details if compared else {})
+        details = {direction: flipped(one) for direction, one in entry.details.items()}
+        mean = details["mean"]
+        return replace(entry, score=mean["error"], interval=tuple(mean["interval"]), details=details)
 
     return replace(
         result,
-        measure="xsim error" if errors else "accuracy",
-        lower_is_better=errors,
-        statistic=("misses" if errors else "hits") if compared else None,
+        measure="xsim error",
+        lower_is_better=True,
+        statistic="misses",
         languages={language: of(entry) for language, entry in result.languages.items()},
         groups={group: of(entry) for group, entry in result.groups.items()},
         average=of(result.average),

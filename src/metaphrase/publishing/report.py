@@ -43,53 +43,117 @@ for sentence, row in zip(swahili, similarity):
     print(sentence, "→", english[row.argmax()])"""
 
 
-def render_table(after: Results, before: Results | None = None, comparison: Results | None = None) -> Table:
-    """Format a result of `evaluate_retrieval` for the console: a row per language, both directions with their intervals.
+def render_table(
+    after: Results, before: Results | None = None, comparison: Results | None = None, *, title: str | None = None
+) -> Table:
+    """Format a result for the console: a row per language, with intervals; for retrieval, both directions and their mean.
 
     Args:
-        after: The result.
-        before: The baseline's result on the same pairs; adds before → after, the difference and its verdict.
-        comparison: Result of `compare`; computed if ``before`` is given without it.
+        after: The result, as `Result.to_dict` returns it.
+        before: The baseline's result on the same data; adds before → after, the difference and its verdict.
+        comparison: Result of `compare`; computed if ``before`` is given without it and the results keep items.
+        title: Title of the table; the model's name if None.
     """
-    if before is not None and comparison is None:
+    if before is not None and comparison is None and after["statistic"] is not None:
         comparison = compare(before, after)
-    table = Table(
-        title=Text(str(after["model"]), style="bold"),
+    directed = DIRECTIONS[0] in after["average"]
+    table = _table(title or str(after["model"]))
+    direction = "lower" if after["lower_is_better"] else "higher"
+    table.caption = f"{after['measure']} ({direction} is better); {after['protocol']}."
+    if "interval" in after["average"]:
+        table.caption += "\n95 % bootstrap intervals."
+    table.add_column("")
+    for heading in ("n", *(("xx → en", "en → xx", "mean") if directed else (after["measure"],))):
+        table.add_column(heading, justify="right", overflow="fold")
+    if comparison is not None:
+        table.caption += "\nVerdicts are Holm-corrected over the languages."
+        table.add_column("difference", justify="right", overflow="fold")
+        table.add_column("verdict")
+
+    def add(label: str, n: int | None, new: Results, old: Results | None, tested: Results | None) -> None:
+        keys = (*DIRECTIONS, "mean") if directed else (None,)
+        cells = [_moved(new[key], old[key] if old else None) if key else _moved(new, old) for key in keys]
+        if comparison is not None:
+            cells += _tested(tested)
+        table.add_row(Text(label), "" if n is None else str(n), *cells)
+
+    counts = {language: row.get("n") for language, row in after["languages"].items()}
+    for language, row in after["languages"].items():
+        old = before["languages"].get(language) if before else None
+        add(language + _unlearned(row), counts[language], row, old, comparison and comparison["languages"][language])
+    if len(counts) > 1 and (before is None or before["languages"].keys() == counts.keys()):
+        table.add_section()
+        for group, row in after["groups"].items():
+            members = TATOEBA_GROUPS.get(group)
+            n = sum(counts[language] or 0 for language in members) if members else row["n"]
+            add(f"the {group}" if members else group, n, row, before["groups"].get(group) if before else None, None)
+        total = None if None in counts.values() else sum(counts.values())
+        add("average", total, after["average"], before and before["average"], comparison and comparison["pooled"])
+    return table
+
+
+def render_summary(results: Results) -> Table:
+    """Format the results of `metaphrase.evaluation.suites.running.evaluate` for the console: a row per average."""
+    comparisons = results.get("comparisons", {})
+    before = results.get("baseline", {}).get("scores", {})
+    table = _table(str(results["model"]))
+    table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
+    for heading in ("", "measure"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("n", "score", *(("difference",) if before else ())):
+        table.add_column(heading, justify="right", overflow="fold")
+    if before:
+        table.add_column("verdicts", overflow="fold")
+    for name, scores in results["scores"].items():
+        unlearned = sum(not row.get("learned", True) for row in scores["languages"].values())
+        mark = f" (not learned in {unlearned} of {len(scores['languages'])})" if unlearned else ""
+        old = before.get(name, {"groups": {}, "average": None})
+        rows = [(f"{name}, {group}", row, old["groups"].get(group)) for group, row in scores["groups"].items()]
+        for label, new, there in (*rows, (name + mark, scores["average"], old["average"])):
+            tested = comparisons.get(name) if new is scores["average"] else None
+            cells = [
+                Text(label),
+                scores["measure"] + " ↓" * scores["lower_is_better"],
+                str(new["n"]),
+                _moved(new, there),
+            ]
+            if before:
+                cells += [_tested(tested["pooled"])[0], _counts(tested["languages"])] if tested else ["", ""]
+            table.add_row(*cells)
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=Text(title, style="bold"),
         title_justify="left",
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
     )
-    table.caption = "Accuracy in percent and its 95 % bootstrap interval."
-    table.add_column("")
-    for heading in ("pairs", "xx → en", "en → xx", "mean"):
-        table.add_column(heading, justify="right", overflow="fold")
-    if comparison is not None:
-        table.caption += "\nVerdicts on the mean of both directions, Holm-corrected over the languages."
-        table.add_column("difference", justify="right", overflow="fold")
-        table.add_column("verdict")
 
-    def add(label: str, pairs: int, new: Results, old: Results | None, tested: Results | None) -> None:
-        cells = [_moved(new[key], old[key] if old else None) for key in (*DIRECTIONS, "mean")]
-        if tested is not None:
-            low, high = tested["interval"]
-            cells.append(Text.assemble(f"{tested['difference']:+.1f}\n", (f"{low:+.1f}…{high:+.1f}", "dim")))
-            cells.append(Text(tested["verdict"], style=_STYLES[tested["verdict"]]))
-        table.add_row(Text(label), str(pairs), *cells)
 
-    pairs = {language: result["n"] for language, result in after["languages"].items()}
-    for language, result in after["languages"].items():
-        old = before["languages"][language] if before else None
-        add(language, pairs[language], result, old, comparison["languages"][language] if comparison else None)
-    if len(pairs) > 1 and (before is None or before["languages"].keys() == pairs.keys()):
-        table.add_section()
-        for group, result in after["groups"].items():
-            members = sum(pairs[language] for language in TATOEBA_GROUPS[group])
-            add(f"the {group}", members, result, before["groups"][group] if before else None, None)
-        old = before["average"] if before else None
-        add("average", sum(pairs.values()), after["average"], old, comparison["pooled"] if comparison else None)
-    return table
+def _unlearned(row: Results) -> str:
+    """Mark of a language in which a classifier predicts a single class."""
+    return "" if row.get("learned", True) else f" (not learned: the largest class is {row['majority']:.1f} %)"
+
+
+def _tested(row: Results | None) -> list[Text]:
+    """The difference with its interval, and the verdict."""
+    if row is None:
+        return []
+    low, high = row["interval"]
+    return [
+        Text.assemble(f"{row['difference']:+.1f}\n", (f"{low:+.1f}…{high:+.1f}", "dim")),
+        Text(row["verdict"], style=_STYLES[row["verdict"]]),
+    ]
+
+
+def _counts(rows: Results) -> str:
+    """The number of better, tied and worse languages."""
+    verdicts = [row["verdict"] for row in rows.values()]
+    return ", ".join(f"{verdicts.count(word)} {word}" for word in _STYLES if word in verdicts)
 
 
 def write_report(
@@ -185,10 +249,17 @@ def _page(report: Mapping[str, Any]) -> str:
 
 
 def _moved(new: Results, old: Results | None) -> Text:
-    low, high = new["interval"]
-    if old is None:
-        return Text.assemble(f"{new['accuracy']:.1f} ", (f"[{low:.1f}–{high:.1f}]", "dim"))
-    return Text.assemble(f"{old['accuracy']:.1f} → {new['accuracy']:.1f}\n", (f"{low:.1f}–{high:.1f}", "dim"))
+    """A score with its interval, after that of the baseline."""
+    score, *others = (_score(row) for row in (new, old) if row is not None)
+    interval = "{:.1f}–{:.1f}".format(*new["interval"]) if "interval" in new else ""
+    if others:
+        return Text.assemble(f"{others[0]:.1f} → {score:.1f}", (f"\n{interval}" if interval else "", "dim"))
+    return Text.assemble(f"{score:.1f}", (f" [{interval}]" if interval else "", "dim"))
+
+
+def _score(row: Results) -> float:
+    """The score of a language, group, average or direction."""
+    return next(row[key] for key in ("score", "accuracy", "error") if key in row)
 
 
 def _section(

@@ -15,7 +15,7 @@ from metaphrase.checkpoints.folders import checkpoint_folders, publish, verify
 from metaphrase.corpus.code_switching import NLI
 from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, PairCollator, finetune_classification
-from metaphrase.evaluation.transfer.data import Benchmark, pairs_format
+from metaphrase.evaluation.transfer.data import TransferData, pairs_format
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark, plan
@@ -133,7 +133,7 @@ def rows(language, count=4):
 @pytest.fixture
 def benchmark():
     sets = {language: rows(language) for language in ("en", "sw", "de")}
-    return Benchmark(train=sets, dev=sets, test=sets)
+    return TransferData(train=sets, dev=sets, test=sets)
 
 
 def test_runs_of_each_mode(benchmark):

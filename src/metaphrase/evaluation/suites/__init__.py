@@ -6,7 +6,7 @@ caching. It returns one or several `Result` objects by name.
 ========== ====================================== ================================================================
 suite      in the folder                          protocol
 ========== ====================================== ================================================================
-retrieval  any folder of ``xx-en[.test].tsv.gz``  cosine top-1, both directions; xsim error by the ratio margin
+retrieval  any folder of ``xx-en[.test].tsv.gz``  cosine top-1 and xsim error by the ratio margin, both directions
 mining     a folder of BUCC files                 each BUCC protocol whose splits are available
 sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
@@ -45,7 +45,7 @@ SUITES: dict[str, Suite] = {
             "retrieval",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …)",
             find_retrieval,
-            ("prompt", "languages", "text_equality", "strip_quotes", *_BOOTSTRAP),
+            ("prompt", "languages", "split", "text_equality", "margin_k", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "sts",
@@ -73,7 +73,7 @@ SUITES: dict[str, Suite] = {
             "mteb",
             "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz, or tasks of MTEB",
             find_mteb,
-            ("prompt", "languages", "strip_quotes"),
+            ("prompt", "languages", "split", "strip_quotes"),
         ),
     )
 }

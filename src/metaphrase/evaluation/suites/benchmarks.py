@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.evaluation.bucc import Comparison, Duplicates
+from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import Encode
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.significance import RESAMPLES
@@ -27,14 +27,14 @@ class Settings:
     Attributes:
         prompt: Text before each sentence: ``"auto"`` is the query prompt that the model stores, None is no prompt.
         languages: Languages to measure; None measures all.
-        split: For a folder of test sets, its split; None reads the files without a split.
+        split: Split of parallel test sets to read; None reads files without a split, see `parallel_folders`.
         text_equality: In retrieval, another copy of the translation's text is a hit.
-        margin_k: For a folder of test sets, retrieve by ratio margin over this number of neighbours instead of cosine.
+        margin_k: In retrieval, the accuracy is by ratio margin over this number of neighbours instead of cosine.
         strip_quotes: Remove each ``"`` from the texts of parallel test sets, as DAP does.
         protocols: BUCC protocols to mine under; None uses all whose splits are available.
-        margin: In mining, the score of a pair; see `metaphrase.mining.search.margin_score`.
+        margin: In mining, the score of a pair; see `metaphrase.mining.margins.margin_score`.
         k: In mining, the number of neighbours in the margin.
-        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.search.select_pairs`.
+        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.margins.select_pairs`.
         duplicates: In mining, the treatment of repeated lines; None uses that of each protocol.
         comparison: In mining, the comparison of scores with the threshold; None uses that of each protocol.
         tasks: Tasks for the suite ``mteb``: folders of the data, and names of MTEB's own tasks; None uses the folders.
@@ -54,7 +54,7 @@ class Settings:
     k: int = 4
     retrieval: Retrieval = "max"
     duplicates: Duplicates | None = None
-    comparison: Comparison | None = None
+    comparison: ThresholdComparison | None = None
     tasks: tuple[str, ...] | None = None
     resamples: int = RESAMPLES
     seed: int = 0
@@ -69,7 +69,7 @@ class Subject:
         name: ``"starter"``, a folder or a Hub id; fine-tuned suites load the model by this name.
         model: The loaded model.
         sha: Its `model_hash`; None if it is not a SentenceTransformer.
-        encode: Replaces ``model.encode``; None uses the model's own.
+        encode: Replaces ``model.encode``; embeds each text once.
         folder: Folder of the cached results; None caches nothing.
         settings: How it is measured.
         batch_size: Sentences per forward pass.
@@ -79,7 +79,7 @@ class Subject:
     name: str
     model: SentenceTransformer
     sha: str | None
-    encode: Encode | None
+    encode: Encode
     folder: Path | None
     settings: Settings
     batch_size: int = 32
@@ -98,12 +98,10 @@ class Subject:
     ) -> Subject:
         """Make a subject whose results are cached in a subfolder of ``output`` that is named after the model's digest.
 
-        Without ``output`` nothing is cached, neither results nor embeddings.
+        Without ``output``, or if the model has no digest, results are not cached.
         """
         sha = model_hash(model) if isinstance(model, SentenceTransformer) else None
-        if output is None:
-            return cls(name, model, sha, None, None, settings, batch_size, show_progress)
-        folder = Path(output) / str(sha)[:12]
+        folder = Path(output) / sha[:12] if output is not None and sha is not None else None
         return cls(name, model, sha, CachedEncoder(model), folder, settings, batch_size, show_progress)
 
     def options(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
-from metaphrase.evaluation.suites.retrieval import find_test_set, holds_folders
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, versions
@@ -31,7 +29,7 @@ logger = logging.getLogger(__name__)
 #: File in the output folder that holds the results of the last evaluation.
 RESULTS = "results.json"
 #: Version of the measurements and of their JSON form. Cached results of other revisions are not read.
-REVISION = 2
+REVISION = 3
 
 
 @dataclass(frozen=True)
@@ -65,16 +63,19 @@ class Evaluation:
     show_progress: bool = False
 
     @property
-    def is_test_set(self) -> bool:
-        """Whether the data are a single folder of test sets, which is measured directly and not cached."""
-        return self.suites == ("retrieval",) and self.data is not None and not holds_folders(Path(self.data))
+    def suite(self) -> str:
+        """Name of the suite in the results: ``"all"`` stands for several suites."""
+        return self.suites[0] if len(self.suites) == 1 else "all"
 
 
 class Reporter:
     """Receives the progress of an evaluation. The base class ignores it."""
 
-    def planned(self, plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], models: Sequence[str]) -> None:
-        """Benchmarks are planned: ``name``, ``suite``, ``protocol``, ``seconds`` (None if unknown), ``cached``."""
+    def planned(self, plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], model: str) -> None:
+        """A model is loaded and its benchmarks are planned: ``name``, ``suite``, ``protocol``, ``seconds``, ``cached``.
+
+        ``seconds`` is None if unknown.
+        """
 
     def started(self, benchmark: Benchmark, model: str, number: int, total: int) -> None:
         """A benchmark is started."""
@@ -98,61 +99,37 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
 
     Returns:
         A dictionary for JSON: ``scores`` are the results by name (`Result.to_dict`), next to ``model``, ``model_hash``,
-        ``parts``, ``skipped``, ``failed``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
-        ``baseline``, in the same form, and ``comparisons`` by name. For a single folder of test sets, the keys of its
-        only result (``languages``, ``average``, …) and ``comparison`` are also at the top level.
+        ``parts``, ``skipped``, ``failed``, ``suite``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
+        ``baseline``, in the same form, and ``comparisons`` by name.
 
     Raises:
-        DataError: No benchmark can be measured.
+        DataError: No benchmark can be measured, or the file of the baseline has none of the benchmarks.
         DataMismatchError: The baseline was measured on other data, or with other settings.
     """
     reporter = reporter or Reporter()
     start = time.perf_counter()
     benchmarks, missing = _benchmarks(evaluation)
     baseline = evaluation.baseline
-    earlier = read_results(baseline, evaluation) if baseline is not None and baseline.endswith(".json") else None
-    loaders = [partial(_load_model, evaluation)]
-    if baseline is not None and earlier is None:
-        loaders.insert(0, partial(_load_baseline, evaluation, baseline))
-    if evaluation.is_test_set:  # one model in memory at a time
-        measured = [measure_all(benchmarks, load(), missing, reporter, raise_errors=True) for load in loaders]
-    else:
-        subjects = [load() for load in loaders]
-        reporter.planned(_plan(benchmarks, subjects), missing, [subject.name for subject in subjects])
-        measured = [measure_all(benchmarks, subject, missing, reporter) for subject in subjects]
-    measured = [_with_result_keys(one, evaluation) for one in measured]
-    results = measured[-1]
-    if not results["scores"]:
-        reasons = [f"{name}: {reason}" for key in ("skipped", "failed") for name, reason in results[key].items()]
-        raise DataError(f"Nothing could be measured: {'; '.join(reasons)}.")
-    if baseline is not None:
-        results |= _comparisons(evaluation, earlier or measured[0], results)
-    results["suite"] = evaluation.suites[0] if len(evaluation.suites) == 1 else "all"
-    results["versions"] = versions()
-    results["seconds"] = round(time.perf_counter() - start, 1)
-    return results
-
-
-def _comparisons(evaluation: Evaluation, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    options = {"resamples": evaluation.settings.resamples, "seed": evaluation.settings.seed}
-    if evaluation.is_test_set:
-        comparison = compare(before, after, **options)
-        named = dict.fromkeys(after["scores"], comparison)
-        return {"baseline": before, "comparison": comparison, "comparisons": named}
-    return {"baseline": before, "comparisons": compare_scores(before["scores"], after["scores"], **options)}
-
-
-def _with_result_keys(measured: dict[str, Any], evaluation: Evaluation) -> dict[str, Any]:
-    """Put the keys of the only result at the top level, for a single folder of test sets."""
-    if evaluation.is_test_set:
-        (result,) = measured["scores"].values()
-        return result | measured | {"settings": result["settings"]}
-    return measured | {"settings": asdict(evaluation.settings)}
+    before = None
+    if baseline is not None and baseline.endswith(".json"):
+        before = read_results(baseline, evaluation.suite, benchmarks)
+    elif baseline is not None:  # one model in memory at a time
+        before = measure_all(benchmarks, _load_baseline(evaluation, baseline), missing, reporter)
+    results = measure_all(benchmarks, _load_model(evaluation), missing, reporter)
+    if before is not None:
+        settings = evaluation.settings
+        results["comparisons"] = compare_scores(
+            before["scores"], results["scores"], resamples=settings.resamples, seed=settings.seed
+        )
+        results["baseline"] = before
+    return results | {
+        "suite": evaluation.suite,
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 1),
+    }
 
 
 def _benchmarks(evaluation: Evaluation) -> tuple[list[Benchmark], dict[str, str]]:
-    if evaluation.is_test_set:
-        return [find_test_set(str(evaluation.data), evaluation.settings)], {}
     benchmarks, missing = find_benchmarks(evaluation.data, evaluation.suites, evaluation.settings)
     if not benchmarks:
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
@@ -177,31 +154,44 @@ def _load_baseline(evaluation: Evaluation, name: str) -> Subject:
 
 
 def _subject(evaluation: Evaluation, name: str, model: SentenceTransformer, settings: Settings) -> Subject:
-    output = None if evaluation.is_test_set else evaluation.output_dir
     return Subject.of(
         name,
         model,
-        output,
+        evaluation.output_dir,
         settings,
         batch_size=evaluation.batch_size,
         show_progress=evaluation.show_progress,
     )
 
 
-def read_results(path: str, evaluation: Evaluation) -> dict[str, Any]:
+def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     """Read the JSON file of an earlier evaluation as a baseline.
 
+    Args:
+        path: The file.
+        suite: The suite to compare; ``"all"`` compares with any suite.
+        benchmarks: The benchmarks to compare.
+
     Raises:
-        DataError: The file is not JSON, or not a result of the same kind.
+        DataError: The file is not JSON, not a result of `evaluate`, or has another suite or none of the benchmarks.
     """
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not JSON: {error}") from error
-    key = "languages" if evaluation.is_test_set else "scores"
-    if not isinstance(results, dict) or not isinstance(results.get(key), dict):
-        data = "a folder of test sets" if evaluation.is_test_set else "a folder of data sets"
-        raise DataError(f"{path} is not a result of `metaphrase evaluate` on {data}.")
+    if not isinstance(results, dict) or not all(isinstance(results.get(key), dict) for key in ("scores", "parts")):
+        raise DataError(f"{path} is not a result of `metaphrase evaluate`: it needs the keys 'scores' and 'parts'.")
+    if suite != results.get("suite") and "all" not in (suite, results.get("suite")):
+        raise DataError(
+            f"The baseline must be a result of the suite {suite}, but {path} is one of {results.get('suite')}. "
+            "Evaluate the baseline with the same --suite."
+        )
+    names = [benchmark.name for benchmark in benchmarks]
+    if not set(names) & results["parts"].keys():
+        raise DataError(
+            f"The baseline must have a result of {', '.join(names)}, but {path} has {', '.join(results['parts']) or 'none'}. "
+            "Evaluate the baseline on the same data."
+        )
     return results
 
 
@@ -263,26 +253,27 @@ def encoding_speed(model: SentenceTransformer, *, batch_size: int = 32) -> float
     return (time.perf_counter() - start) / sum(len(text.encode()) for text in texts)
 
 
-def _plan(benchmarks: Sequence[Benchmark], subjects: Sequence[Subject]) -> list[dict[str, Any]]:
-    """Estimated seconds of each benchmark, from the encoding speed of each model."""
-    speeds = [encoding_speed(subject.model, batch_size=subject.batch_size) for subject in subjects]
+def _plan(benchmarks: Sequence[Benchmark], subject: Subject) -> list[dict[str, Any]]:
+    """Estimated seconds of each benchmark, from the encoding speed of the model."""
+    speed = encoding_speed(subject.model, batch_size=subject.batch_size)
     plan = []
     for benchmark in benchmarks:
-        pending = [
-            speed
-            for subject, speed in zip(subjects, speeds, strict=True)
-            if not cache_path(benchmark, subject).is_file()
-        ]
+        cached = is_cached(benchmark, subject)
         plan.append(
             {
                 "name": benchmark.name,
                 "suite": benchmark.suite,
                 "protocol": benchmark.protocol,
-                "seconds": benchmark.work * sum(pending) if benchmark.files else None,
-                "cached": not pending,
+                "seconds": benchmark.work * speed * (not cached) if benchmark.files else None,
+                "cached": cached,
             }
         )
     return plan
+
+
+def is_cached(benchmark: Benchmark, subject: Subject) -> bool:
+    """Whether the result of a benchmark is cached."""
+    return subject.folder is not None and cache_path(benchmark, subject).is_file()
 
 
 def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
@@ -331,8 +322,8 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     Raises:
         DataUnavailable: Its data are missing.
     """
-    path = None if subject.folder is None else cache_path(benchmark, subject)
-    if path is not None and path.is_file():
+    path = cache_path(benchmark, subject)
+    if is_cached(benchmark, subject):
         return json.loads(path.read_text(encoding="utf-8"))
     start = time.perf_counter()
     protocol = describe_protocol(benchmark, subject)
@@ -352,19 +343,14 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
     }
-    if path is None:
+    if subject.folder is None:
         return content
     write_json(path, content)
     return json.loads(path.read_text(encoding="utf-8"))
 
 
 def measure_all(
-    benchmarks: Sequence[Benchmark],
-    subject: Subject,
-    missing: Mapping[str, str],
-    reporter: Reporter,
-    *,
-    raise_errors: bool = False,
+    benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], reporter: Reporter
 ) -> dict[str, Any]:
     """Measure benchmarks one by one; the failure of one does not stop the others.
 
@@ -373,14 +359,17 @@ def measure_all(
         subject: The model.
         missing: Description of the data that each suite without data needs.
         reporter: Receives the progress.
-        raise_errors: Raise the error of a benchmark instead.
+
+    Raises:
+        DataError: Nothing could be measured.
     """
+    reporter.planned(_plan(benchmarks, subject), missing, subject.name)
     scores: dict[str, Any] = {}
     parts: dict[str, Any] = {}
     skipped, failed = dict(missing), {}
     for number, benchmark in enumerate(benchmarks, 1):
         reporter.started(benchmark, subject.name, number, len(benchmarks))
-        cached = subject.folder is not None and cache_path(benchmark, subject).is_file()
+        cached = is_cached(benchmark, subject)
         try:
             content = run_benchmark(benchmark, subject)
         except DataUnavailable as reason:
@@ -388,8 +377,6 @@ def measure_all(
             reporter.skipped(benchmark, str(reason))
             continue
         except Exception as error:  # the other benchmarks may take hours and are still measured
-            if raise_errors:
-                raise
             failed[benchmark.name] = str(error) or type(error).__name__
             if not isinstance(error, ValueError | OSError):
                 logger.exception("%s failed.", benchmark.name)
@@ -398,6 +385,9 @@ def measure_all(
         scores |= content["scores"]
         parts[benchmark.name] = content | {"scores": list(content["scores"])}
         reporter.finished(content, cached=cached)
+    if not scores:
+        reasons = [f"{name}: {reason}" for name, reason in (skipped | failed).items()]
+        raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")
     return {
         "model": subject.name,
         "model_hash": subject.sha,
@@ -405,4 +395,5 @@ def measure_all(
         "parts": parts,
         "skipped": skipped,
         "failed": failed,
+        "settings": asdict(subject.settings),
     }

@@ -72,7 +72,7 @@ Languages = dict[str, Dataset]
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class TransferData:
     """Training data, dev data that select the checkpoint, and test data, each with a data set per language."""
 
     train: Languages

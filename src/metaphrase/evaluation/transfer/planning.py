@@ -10,9 +10,9 @@ from datasets import Dataset, concatenate_datasets
 from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.evaluation.transfer.data import (
     ENGLISH,
-    Benchmark,
     Format,
     Languages,
+    TransferData,
     read_languages,
     split_items,
     take,
@@ -37,7 +37,7 @@ class Run:
     couples: bool = False
 
 
-def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Benchmark:
+def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> TransferData:
     """Read the data that the options name.
 
     Raises:
@@ -72,7 +72,7 @@ def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> Be
             shares = {"dev": options.dev_share, "train": 1.0}
             part_of = split_items(train[ENGLISH], form.group, shares, seed=seed)
             train, dev = take(train, part_of, "train"), take(train, part_of, "dev")
-    return Benchmark(
+    return TransferData(
         train={code: _head(data, options.limit_train) for code, data in train.items()},
         dev={code: _head(data, options.limit_test) for code, data in dev.items() if len(data)},
         test={code: _head(data, options.limit_test) for code, data in test.items() if len(data)},
@@ -92,7 +92,7 @@ def _head(data: Dataset, limit: int | None) -> Dataset:
     return data if limit is None else data.select(range(min(limit, len(data))))
 
 
-def plan(benchmark: Benchmark, mode: Mode, originals: PairedTexts | None) -> dict[str, Run]:
+def plan(benchmark: TransferData, mode: Mode, originals: PairedTexts | None) -> dict[str, Run]:
     """The training runs of a mode, by name.
 
     Raises:

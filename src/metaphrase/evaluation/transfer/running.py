@@ -40,7 +40,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, se
 from metaphrase.checkpoints.folders import checkpoints, remove, remove_file, tidy, verify
 from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
-from metaphrase.evaluation.transfer.data import ENGLISH, Benchmark, Languages, digest
+from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
 from metaphrase.evaluation.transfer.planning import Run, plan, select_languages
@@ -60,7 +60,7 @@ OPTIMIZER = "optimizer.pt"
 def fine_tune(
     task: Task,
     source: EncoderSource,
-    benchmark: Benchmark,
+    benchmark: TransferData,
     options: FineTuningOptions,
     arguments: FineTuningArguments,
 ) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def fine_tune(
 def _fine_tune(
     task: Task,
     source: EncoderSource,
-    benchmark: Benchmark,
+    benchmark: TransferData,
     options: FineTuningOptions,
     arguments: FineTuningArguments,
 ) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def for_run(arguments: FineTuningArguments, folder: Path) -> FineTuningArguments
 
 
 def train_and_measure(
-    task: Task, run: Run, benchmark: Benchmark, options: FineTuningOptions, arguments: Any
+    task: Task, run: Run, benchmark: TransferData, options: FineTuningOptions, arguments: Any
 ) -> dict[str, Any]:
     """One run: train, resuming from the last checkpoint, and measure with the chosen checkpoints."""
     started = time.time()
@@ -230,7 +230,7 @@ def train_and_measure(
     }
 
 
-def _dev_sets(run: Run, benchmark: Benchmark, options: FineTuningOptions) -> Languages:
+def _dev_sets(run: Run, benchmark: TransferData, options: FineTuningOptions) -> Languages:
     """Dev data that select the checkpoints of a run."""
     if options.selection == "english":
         return select_languages(benchmark.dev, [ENGLISH])
@@ -254,7 +254,7 @@ def _training_data(task: Task, run: Run, arguments: Any) -> tuple[Sequence[Any],
 
 
 def _measure(
-    task: Task, model: Any, run: Run, benchmark: Benchmark, chosen: Mapping[str, int], arguments: Any
+    task: Task, model: Any, run: Run, benchmark: TransferData, chosen: Mapping[str, int], arguments: Any
 ) -> dict[str, Any]:
     """Scores of each language with the checkpoint that was chosen for it."""
     scores: dict[str, Any] = {}
