@@ -14,12 +14,13 @@ import torch
 from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModel, PreTrainedTokenizerFast
 
 from metaphrase import AlignmentLoss, ParallelCollator, Recipe, load_corpus, load_encoder
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.encoders.starter import SPECIAL_TOKENS
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 #: Maximum length of a sentence in pieces, including special tokens, as in the papers.
@@ -110,13 +111,7 @@ def _tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<s>",
-        cls_token="<s>",
-        eos_token="</s>",
-        sep_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        mask_token=AddedToken("<mask>", lstrip=True, special=True),
+        **SPECIAL_TOKENS,
         model_max_length=MAX_LENGTH,
     )
 

@@ -7,8 +7,6 @@ from metaphrase.cli import main
 from metaphrase.evaluation import diagnosis_workflow
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
-pytest.importorskip("py3langid")
-
 
 def rows_of(language, split="train"):
     with gzip.open(DATA / "demo" / f"{language}-en.{split}.tsv.gz", "rt", encoding="utf-8", newline="\n") as lines:

@@ -394,7 +394,6 @@ def rows_of(table):
 
 
 def test_each_language_is_shown(tiny_encoder_dir, other_dir, sets, tmp_path, capsys):
-    pytest.importorskip("mteb")
     options = ["--suite", "mteb", "--tasks", "tatoeba", "--languages", "de", "sw"]
     assert command(tiny_encoder_dir, sets, tmp_path, *options) == 0
     alone = capsys.readouterr().out

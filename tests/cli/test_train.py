@@ -18,6 +18,7 @@ from metaphrase.cli.runs import parse_run
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
+from tests.training.test_baseline import write_sets
 
 ROOT = Path(__file__).parents[2]
 CANARY = "hf_CANARYcanaryCANARYcanary0123456789"
@@ -104,14 +105,6 @@ def test_test_sets_are_measured_before_and_after(run, held_out, capsys):
     before = (output / "before.json").stat().st_mtime_ns
     run("--test", str(held_out), "--resume_from_checkpoint", "true", "--max_steps", "5")
     assert (output / "before.json").stat().st_mtime_ns == before
-
-
-def write_sets(folder, **languages):
-    folder.mkdir(exist_ok=True)
-    for language, rows in languages.items():
-        lines = "".join(f"{row['source']} ({language})\t{row['target']}\n" for row in rows)
-        (folder / f"{language}-en.tsv").write_text("source\ttarget\n" + lines, encoding="utf-8")
-    return folder
 
 
 def retained(output):

@@ -20,8 +20,6 @@ from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.exceptions import CorpusError, MissingExtraError
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
-pytest.importorskip("py3langid")
-
 LANGUAGES = ("et", "fi", "ml", "sw", "te", "th", "tl", "vi")
 LINES = 60
 

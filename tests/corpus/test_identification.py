@@ -8,8 +8,6 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.diagnosis import UDHR
 from metaphrase.exceptions import MissingExtraError
 
-pytest.importorskip("py3langid")
-
 #: Languages of the Declaration of Human Rights that the classifier has not learnt.
 UNKNOWN = {"bo", "ceb", "su", "wo"}
 

@@ -93,16 +93,21 @@ def test_what_is_no_link_is_refused(text):
 # -------------------------------------------------------------------------------------------------------------- pieces
 
 
-def pieces_tokenizer(max_length):
-    """Pieces of one or two characters, ``[CLS] … [SEP]``, in lower case and without carets."""
-    alphabet = [chr(c) for c in range(ord("a"), ord("e"))] + ["é", "😀"]
-    vocab = ["[UNK]", "[CLS]", "[SEP]", *alphabet, *("##" + c for c in alphabet), "ab", "##cd"]
+def wordpiece(pieces, max_length):
+    vocab = ["[UNK]", "[CLS]", "[SEP]", *pieces]
     tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocab)}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("^", "")])
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
     if max_length:
         tokenizer.enable_truncation(max_length)
+    return tokenizer
+
+
+def pieces_tokenizer(max_length):
+    """Pieces of one or two characters, ``[CLS] … [SEP]``, in lower case and without carets."""
+    alphabet = [chr(c) for c in range(ord("a"), ord("e"))] + ["é", "😀"]
+    tokenizer = wordpiece([*alphabet, *("##" + c for c in alphabet), "ab", "##cd"], max_length)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), normalizers.Replace("^", "")])
     return tokenizer
 
 
@@ -127,13 +132,7 @@ def crossing_tokenizer(max_length=None):
     """Pieces of one to three characters that do not stop at word boundaries."""
     characters = "ฉันรกแมว"
     pieces = [*characters, "ฉันรั", "ัก", "แมว", "รักแ", "นร", "กแ", "มวฉ"]
-    vocab = ["[UNK]", "[CLS]", "[SEP]", *pieces, *("##" + piece for piece in pieces)]
-    tokenizer = Tokenizer(models.WordPiece({piece: i for i, piece in enumerate(vocab)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 2), ("[CLS]", 1))
-    if max_length:
-        tokenizer.enable_truncation(max_length)
-    return tokenizer
+    return wordpiece([*pieces, *("##" + piece for piece in pieces)], max_length)
 
 
 @settings(max_examples=200)

@@ -39,7 +39,7 @@ def disk(tmp_path):
             str(folder),
         ]
         if os.geteuid() or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("file systems cannot be mounted on this system")
+            pytest.skip("mounting a small file system requires root on Linux")
         return folder
 
     yield mount

@@ -13,7 +13,7 @@ def test_the_home_folder_is_taken_out(monkeypatch):
     assert redact("in /home/lin/data, /home/linda and /home/lin") == "in ~/data, /home/linda and ~"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="another variable names the home folder there")
+@pytest.mark.skipif(os.name == "nt", reason="Windows names the home folder in USERPROFILE, not HOME")
 @pytest.mark.parametrize("home", ["/", "//", "", ".", "data"])
 def test_a_home_that_is_nobodys_own_takes_nothing_out(monkeypatch, home):
     monkeypatch.setenv("HOME", home)

@@ -388,7 +388,7 @@ def test_page_without_a_baseline(tmp_path, results):
 def test_chromium_renders_the_page(tmp_path, analysed):
     screenshots = load_screenshots()
     if screenshots.chromium() is None:
-        pytest.skip("no chromium on PATH")
+        pytest.skip("rendering the page requires Chromium, which is not a Python package")
     page = tmp_path / "report.html"
     page.write_text(analysed[0], encoding="utf-8")
     sizes = {}

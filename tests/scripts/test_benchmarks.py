@@ -173,7 +173,9 @@ def test_held_activations_are_those_of_autograd(bench):
     assert held == [4 * (3 * 10 + 3 * 20)]
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux")
+@pytest.mark.skipif(
+    not Path("/proc/self/clear_refs").exists(), reason="peak memory is reset through /proc, which only Linux has"
+)
 def test_peak_memory_is_what_is_needed_at_a_time(bench):
     def work(size):
         for _ in range(3):

@@ -7,6 +7,7 @@ from typing import Any
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.linking import check_segmenter
+from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
 
@@ -19,7 +20,7 @@ SETTINGS = {
 
 
 @dataclass
-class AlignOptions:
+class AlignOptions(BitextOptions):
     """The bitext to align, the aligner, and the output."""
 
     files: list[str] = field(
@@ -81,13 +82,6 @@ class AlignOptions:
         },
     )
     overwrite: bool = field(default=False, metadata={"help": "Align pairs that already have links."})
-    source_lang: str | None = field(
-        default=None, metadata={"help": "Language of the sources, if neither columns nor file names state it."}
-    )
-    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the files."})
-    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
-    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs of each language."})
     pharaoh: bool = field(default=False, metadata={"help": "Write only the links of lines of stdin, '0-0 1-2'."})
     save: str | None = field(
         default=None,

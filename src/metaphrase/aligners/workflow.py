@@ -14,7 +14,7 @@ from datasets import Dataset
 from metaphrase.aligners.lines import save_models
 from metaphrase.aligners.linking import AlignmentReport, add_alignment, load_aligners
 from metaphrase.aligners.options import AlignOptions
-from metaphrase.corpus.loading import Corpus, load_corpus
+from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import UsageError
@@ -59,15 +59,7 @@ def align_files(
     if options.output is None:
         raise UsageError("Files require an output file.")
     output = Path(options.output)
-    corpus = load_corpus(
-        options.files,
-        languages=options.languages or None,
-        source_lang=options.source_lang,
-        target_lang=options.target_lang,
-        split=options.split,
-        limit=options.limit,
-        cleaning=None,
-    )
+    corpus = options.load_bitext(options.files)
     if corpus.report.dropped:
         note(f"{corpus.report}\n")
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}

@@ -11,13 +11,14 @@ from rich.text import Text
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
-from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair, titled_table
+from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair
 from metaphrase.corpus.checks import errors
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.diagnosis import Diagnosis
 from metaphrase.evaluation.diagnosis_workflow import DiagnoseOptions, DiagnosisReport, diagnose_files
 from metaphrase.io.configuration import split_list
 from metaphrase.io.files import write_json
+from metaphrase.io.tables import titled_table
 
 SUMMARY = "Check a corpus, or a model on it"
 EXAMPLES = [

@@ -268,11 +268,17 @@ def _instance(cls: type, namespace: argparse.Namespace) -> Any:
 
 
 def add_options(parser: argparse.ArgumentParser, cls: type, leading: Sequence[str] = ()) -> None:
-    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does; leading ones first."""
+    """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does.
+
+    Leading options come first, and inherited ones last.
+    """
     assert is_dataclass(cls)
     hints = get_type_hints(cls)
     places = {name: place for place, name in enumerate(leading)}
-    for option in sorted(fields(cls), key=lambda option: places.get(option.name, len(places))):
+    own = inspect.get_annotations(cls)
+    for option in sorted(
+        fields(cls), key=lambda option: (places.get(option.name, len(places)), option.name not in own)
+    ):
         if option.init:
             _add_option(parser, option, _scalar(hints[option.name]))
 

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from metaphrase.corpus.checks import Finding
 from metaphrase.corpus.report import CorpusReport
+from metaphrase.io.tables import titled_table
 
 #: Styles of findings, by severity.
 STYLES = {"error": "bold red", "warning": "yellow", "info": "dim"}
-
-
-def titled_table(title: str) -> Table:
-    """An empty table with a title on its left."""
-    return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
 
 
 def findings_table(findings: Sequence[Finding]) -> Table:

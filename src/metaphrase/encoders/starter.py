@@ -50,6 +50,16 @@ logger = logging.getLogger(__name__)
 HUB_ID = "intfloat/multilingual-e5-small"
 PROMPTS = {"query": "query: ", "passage": "passage: "}
 MAX_LENGTH = 512
+#: Special tokens of XLM-R's tokenizers, by the arguments of `PreTrainedTokenizerFast`.
+SPECIAL_TOKENS = {
+    "bos_token": "<s>",
+    "cls_token": "<s>",
+    "eos_token": "</s>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "unk_token": "<unk>",
+    "mask_token": AddedToken("<mask>", lstrip=True, special=True),
+}
 MANIFEST = "starter.json"
 
 LICENSE = """MIT License
@@ -454,13 +464,7 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        bos_token="<s>",
-        cls_token="<s>",
-        eos_token="</s>",
-        sep_token="</s>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        mask_token=AddedToken("<mask>", lstrip=True, special=True),
+        **SPECIAL_TOKENS,
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,

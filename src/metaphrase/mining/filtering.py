@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.environment import versions
@@ -80,15 +79,7 @@ def filter_corpus(
     check_writable(options.output)
     search.check()
     start = time.perf_counter()
-    corpus = load_corpus(
-        options.corpus,
-        languages=options.languages or None,
-        source_lang=options.source_lang,
-        target_lang=options.target_lang,
-        split=options.split,
-        limit=options.limit,
-        cleaning=None,
-    )
+    corpus = options.load_bitext(options.corpus)
     dataset = corpus.dataset
     assert isinstance(dataset, Dataset)
     model = load_encoder(search.model, max_length=search.max_length)

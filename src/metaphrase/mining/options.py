@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
 from metaphrase.mining.margins import Margin, Retrieval
@@ -137,7 +138,7 @@ class MiningOptions:
 
 
 @dataclass
-class FilterOptions:
+class FilterOptions(BitextOptions):
     """The pairs to score, and which to keep."""
 
     corpus: list[str] = field(
@@ -161,10 +162,3 @@ class FilterOptions:
         default=None, metadata={"help": "Minimum score of a pair. Default: keep all pairs, with their scores."}
     )
     top: int | None = field(default=None, metadata={"help": "Maximum number of pairs; the best are kept."})
-    source_lang: str | None = field(
-        default=None, metadata={"help": "Language of the sources, if neither columns nor file names state it."}
-    )
-    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the corpus."})
-    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
-    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs of each language."})

@@ -8,7 +8,6 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
@@ -16,6 +15,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
+from metaphrase.io.tables import titled_table
 from metaphrase.publishing.analysis import SIDES
 from metaphrase.publishing.plots import COLOURS, charts, svg
 
@@ -57,7 +57,7 @@ def render_table(
     if before is not None and comparison is None and after["statistic"] is not None:
         comparison = compare(before, after)
     directed = DIRECTIONS[0] in after["average"]
-    table = _table(title or str(after["model"]))
+    table = titled_table(title or str(after["model"]))
     direction = "lower" if after["lower_is_better"] else "higher"
     table.caption = f"{after['measure']} ({direction} is better); {after['protocol']}."
     if "interval" in after["average"]:
@@ -96,7 +96,7 @@ def render_summary(results: Results) -> Table:
     """Format the results of `metaphrase.evaluation.suites.running.evaluate` for the console: a row per average."""
     comparisons = results.get("comparisons", {})
     before = results.get("baseline", {}).get("scores", {})
-    table = _table(str(results["model"]))
+    table = titled_table(str(results["model"]))
     table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
     for heading in ("", "measure"):
         table.add_column(heading, overflow="fold")
@@ -121,17 +121,6 @@ def render_summary(results: Results) -> Table:
                 cells += [_tested(tested["pooled"])[0], _counts(tested["languages"])] if tested else ["", ""]
             table.add_row(*cells)
     return table
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
 
 
 def _unlearned(row: Results) -> str:

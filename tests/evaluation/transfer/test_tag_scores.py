@@ -2,6 +2,7 @@ import random
 import warnings
 
 import pytest
+from seqeval import metrics
 
 from metaphrase.evaluation.transfer.data import UPOS
 from metaphrase.evaluation.transfer.tag_scores import tag_chunks, tag_scores
@@ -98,7 +99,6 @@ def test_whole_types_tell_the_conjunctions_apart():
     ids=["upos", "odd ones", "entities", "with _ and O"],
 )
 def test_equals_seqeval(tags):
-    metrics = pytest.importorskip("seqeval.metrics")
     for seed in range(200):
         draw = random.Random(seed)
         gold = [[draw.choice(tags) for _ in range(draw.randint(1, 6))] for _ in range(draw.randint(1, 4))]

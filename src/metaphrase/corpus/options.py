@@ -1,0 +1,40 @@
+"""Options of loading a bitext, with the same names in Python, on the command line and in YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from metaphrase.corpus.loading import Corpus, load_corpus
+
+
+@dataclass(kw_only=True)
+class BitextOptions:
+    """The pairs to load from files, for commands that keep every pair as it is."""
+
+    source_lang: str | None = field(
+        default=None, metadata={"help": "Language of the sources, if neither columns nor file names state it."}
+    )
+    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
+    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the files."})
+    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
+    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs of each language."})
+
+    def load_bitext(self, files: Sequence[str]) -> Corpus:
+        """Load the bitext without cleaning it.
+
+        Args:
+            files: Files, folders or Hub data sets.
+
+        Raises:
+            CorpusError: A file is malformed, or its languages are unknown.
+        """
+        return load_corpus(
+            files,
+            languages=self.languages or None,
+            source_lang=self.source_lang,
+            target_lang=self.target_lang,
+            split=self.split,
+            limit=self.limit,
+            cleaning=None,
+        )
