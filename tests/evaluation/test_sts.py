@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import spearmanr
 
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.measures import resampled_spearman, spearman
 from metaphrase.evaluation.sts import (
     STS22_GROUPS,
     STS22_SUBSETS,
@@ -14,8 +15,6 @@ from metaphrase.evaluation.sts import (
     cross_lingual,
     evaluate_sts,
     load_sts_folder,
-    resampled_spearman,
-    spearman,
 )
 from metaphrase.exceptions import DataError
 

@@ -385,12 +385,15 @@ print((done - searched) / (done - start), extra / (source.nbytes + target.nbytes
 MEMORY = """
 import re, sys
 import numpy as np
-from metaphrase.mining import margins, search as mining
-from metaphrase.cli import mine
-from metaphrase.mining.shards import encode_shards
+from pathlib import Path
+from metaphrase.mining import margins
+from metaphrase.mining.options import SearchOptions
+from metaphrase.mining.resources import estimate_needs
+from metaphrase.mining.shards import encode_shards, search_shards
+from metaphrase.mining.workflow import SIDES
 kind, half, folder = sys.argv[1], sys.argv[2] == "half", sys.argv[3]
 n, hidden = 12_000, 256
-encoder = mine.EncoderOptions(half=half, index=kind, shard_size=4096)
+encoder = SearchOptions(half=half, index=kind, shard_size=4096)
 rng = np.random.default_rng(0)
 def draw(texts):
     return rng.standard_normal((len(texts), hidden), dtype=np.float32)
@@ -402,19 +405,19 @@ class Model:
     def parameters(self):
         return []
 margins.mine(draw(range(500)), draw(range(500)), index=kind)
-rows = [encode_shards(range(n), mine.Path(folder) / side, draw, size=4096, half=half) for side in mine.SIDES]
+rows = [encode_shards(range(n), Path(folder) / side, draw, size=4096, half=half) for side in SIDES]
 for side in rows:
     for block in side.blocks:
         block.sum()  # its pages are then in the system's cache, and mapped
 open("/proc/self/clear_refs", "w").write("5")
 before = status("VmRSS")
 ways = [
-    mine.search_shards(*sides, mine.Path(folder) / name, encoder, lambda n: None)[0]
-    for name, sides in zip(mine.SIDES, (rows, rows[::-1]))
+    search_shards(*sides, Path(folder) / name, encoder, lambda n: None)[0]
+    for name, sides in zip(SIDES, (rows, rows[::-1]))
 ]
 margins.select_pairs(*ways)
 margins.runners_up(*ways)
-print(status("VmHWM") - before, mine.needs(n, n, Model(), encoder, 0)["memory"])
+print(status("VmHWM") - before, estimate_needs(n, n, Model(), encoder, 0)["memory"])
 """
 
 

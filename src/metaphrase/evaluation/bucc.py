@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,13 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
 from metaphrase.corpus.text import MAX_CHARS, read_lines
-from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
-from metaphrase.evaluation.measures import PairsF1, resampled_f1
-from metaphrase.evaluation.result import Measurement, Result
-from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
+from metaphrase.evaluation.encoding import EncodingOptions, encode_texts, encoding_settings
+from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.environment import versions
 from metaphrase.io.progress import progress_bars
+from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, select_pairs
 from metaphrase.mining.search import Neighbours, nearest_neighbours, unit_rows
 
@@ -238,19 +238,16 @@ def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
     return rows
 
 
-def mine_set(  # noqa: PLR0913 - options of the protocol, by keyword
+def mine_set(
     model: Any,
     data: MiningSet,
     *,
-    prompt: str | None = None,
-    batch_size: int = 32,
     duplicates: Duplicates = "unify",
-    show_progress: bool = False,
-    encode: Encode | None = None,
     k: int = 4,
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
     device: str | None = None,
+    **encoding: Unpack[EncodingOptions],
 ) -> Pairs:
     """Pairs that a model finds in a set, best first. The arguments are those of `evaluate_mining`.
 
@@ -259,22 +256,12 @@ def mine_set(  # noqa: PLR0913 - options of the protocol, by keyword
     """
     sides = []
     for texts in (data.sources, data.targets):
-        places: dict[str, int] = {}
-        row_n = np.array([places.setdefault(text, len(places)) for text in texts])
-        embeddings_th = encode_texts(
-            model,
-            list(places),
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress=show_progress,
-            encode=encode,
-        )
-        sides.append((unit_rows(embeddings_th), row_n))
+        distinct, (row_n,) = distinct_texts([texts])
+        sides.append((unit_rows(encode_texts(model, distinct, **encoding)), row_n))
     rows = [rows_th[row_n] if duplicates == "keep" else rows_th for rows_th, row_n in sides]
+    title, show = f"Neighbours, {data.language} {data.split}", encoding.get("show_progress", False)
     forward, backward = (
-        _neighbours(
-            queries_qh, pool_ph, k, device=device, title=f"{data.language} {data.split}", show_progress=show_progress
-        )
+        _neighbours(queries_qh, pool_ph, k, device=device, title=title, show_progress=show)
         for queries_qh, pool_ph in (rows, rows[::-1])
     )
     pairs = select_pairs(forward, backward, margin=margin, retrieval=retrieval)
@@ -298,7 +285,7 @@ def _neighbours(
     """Find nearest neighbours, with a progress bar."""
     parts = []
     with progress_bars(show_progress) as begin:
-        advance = begin(f"Neighbours, {title}", len(query_qh))
+        advance = begin(title, len(query_qh))
         for first in range(0, max(len(query_qh), 1), _QUERIES):
             parts.append(nearest_neighbours(query_qh[first : first + _QUERIES], pool_ph, k, device=device))
             advance(len(parts[-1].row_qk))
@@ -311,8 +298,6 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     *,
     protocol: Protocol,
     name: str | None = None,
-    prompt: str | None = None,
-    batch_size: int = 32,
     k: int = 4,
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
@@ -321,8 +306,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     device: str | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    show_progress: bool = False,
-    encode: Encode | None = None,
+    **encoding: Unpack[EncodingOptions],
 ) -> Result:
     """Mine the texts of each language, and score the pairs above a threshold against the gold pairs.
 
@@ -331,8 +315,6 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         data: Sets by language and split, from `load_bucc_folder`.
         protocol: One of `PROTOCOLS`.
         name: Name of the model in the result.
-        prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores.
-        batch_size: Sentences per forward pass.
         k: Number of neighbours in the margin.
         margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margins.margin_score`.
         retrieval: See `metaphrase.mining.margins.select_pairs`.
@@ -341,8 +323,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         device: Device of the search; see `metaphrase.mining.search.nearest_neighbours`.
         resamples: Number of bootstrap samples of the intervals, over source sentences at a fixed threshold.
         seed: Seed of the bootstrap.
-        show_progress: Show progress bars while encoding and searching.
-        encode: Replaces ``model.encode``, with its signature.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
         A result whose scores are F1 in percent. Its JSON form is::
@@ -368,7 +349,6 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     _check_choice("duplicates", duplicates, DUPLICATES)
     _check_choice("comparison", comparison, COMPARISONS)
     languages: dict[str, Measurement] = {}
-    measure = PairsF1()
     for language, splits in data.items():
         if missing := {tuned, scored} - splits.keys():
             raise DataError(f"Protocol {protocol!r} needs the split {min(missing)!r} of {language!r}.")
@@ -376,15 +356,12 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
             split: mine_set(
                 model,
                 splits[split],
-                prompt=prompt,
-                batch_size=batch_size,
                 duplicates=duplicates,
-                show_progress=show_progress,
-                encode=encode,
                 k=k,
                 margin=margin,
                 retrieval=retrieval,
                 device=device,
+                **encoding,
             )
             for split in dict.fromkeys((tuned, scored))
         }
@@ -406,24 +383,15 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
             "tuned_on": {"split": tuned, "sha256": splits[tuned].sha256, "f1": 100 * best.f1},
             "outcomes": {source: " ".join(map(str, counts)) for source, counts in outcomes.items()},
         }
-        (resampled_r,) = resampled_f1([measure.items(details)], resamples, np.random.default_rng(seed))
         languages[language] = Measurement(
-            details["sources"], details["f1"], percentile_interval(resampled_r), splits[scored].sha256, details
+            details["sources"], details["f1"], sha256=splits[scored].sha256, details=details
         )
-    rng = np.random.default_rng(seed)
-    resampled_lr = [resampled_f1([measure.items(languages[x].details)], resamples, rng)[0] for x in sorted(languages)]
     return Result(
         suite="mining",
         model=name or type(model).__name__,
         measure="F1",
-        statistic="pairs_f1",
         protocol=f"{protocol}: threshold from {tuned}, scored on {scored}; {margin} margin, k={k}, {retrieval} retrieval",
-        languages=languages,
-        average=Measurement(
-            len(languages),
-            float(np.mean([one.score for one in languages.values()])),
-            percentile_interval(np.mean(resampled_lr, axis=0)),
-        ),
+        **with_intervals("pairs_f1", languages, resamples=resamples, seed=seed),
         settings={
             "protocol": protocol,
             "tuned_on": tuned,
@@ -433,9 +401,7 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
             "retrieval": retrieval,
             "duplicates": duplicates,
             "comparison": comparison,
-            "prompt": resolve_prompt(model, prompt),
-            **encoder_settings(model),
-            "batch_size": batch_size,
+            **encoding_settings(model, **encoding),
             "confidence": CONFIDENCE,
             "resamples": resamples,
             "seed": seed,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
+from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
 
 #: Encoders whose hidden state *k* is the output of their first *k* layers alone: no norm follows the last layer.
@@ -23,6 +24,32 @@ _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta
 Encode = Callable[..., NDArray[Any]]
 #: A model for all texts, or one model per language.
 Encoders: TypeAlias = SentenceTransformer | Mapping[str, SentenceTransformer]
+
+
+class EncodingOptions(TypedDict, total=False):
+    """How texts are embedded: options of all evaluations of sentence embeddings.
+
+    Attributes:
+        prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores
+            (E5's ``"query: "``).
+        batch_size: Sentences per forward pass; 32 by default.
+        show_progress: Show a progress bar.
+        encode: Replaces ``model.encode``, with its signature.
+    """
+
+    prompt: str | None
+    batch_size: int
+    show_progress: bool
+    encode: Encode | None
+
+
+def encoding_settings(model: Any, **encoding: Unpack[EncodingOptions]) -> dict[str, Any]:
+    """How a model embeds texts, for the settings of a result."""
+    return {
+        "prompt": resolve_prompt(model, encoding.get("prompt")),
+        **encoder_settings(model),
+        "batch_size": encoding.get("batch_size", 32),
+    }
 
 
 def encoder_settings(model: Any) -> dict[str, Any]:
@@ -45,19 +72,7 @@ def encode_texts(
     show_progress: bool = False,
     encode: Encode | None = None,
 ) -> NDArray[Any]:
-    """Embed texts without padding, if the model is a SentenceTransformer.
-
-    Args:
-        model: A SentenceTransformer, or an object with its ``encode``.
-        texts: The texts.
-        prompt: See `resolve_prompt`.
-        batch_size: Sentences per forward pass.
-        show_progress: Show a progress bar.
-        encode: Replaces ``model.encode``, with its signature.
-
-    Returns:
-        Embeddings, shape ``(texts, hidden)``.
-    """
+    """Embed texts, shape ``(texts, hidden)``; without padding if the model is a SentenceTransformer."""
     with packed(model) if isinstance(model, SentenceTransformer) else nullcontext():
         return (encode or model.encode)(
             list(texts),
@@ -66,6 +81,15 @@ def encode_texts(
             show_progress_bar=show_progress,
             convert_to_numpy=True,
         )
+
+
+def embed_sides(
+    model: Any, sides: Iterable[Iterable[str]], **encoding: Unpack[EncodingOptions]
+) -> Iterator[NDArray[Any]]:
+    """Embeddings of the texts of each side, shape ``(texts, hidden)``. Each distinct text is encoded once."""
+    texts, rows = distinct_texts(sides)
+    embeddings_th = encode_texts(model, texts, **encoding)
+    return (embeddings_th[row_n] for row_n in rows)
 
 
 def prepare(

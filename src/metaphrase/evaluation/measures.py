@@ -7,9 +7,9 @@ measure and the items to resample.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -35,60 +35,45 @@ class Resampled(NamedTuple):
     pooled: NDArray[np.float64]
 
 
-class Measure(Protocol):
-    """The items of a score, and how they are resampled."""
+class Measure(ABC):
+    """The items of a score, and how they are resampled.
 
-    @property
-    def test(self) -> str:
-        """Description of the test."""
+    Attributes:
+        test: Description of the test.
+        lower_is_better: Whether scores are errors.
+        max_resamples: Maximum number of resamples, limited by their cost.
+        settings: Names of the settings that two results must share to be comparable.
+    """
 
-    @property
-    def lower_is_better(self) -> bool:
-        """Whether scores are errors."""
+    test: ClassVar[str] = "paired bootstrap over pairs of sentences"
+    lower_is_better: ClassVar[bool] = False
+    max_resamples: ClassVar[int] = RESAMPLES
+    settings: ClassVar[tuple[str, ...]] = ()
 
-    @property
-    def max_resamples(self) -> int:
-        """Maximum number of resamples, limited by their cost."""
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """Names of the settings that two results must share to be comparable."""
-
+    @abstractmethod
     def items(self, details: Mapping[str, Any]) -> Any:
         """Read the items to resample from the JSON details of one language."""
 
+    @abstractmethod
     def score(self, items: Any) -> float:
         """Score of all items, in percent."""
 
+    @abstractmethod
     def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
         """Resample the items of both sides together."""
 
 
-@dataclass(frozen=True)
-class MeanOfItems:
-    """Mean of item scores: the accuracy of fine-tuned models, the hits of retrieval, or the misses of xsim.
+class MeanOfItems(Measure):
+    """Mean of item scores, such as the accuracy of fine-tuned models."""
 
-    Attributes:
-        test: See `Measure`.
-        hits: Items are hits of retrieval in both directions; an item's score is their mean.
-        lower_is_better: The score is the mean of ``1 − item`` (xsim error).
-        settings: See `Measure`.
-    """
-
-    test: str = "paired bootstrap over items"
-    hits: bool = False
-    lower_is_better: bool = False
-    max_resamples: int = RESAMPLES
-    settings: tuple[str, ...] = ()
+    test = "paired bootstrap over items"
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
         """Score of each item in [0, 1], shape ``(n,)``."""
-        if self.hits:
-            return np.mean([[hit == "1" for hit in details[direction]["hits"]] for direction in DIRECTIONS], axis=0)
         return np.asarray(details["items"], dtype=np.float64)
 
     def score(self, items: NDArray[np.float64]) -> float:
-        """Mean, in percent."""
+        """Mean, in percent; of ``1 − item`` for errors."""
         mean = 100 * float(items.mean())
         return 100 - mean if self.lower_is_better else mean
 
@@ -103,18 +88,61 @@ class MeanOfItems:
         return Resampled(languages, sign * resampled_means(differences, resamples=resamples, seed=seed))
 
 
-@dataclass(frozen=True)
-class PairsF1:
+class Hits(MeanOfItems):
+    """Accuracy of retrieval; an item's score is the mean of its hits in both directions."""
+
+    test = "paired bootstrap over pairs, mean of both directions"
+    settings = ("text_equality", "margin_k")
+
+    def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Score of each pair in [0, 1], shape ``(n,)``."""
+        return np.mean([[hit == "1" for hit in details[direction]["hits"]] for direction in DIRECTIONS], axis=0)
+
+
+class Misses(Hits):
+    """The xsim error of retrieval."""
+
+    lower_is_better = True
+
+
+class ScoreOfSamples(Measure):
+    """A score that is not a mean over items, and is computed for each sample."""
+
+    #: Whether languages with the same number of items share their samples, as translations of one set have the same items.
+    shared: ClassVar[bool] = True
+
+    @abstractmethod
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Scores of the items of results over one set, in the same samples, shape ``(resamples,)`` each."""
+
+    def samples(
+        self, results: Sequence[Mapping[str, Any]], *, resamples: int, seed: int
+    ) -> dict[str, list[NDArray[np.float64]]]:
+        """`scores` of each language."""
+        rng = np.random.default_rng(seed)
+        samples = {}
+        for language in sorted(results[-1]):
+            rng = np.random.default_rng(seed) if self.shared else rng
+            samples[language] = self.scores([one[language] for one in results], resamples, rng)
+        return samples
+
+    def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
+        """Score both sides in the same samples."""
+        samples = self.samples([before, after], resamples=resamples, seed=seed)
+        differences = {language: new_r - old_r for language, (old_r, new_r) in samples.items()}
+        return Resampled(differences, np.mean(list(differences.values()), axis=0))
+
+
+class PairsF1(ScoreOfSamples):
     """F1 of mined pairs at a fixed threshold; source sentences are resampled.
 
     The items of a language are its number of source sentences, and for each source sentence that has any pair the
     numbers of correct, kept and gold pairs.
     """
 
-    test: str = "paired bootstrap over source sentences, F1 at each result's threshold"
-    lower_is_better: bool = False
-    max_resamples: int = RESAMPLES
-    settings: tuple[str, ...] = ("protocol", "margin", "k", "retrieval", "duplicates", "comparison")
+    test = "paired bootstrap over source sentences, F1 at each result's threshold"
+    settings = ("protocol", "margin", "k", "retrieval", "duplicates", "comparison")
+    shared = False
 
     def items(self, details: Mapping[str, Any]) -> tuple[int, dict[str, tuple[int, ...]]]:
         """Number of source sentences, and the counts of those with pairs."""
@@ -126,27 +154,27 @@ class PairsF1:
         correct, kept, gold = np.sum(list(items[1].values()) or [(0, 0, 0)], axis=0)
         return 100 * 2 * int(correct) / max(int(kept + gold), 1)
 
-    def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
-        """Resample the languages in alphabetical order with one generator."""
-        rng = np.random.default_rng(seed)
-        differences = {}
-        for language in sorted(after):
-            old_r, new_r = resampled_f1([before[language], after[language]], resamples, rng)
-            differences[language] = new_r - old_r
-        return Resampled(differences, np.mean(list(differences.values()), axis=0))
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """F1 in percent. Source sentences with the same counts in all results are drawn as one multinomial count."""
+        sources = sorted({source for _, outcomes in results for source in outcomes})
+        table_sx = np.array(
+            [[n for _, outcomes in results for n in outcomes.get(source, (0, 0, 0))] for source in sources],
+            dtype=np.int64,
+        ).reshape(len(sources), -1)
+        values_vx, count_v = np.unique(table_sx, axis=0, return_counts=True)
+        n = max(results[0][0], len(sources))
+        drawn_rv = rng.multinomial(n, np.append(count_v, n - len(sources)) / n, size=resamples)
+        sums_rx = drawn_rv[:, :-1] @ values_vx if len(sources) else np.zeros((resamples, 3 * len(results)))
+        return [
+            100 * 2 * sums_rx[:, at] / np.maximum(sums_rx[:, at + 1] + sums_rx[:, at + 2], 1)
+            for at in range(0, 3 * len(results), 3)
+        ]
 
 
-@dataclass(frozen=True)
-class Spearman:
-    """Spearman's correlation ×100 of predictions and gold scores; pairs of sentences are resampled.
+class Spearman(ScoreOfSamples):
+    """Spearman's correlation ×100 of predictions and gold scores; pairs of sentences are resampled."""
 
-    Sets of the same size share their resamples, because translations of one set have the same items.
-    """
-
-    test: str = "paired bootstrap over pairs of sentences"
-    lower_is_better: bool = False
-    max_resamples: int = STS_RESAMPLES
-    settings: tuple[str, ...] = ()
+    max_resamples = STS_RESAMPLES
 
     def items(self, details: Mapping[str, Any]) -> tuple[Sequence[float], Sequence[float]]:
         """Gold scores and cosines."""
@@ -156,31 +184,19 @@ class Spearman:
         """Correlation ×100."""
         return spearman(*items)
 
-    def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
-        """Rank both sides in the same resamples."""
-        counts: dict[int, NDArray[np.int64]] = {}
-        differences = {}
-        for language, (gold_n, cosine_n) in after.items():
-            n = len(gold_n)
-            if n not in counts:
-                counts[n] = draw_counts(n, resamples, seed)
-            before_gold_n, before_cosine_n = before[language]
-            old_r = resampled_spearman(before_gold_n, before_cosine_n, counts[n])
-            differences[language] = resampled_spearman(gold_n, cosine_n, counts[n]) - old_r
-        return Resampled(differences, _mean_over_languages(differences))
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Rank the items of all results in the same samples."""
+        counts_rn = draw_counts(len(results[0][0]), resamples, rng)
+        return [resampled_spearman(gold_n, cosine_n, counts_rn) for gold_n, cosine_n in results]
 
 
-@dataclass(frozen=True)
-class ErrorRate:
+class ErrorRate(ScoreOfSamples):
     """Alignment error rate; sentence pairs are resampled.
 
     The items are the numbers of predicted, sure, correct sure and correct possible links of each sentence pair.
     """
 
-    test: str = "paired bootstrap over pairs of sentences"
-    lower_is_better: bool = True
-    max_resamples: int = RESAMPLES
-    settings: tuple[str, ...] = ()
+    lower_is_better = True
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.int64]:
         """Counts, shape ``(n, 4)``."""
@@ -190,24 +206,16 @@ class ErrorRate:
         """Error rate in percent."""
         return float(error_rates(items.sum(axis=0)[None])[0])
 
-    def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
-        """Sum the counts of the same resamples on both sides."""
-        differences = {}
-        for language, after_n4 in after.items():
-            drawn_rn = draw_counts(len(after_n4), resamples, seed)
-            differences[language] = error_rates(drawn_rn @ after_n4) - error_rates(drawn_rn @ before[language])
-        return Resampled(differences, _mean_over_languages(differences))
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Sum the counts of all results in the same samples."""
+        counts_rn = draw_counts(len(results[0]), resamples, rng)
+        return [error_rates(counts_rn @ items_n4) for items_n4 in results]
 
 
-_RETRIEVAL: dict[str, Any] = {
-    "test": "paired bootstrap over pairs, mean of both directions",
-    "hits": True,
-    "settings": ("text_equality", "margin_k"),
-}
 #: Measures by the name that results store as ``statistic``.
 MEASURES: dict[str, Measure] = {
-    "hits": MeanOfItems(**_RETRIEVAL),
-    "misses": MeanOfItems(**_RETRIEVAL, lower_is_better=True),
+    "hits": Hits(),
+    "misses": Misses(),
     "items": MeanOfItems(),
     "pairs_f1": PairsF1(),
     "spearman": Spearman(),
@@ -215,50 +223,20 @@ MEASURES: dict[str, Measure] = {
 }
 
 
-def _mean_over_languages(differences: Mapping[str, NDArray[np.float64]]) -> NDArray[np.float64]:
-    return np.mean([differences[language] for language in sorted(differences)], axis=0)
-
-
-def draw_counts(n: int, resamples: int, seed: int) -> NDArray[np.int64]:
+def draw_counts(n: int, resamples: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """How often each of ``n`` items is drawn in each resample, shape ``(resamples, n)``."""
-    return np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
+    return rng.multinomial(n, np.full(n, 1 / n), size=resamples)
 
 
 def error_rates(counts_r4: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Alignment error rates in percent.
+    """Alignment error rates in percent; 0 without links.
 
     Args:
         counts_r4: Numbers of predicted, sure, correct sure and correct possible links, shape ``(resamples, 4)``.
     """
     predicted_r, sure_r, correct_r, possible_r = counts_r4.T
-    return 100 * (1 - (correct_r + possible_r) / np.maximum(predicted_r + sure_r, 1))
-
-
-def resampled_f1(
-    results: Sequence[tuple[int, Mapping[str, tuple[int, ...]]]], resamples: int, rng: np.random.Generator
-) -> list[NDArray[np.float64]]:
-    """F1 in percent in samples of the source sentences, shape ``(resamples,)`` for each result.
-
-    Source sentences with the same counts in all results are drawn together, as one multinomial count.
-
-    Args:
-        results: Items of results over the same set, as `PairsF1.items` returns them.
-        resamples: Number of samples.
-        rng: Generator of the samples.
-    """
-    sources = sorted({source for _, outcomes in results for source in outcomes})
-    table_sx = np.array(
-        [[n for _, outcomes in results for n in outcomes.get(source, (0, 0, 0))] for source in sources],
-        dtype=np.int64,
-    ).reshape(len(sources), -1)
-    values_vx, count_v = np.unique(table_sx, axis=0, return_counts=True)
-    n = max(results[0][0], len(sources))
-    drawn_rv = rng.multinomial(n, np.append(count_v, n - len(sources)) / n, size=resamples)
-    sums_rx = drawn_rv[:, :-1] @ values_vx if len(sources) else np.zeros((resamples, 3 * len(results)))
-    return [
-        100 * 2 * sums_rx[:, at] / np.maximum(sums_rx[:, at + 1] + sums_rx[:, at + 2], 1)
-        for at in range(0, 3 * len(results), 3)
-    ]
+    links_r = predicted_r + sure_r
+    return 100 * (links_r - correct_r - possible_r) / np.maximum(links_r, 1)
 
 
 def spearman(gold_n: ArrayLike, predicted_n: ArrayLike) -> float:

@@ -7,11 +7,14 @@ keys at the same level: retrieval has ``source_to_target``, ``target_to_source``
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from metaphrase.evaluation.measures import MEASURES, Measure
+import numpy as np
+
+from metaphrase.evaluation.measures import MEASURES, Measure, ScoreOfSamples
+from metaphrase.evaluation.significance import percentile_interval
 from metaphrase.exceptions import DataError
 
 
@@ -55,6 +58,58 @@ class Measurement:
             content.get("sha256"),
             details,
         )
+
+
+def mean_of(measurements: Sequence[Measurement], interval: tuple[float, float] | None = None) -> Measurement:
+    """Unweighted mean over some languages."""
+    return Measurement(len(measurements), float(np.mean([one.score for one in measurements])), interval)
+
+
+def complete_groups(groups: Mapping[str, Sequence[str]], languages: Iterable[str]) -> dict[str, Sequence[str]]:
+    """The groups with all their languages."""
+    available = set(languages)
+    return {group: members for group, members in groups.items() if available.issuperset(members)}
+
+
+def with_intervals(
+    statistic: str,
+    languages: Mapping[str, Measurement],
+    *,
+    groups: Mapping[str, Sequence[str]] | None = None,
+    resamples: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Fields of a `Result` whose scores are resampled: the languages and their means, with bootstrap intervals.
+
+    Args:
+        statistic: Name of a `ScoreOfSamples` in `MEASURES`.
+        languages: Scores of the languages.
+        groups: Languages of groups, of which those with all their languages are averaged.
+        resamples: Number of bootstrap samples.
+        seed: Seed of the bootstrap.
+    """
+    measure = MEASURES[statistic]
+    assert isinstance(measure, ScoreOfSamples)
+    items = {language: measure.items(one.details) for language, one in languages.items()}
+    samples = {
+        language: one_r for language, (one_r,) in measure.samples([items], resamples=resamples, seed=seed).items()
+    }
+
+    def mean(members: Iterable[str]) -> Measurement:
+        chosen = sorted(members)
+        interval = percentile_interval(np.mean([samples[member] for member in chosen], axis=0))
+        return mean_of([languages[member] for member in chosen], interval)
+
+    return {
+        "statistic": statistic,
+        "lower_is_better": measure.lower_is_better,
+        "languages": {
+            language: replace(one, interval=percentile_interval(samples[language]))
+            for language, one in languages.items()
+        },
+        "groups": {group: mean(members) for group, members in complete_groups(groups or {}, languages).items()},
+        "average": mean(languages),
+    }
 
 
 @dataclass(frozen=True)

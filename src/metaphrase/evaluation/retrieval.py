@@ -10,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +24,14 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.evaluation.encoding import (
     Encode,
     Encoders,
-    encode_texts,
-    encoder_settings,
+    EncodingOptions,
+    embed_sides,
+    encoding_settings,
     prepare,
     resolve_prompt,
 )
 from metaphrase.evaluation.measures import DIRECTIONS
-from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.result import Measurement, Result, complete_groups
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, pooled_bootstrap_interval
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
@@ -180,18 +181,11 @@ def find_translations(
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
-    prompt: str | None = None,
-    batch_size: int = 32,
     text_equality: bool = False,
     margin_k: int | None = None,
-    show_progress: bool = False,
-    encode: Encode | None = None,
+    **encoding: Unpack[EncodingOptions],
 ) -> dict[str, Hits]:
-    """Hits of `retrieval_hits` for every language. Each distinct sentence is encoded once.
-
-    The arguments are those of `evaluate_retrieval`.
-    """
-    sides = _embedded(model, sets, prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode)
+    """Hits of `retrieval_hits` for every language; the arguments are those of `evaluate_retrieval`."""
     return {
         language: retrieval_hits(
             source_nh,
@@ -199,69 +193,40 @@ def find_translations(
             match_text=(sets[language].sources, sets[language].targets) if text_equality else None,
             margin_k=margin_k,
         )
-        for language, source_nh, target_nh in sides
+        for language, source_nh, target_nh in _embedded(model, sets, **encoding)
     }
 
 
 def _embedded(
-    model: Encoders,
-    sets: Mapping[str, ParallelSet],
-    *,
-    prompt: str | None,
-    batch_size: int,
-    show_progress: bool,
-    encode: Encode | None,
+    model: Encoders, sets: Mapping[str, ParallelSet], **encoding: Unpack[EncodingOptions]
 ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any]]]:
-    """Yield each language with the embeddings of its sources and targets. Each distinct sentence is encoded once."""
+    """Yield each language with the embeddings of its sources and targets."""
     models = model if isinstance(model, Mapping) else {"": model}
-    texts: dict[str, dict[str, int]] = {}
 
-    def model_of(language: str) -> str:
+    def key(language: str) -> str:
         return language if isinstance(model, Mapping) else ""
 
-    def places(language: str, side: Iterable[str]) -> list[int]:
-        """Positions of the sentences among the distinct sentences of their model."""
-        known = texts.setdefault(model_of(language), {})
-        return [known.setdefault(text, len(known)) for text in side]
-
-    rows = {
-        language: (places(s.language, s.sources), places(TARGET_LANGUAGE, s.targets)) for language, s in sets.items()
-    }
-    if missing := sorted(texts.keys() - models.keys()):
+    sides: dict[str, list[Sequence[str]]] = {}
+    for s in sets.values():
+        sides.setdefault(key(s.language), []).append(s.sources)
+        sides.setdefault(key(TARGET_LANGUAGE), []).append(s.targets)
+    if missing := sorted(sides.keys() - models.keys()):
         raise ValueError(f"There is no model for {', '.join(missing)}, only for {', '.join(sorted(models))}.")
-    embeddings_th = {
-        key: encode_texts(
-            models[key],
-            list(known),
-            prompt=prompt,
-            batch_size=batch_size,
-            show_progress=show_progress,
-            encode=encode,
-        )
-        for key, known in texts.items()
-    }
+    embedded = {name: embed_sides(models[name], of_model, **encoding) for name, of_model in sides.items()}
     for language, s in sets.items():
-        source_t, target_t = rows[language]
-        yield (
-            language,
-            embeddings_th[model_of(s.language)][source_t],
-            embeddings_th[model_of(TARGET_LANGUAGE)][target_t],
-        )
+        yield language, next(embedded[key(s.language)]), next(embedded[key(TARGET_LANGUAGE)])
 
 
-def evaluate_retrieval(  # noqa: PLR0913 - options of the protocol, by keyword
+def evaluate_retrieval(
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     name: str | None = None,
-    prompt: str | None = None,
-    batch_size: int = 32,
     text_equality: bool = False,
     margin_k: int | None = None,
     resamples: int = RESAMPLES,
     seed: int = 0,
-    show_progress: bool = False,
-    encode: Encode | None = None,
+    **encoding: Unpack[EncodingOptions],
 ) -> Result:
     """Measure retrieval in both directions for every language.
 
@@ -270,16 +235,13 @@ def evaluate_retrieval(  # noqa: PLR0913 - options of the protocol, by keyword
             :func:`metaphrase.modeling.languages.fold_languages`).
         sets: Parallel sentences per language, from `load_parallel_folder`.
         name: Name of the model in the result.
-        prompt: Text before each sentence on both sides: None for no prompt, ``"auto"`` for the query prompt that the
-            model stores (E5's ``"query: "``).
-        batch_size: Sentences per forward pass.
         text_equality: Count another copy of the translation's text as a hit. Test sets repeat sentences; by default
             only the translation's own row counts, as in the papers.
         margin_k: Retrieve by ratio margin over this number of neighbours, see `retrieval_hits`; None uses the cosine.
         resamples: Number of bootstrap samples of the intervals.
         seed: Seed of the bootstrap.
-        show_progress: Show a progress bar while encoding.
-        encode: Replaces ``model.encode``, with its signature.
+        **encoding: ``prompt``, ``batch_size``, ``show_progress`` and ``encode``; see
+            :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
         A result whose scores are the mean accuracies of both directions. Its JSON form is::
@@ -295,16 +257,7 @@ def evaluate_retrieval(  # noqa: PLR0913 - options of the protocol, by keyword
         the items that :func:`metaphrase.evaluation.compare.compare` tests.
     """
     start = time.perf_counter()
-    hits = find_translations(
-        model,
-        sets,
-        prompt=prompt,
-        batch_size=batch_size,
-        text_equality=text_equality,
-        margin_k=margin_k,
-        show_progress=show_progress,
-        encode=encode,
-    )
+    hits = find_translations(model, sets, text_equality=text_equality, margin_k=margin_k, **encoding)
 
     def summary(languages: Sequence[str]) -> dict[str, Any]:
         chosen = {language: hits[language] for language in languages}
@@ -340,14 +293,11 @@ def evaluate_retrieval(  # noqa: PLR0913 - options of the protocol, by keyword
         languages=languages,
         groups={
             group: measurement(len(members), summary(members))
-            for group, members in TATOEBA_GROUPS.items()
-            if hits.keys() >= set(members)
+            for group, members in complete_groups(TATOEBA_GROUPS, hits).items()
         },
         average=measurement(len(hits), summary(list(hits))),
         settings={
-            "prompt": resolve_prompt(one, prompt),
-            **encoder_settings(one),
-            "batch_size": batch_size,
+            **encoding_settings(one, **encoding),
             "text_equality": text_equality,
             "margin_k": margin_k,
             "confidence": CONFIDENCE,
@@ -431,11 +381,13 @@ class RetrievalEvaluator(BaseEvaluator):
         super().__init__()
         self.sets = dict(sets)
         self.name = name
-        self.batch_size = batch_size
-        self.prompt = prompt
-        self.show_progress_bar = show_progress_bar
+        self.encoding: EncodingOptions = {
+            "prompt": prompt,
+            "batch_size": batch_size,
+            "show_progress": show_progress_bar,
+            "encode": encode,
+        }
         self.write_csv = write_csv
-        self.encode = encode
         self.language_embedding = language_embedding
         self.primary_metric = "mean_accuracy"
         self.csv_file = f"retrieval_evaluation{'_' * bool(name)}{name}_results.csv"
@@ -445,14 +397,8 @@ class RetrievalEvaluator(BaseEvaluator):
     ) -> dict[str, float]:
         """Evaluate a model; the arguments are those of `BaseEvaluator`."""
         embedding = self.language_embedding
-        sides = _embedded(
-            model if embedding is None else fold_languages(model, embedding),
-            self.sets,
-            prompt=self.prompt,
-            batch_size=self.batch_size,
-            show_progress=self.show_progress_bar,
-            encode=self.encode,
-        )
+        model_of = model if embedding is None else fold_languages(model, embedding)
+        sides = _embedded(model_of, self.sets, **self.encoding)
         accuracies: dict[str, tuple[float, float]] = {}
         cosines: list[float] = []
         for language, source_nh, target_nh in sides:
@@ -488,4 +434,5 @@ class RetrievalEvaluator(BaseEvaluator):
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""
-        return {"prompt": self.prompt} if self.prompt else {}
+        prompt = self.encoding["prompt"]
+        return {"prompt": prompt} if prompt else {}

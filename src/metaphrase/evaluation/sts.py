@@ -16,17 +16,17 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE
 from metaphrase.corpus.text import open_text
-from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
-from metaphrase.evaluation.measures import STS_RESAMPLES, draw_counts, resampled_spearman, spearman
-from metaphrase.evaluation.result import Measurement, Result
-from metaphrase.evaluation.significance import CONFIDENCE, percentile_interval
+from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.measures import STS_RESAMPLES, spearman
+from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.significance import CONFIDENCE
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.environment import versions
 from metaphrase.mining.search import unit_rows
@@ -154,13 +154,10 @@ def evaluate_sts(
     sets: Mapping[str, STSSet],
     *,
     name: str | None = None,
-    prompt: str | None = None,
-    batch_size: int = 32,
     groups: Mapping[str, Sequence[str]] | None = None,
     resamples: int = STS_RESAMPLES,
     seed: int = 0,
-    show_progress: bool = False,
-    encode: Encode | None = None,
+    **encoding: Unpack[EncodingOptions],
 ) -> Result:
     """Measure Spearman's correlation of cosines and gold scores for every set.
 
@@ -168,14 +165,11 @@ def evaluate_sts(
         model: A SentenceTransformer, or an object with its ``encode``.
         sets: From `load_sts_folder`, `cross_lingual` or a task of MTEB.
         name: Name of the model in the result.
-        prompt: Text before each sentence: None for no prompt, ``"auto"`` for the query prompt that the model stores.
-        batch_size: Sentences per forward pass.
         groups: Groups of sets to average if all their sets are available, such as `STS22_GROUPS`.
         resamples: Number of bootstrap samples of the intervals, over pairs of sentences. Sets of the same size share
             their samples, because translations of one set have the same items.
         seed: Seed of the bootstrap.
-        show_progress: Show a progress bar while encoding.
-        encode: Replaces ``model.encode``, with its signature.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
 
     Returns:
         A result whose scores are correlations ×100. Its JSON form is::
@@ -189,42 +183,24 @@ def evaluate_sts(
         ``cosines`` and ``scores`` are the items that :func:`metaphrase.evaluation.compare.compare` tests.
     """
     start = time.perf_counter()
-    cosines = _cosines(model, sets, prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode)
-    counts = {n: draw_counts(n, resamples, seed) for n in sorted({len(s.scores) for s in sets.values()})}
-    languages: dict[str, Measurement] = {}
-    resampled: dict[str, NDArray[np.float64]] = {}
-    for language, one in sets.items():
-        resampled[language] = resampled_spearman(one.scores, cosines[language], counts[len(one.scores)])
-        languages[language] = Measurement(
+    cosines = _cosines(model, sets, **encoding)
+    languages = {
+        language: Measurement(
             len(one.scores),
             spearman(one.scores, cosines[language]),
-            percentile_interval(resampled[language]),
-            one.sha256,
-            {"cosines": cosines[language], "scores": list(one.scores)},
+            sha256=one.sha256,
+            details={"cosines": cosines[language], "scores": list(one.scores)},
         )
-
-    def average(members: Sequence[str]) -> Measurement:
-        return Measurement(
-            len(members),
-            float(np.mean([languages[member].score for member in members])),
-            percentile_interval(np.mean([resampled[member] for member in sorted(members)], axis=0)),
-        )
-
+        for language, one in sets.items()
+    }
     return Result(
         suite="sts",
         model=name or type(model).__name__,
         measure="Spearman",
-        statistic="spearman",
         protocol="Spearman of the cosine ×100",
-        languages=languages,
-        groups={
-            group: average(members) for group, members in (groups or {}).items() if languages.keys() >= set(members)
-        },
-        average=average(list(languages)),
+        **with_intervals("spearman", languages, groups=groups, resamples=resamples, seed=seed),
         settings={
-            "prompt": resolve_prompt(model, prompt),
-            **encoder_settings(model),
-            "batch_size": batch_size,
+            **encoding_settings(model, **encoding),
             "confidence": CONFIDENCE,
             "resamples": resamples,
             "seed": seed,
@@ -234,32 +210,18 @@ def evaluate_sts(
     )
 
 
-def _cosines(
-    model: Any,
-    sets: Mapping[str, STSSet],
-    *,
-    prompt: str | None,
-    batch_size: int,
-    show_progress: bool,
-    encode: Encode | None,
-) -> dict[str, list[float]]:
-    """Cosine of each pair with seven decimals, the precision of float32. Each distinct sentence is encoded once.
+def _cosines(model: Any, sets: Mapping[str, STSSet], **encoding: Unpack[EncodingOptions]) -> dict[str, list[float]]:
+    """Cosine of each pair with seven decimals, the precision of float32.
 
     Identical texts have a cosine of exactly 1, so that rounding errors do not rank them.
     """
-    places: dict[str, int] = {}
-    rows = {
-        name: [[places.setdefault(text, len(places)) for text in side] for side in (one.first, one.second)]
-        for name, one in sets.items()
-    }
-    embeddings_th = encode_texts(
-        model, list(places), prompt=prompt, batch_size=batch_size, show_progress=show_progress, encode=encode
+    sides = map(
+        unit_rows, embed_sides(model, (side for s in sets.values() for side in (s.first, s.second)), **encoding)
     )
-    unit_th = unit_rows(embeddings_th)
 
-    def cosine(first: list[int], second: list[int]) -> NDArray[np.float64]:
-        a_nh, b_nh = (unit_th[rows].astype(np.float64) for rows in (first, second))
+    def cosine(first_nh: NDArray[Any], second_nh: NDArray[Any]) -> NDArray[np.float64]:
+        a_nh, b_nh = first_nh.astype(np.float64), second_nh.astype(np.float64)
         aa_n, bb_n, ab_n = (np.einsum("nh,nh->n", x, y) for x, y in ((a_nh, a_nh), (b_nh, b_nh), (a_nh, b_nh)))
         return ab_n / np.maximum(np.sqrt(aa_n * bb_n), np.finfo(np.float32).tiny)
 
-    return {name: cosine(*sides).round(7).tolist() for name, sides in rows.items()}
+    return {name: cosine(next(sides), next(sides)).round(7).tolist() for name in sets}

@@ -23,8 +23,9 @@ from metaphrase.aligners.base import WordPair
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words
-from metaphrase.evaluation.result import Measurement, Result
-from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
+from metaphrase.evaluation.measures import draw_counts, error_rates
+from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
@@ -128,11 +129,8 @@ def alignment_error_interval(
         Lower and upper end, fractions.
     """
     counts_n4 = _counts(predicted, sure, possible)
-    n = len(counts_n4)
-    drawn_rn = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=resamples)
-    errors_r = [_scores(row).aer for row in drawn_rn @ counts_n4]
-    low, high = np.quantile(errors_r, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+    drawn_rn = draw_counts(len(counts_n4), resamples, np.random.default_rng(seed))
+    return percentile_interval(error_rates(drawn_rn @ counts_n4) / 100, confidence)
 
 
 def _counts(
@@ -306,24 +304,14 @@ def evaluate_word_alignment(
                 advance(len(aligned))
         sides = predicted, [pair.sure for pair in pairs], [pair.possible for pair in pairs]
         scores = {measure: 100 * score for measure, score in alignment_scores(*sides)._asdict().items()}
-        low, high = alignment_error_interval(*sides, resamples=resamples, seed=seed)
         details = scores | {"counts": _counts(*sides).tolist()}
-        digest = (sha256 or {}).get(key)
-        languages[key] = Measurement(len(pairs), scores["aer"], (100 * low, 100 * high), digest, details)
-    only = next(iter(languages.values())) if len(languages) == 1 else None
+        languages[key] = Measurement(len(pairs), scores["aer"], None, (sha256 or {}).get(key), details)
     return Result(
         suite="word-alignment",
         model=name or type(model).__name__,
         measure="AER",
-        statistic="error_rate",
-        lower_is_better=True,
         protocol="AER of links between token states",
-        languages=languages,
-        average=Measurement(
-            len(languages),
-            float(np.mean([one.score for one in languages.values()])),
-            only.interval if only else None,
-        ),
+        **with_intervals("error_rate", languages, resamples=resamples, seed=seed),
         settings={
             "layer": aligner.layer,
             "method": aligner.method,

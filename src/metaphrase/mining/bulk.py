@@ -6,7 +6,7 @@ of tokens, and encoded without padding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,18 @@ def _prompt(model: SentenceTransformer, prompt: str | None, name: str | None) ->
             f"The model does not store the prompt {name!r}. Its prompts: {', '.join(model.prompts) or 'none'}."
         )
     return model.prompts.get(name or model.default_prompt_name)
+
+
+def distinct_texts(sides: Iterable[Iterable[str]]) -> tuple[list[str], list[NDArray[np.intp]]]:
+    """Distinct texts of several sides, in the order of their first occurrence, and their numbers for each side.
+
+    >>> texts, (first, second) = distinct_texts([["a", "b"], ["b", "a", "c"]])
+    >>> texts, second.tolist()
+    (['a', 'b', 'c'], [1, 0, 2])
+    """
+    numbers: dict[str, int] = {}
+    rows = [np.array([numbers.setdefault(text, len(numbers)) for text in side], dtype=np.intp) for side in sides]
+    return list(numbers), rows
 
 
 def is_sortable(model: SentenceTransformer) -> bool:

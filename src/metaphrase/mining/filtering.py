@@ -21,6 +21,7 @@ from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder
+from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import FilterOptions, SearchOptions
 from metaphrase.mining.output import histogram
@@ -177,13 +178,13 @@ def _score_language(
     note: Callable[[str], Any],
 ) -> NDArray[Any]:
     """Scores of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
-    rows, places_of = [], []
+    rows, row_of = [], []
     for side, texts in texts_of.items():
-        places: dict[str, int] = {}
-        places_of.append(np.array([places.setdefault(text, len(places)) for text in texts]))
-        advance = begin(f"embedding {side}s", len(places))
-        rows.append(embed_texts(model, list(places), work / side / "embeddings", search, advance))
-    source_n, target_n = places_of
+        distinct, (row_n,) = distinct_texts([texts])
+        advance = begin(f"embedding {side}s", len(distinct))
+        rows.append(embed_texts(model, distinct, work / side / "embeddings", search, advance))
+        row_of.append(row_n)
+    source_n, target_n = row_of
     cosine_n = np.empty(len(source_n), dtype=np.float32)
     for first in range(0, len(cosine_n), search.shard_size):
         chunk = slice(first, first + search.shard_size)

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import Encode
-from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.io.digests import model_hash
 from metaphrase.mining.margins import Margin, Retrieval
@@ -206,8 +206,3 @@ def wanted_languages(languages: Iterable[str], settings: Settings) -> list[str]:
     """The available languages that the settings ask for, in the order of the settings."""
     available = list(languages)
     return [language for language in settings.languages or available if language in available]
-
-
-def mean_score(languages: Mapping[str, Measurement], members: Sequence[str]) -> Measurement:
-    """Unweighted mean over some languages, without an interval."""
-    return Measurement(len(members), float(np.mean([languages[member].score for member in members])))

@@ -10,14 +10,13 @@ from typing import Any
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.encoding import encode_texts
-from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.result import Measurement, Result, complete_groups, mean_of
 from metaphrase.evaluation.sts import STS22_GROUPS
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     DataUnavailable,
     Settings,
     Subject,
-    mean_score,
     text_size,
 )
 from metaphrase.evaluation.suites.retrieval import parallel_folders, stripped_note
@@ -88,9 +87,8 @@ def _measure(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject
         languages=languages,
         average=Measurement(len(languages), task["average"]),
         groups={
-            group: mean_score(languages, members)
-            for group, members in groups.items()
-            if languages.keys() >= set(members)
+            group: mean_of([languages[member] for member in members])
+            for group, members in complete_groups(groups, languages).items()
         },
         settings=found["settings"],
         versions=found["versions"],

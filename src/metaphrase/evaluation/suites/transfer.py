@@ -17,13 +17,12 @@ import numpy as np
 import yaml
 from transformers import HfArgumentParser
 
-from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.result import Measurement, Result, mean_of
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     Settings,
     Subject,
     folders,
-    mean_score,
     text_size,
     wanted_languages,
 )
@@ -184,15 +183,15 @@ def finetuned_results(
             language: _measurement(found, language, measure, (labels or {}).get(language), keep=number == 0)
             for language in found["languages"]
         }
-        others = sorted(languages.keys() - {ENGLISH})
+        others = [one for language, one in languages.items() if language != ENGLISH]
         results[f"{name} {measure.replace('_', ' ')}"] = Result(
             suite=name if name not in FINETUNED else FINETUNED[name].suite,
             model=found.get("model", ""),
             measure=measure.replace("_", " "),
             statistic="items" if number == 0 else None,
             languages=languages,
-            groups={"without English": mean_score(languages, others)} if 0 < len(others) < len(languages) else {},
-            average=mean_score(languages, list(languages)),
+            groups={"without English": mean_of(others)} if 0 < len(others) < len(languages) else {},
+            average=mean_of(list(languages.values())),
             settings=found.get("settings", {}) if number == 0 else {},
             versions=found.get("versions", {}),
             seconds=found.get("seconds", 0.0),
