@@ -214,7 +214,7 @@ def test_predictions_come_in_the_order_of_the_rows():
 
 def test_interval_of_a_ratio_equals_a_loop():
     parts, wholes = [2, 0, 4, 1], [4, 3, 4, 6]
-    low, high = ratio_interval(parts, wholes, resamples=4000)
+    low, high = ratio_interval(parts, wholes)
     rng = np.random.default_rng(1)
     loop = []
     for _ in range(4000):

@@ -7,13 +7,12 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import numpy as np
 import yaml
 from transformers import HfArgumentParser
 
@@ -27,10 +26,9 @@ from metaphrase.evaluation.suites.benchmarks import (
     wanted_languages,
 )
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
-from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
-from metaphrase.evaluation.transfer.data import ENGLISH, pairs_format
+from metaphrase.evaluation.transfer.classification import ClassificationOptions, finetune_classification
+from metaphrase.evaluation.transfer.data import ENGLISH
 from metaphrase.evaluation.transfer.options import FineTuningArguments
-from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
 
@@ -40,6 +38,10 @@ SMALL_SCALE: dict[str, dict[str, Any]] = {
 }
 
 
+_HALVES = "small scale: trained on half of the English items, measured on the other half in all languages"
+_TAGS = "small scale: trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy"
+
+
 @dataclass(frozen=True)
 class FineTunedTask:
     """A data set that a suite fine-tunes on.
@@ -47,60 +49,30 @@ class FineTunedTask:
     Attributes:
         suite: Name of its suite.
         pattern: Pattern of its file names, with the language as a group.
-        sources: Options that name its data, with ``{}`` for the folder.
-        protocol: Short description of the protocol.
         work: Bytes encoded per byte of the files, estimated from the durations on one machine.
         run: Trains and measures.
         options: Class of its options.
+        sources: Options that name its data, with ``{}`` for the folder.
+        protocol: Short description of the protocol.
     """
 
     suite: str
-    pattern: re.Pattern[str]
-    sources: Mapping[str, str]
-    protocol: str
+    pattern: str
     work: float
     run: Callable[[Any, FineTuningArguments], Mapping[str, Any]]
     options: type
+    sources: Mapping[str, str] = field(default_factory=lambda: {"halves": "{}@dev"})
+    protocol: str = _HALVES
 
 
-_HALVES = "small scale: trained on half of the English items, measured on the other half in all languages"
+_PAIRS, _QUESTIONS = r"dev-(\w+)\.tsv(\.gz)?", r"xquad\.(\w+)\.json(\.gz)?"
+_TREEBANKS = r"([a-z]+)_\w+-ud-(dev|test)\.conllu(\.gz)?"
+_SPLITS = {"train": "{}@dev", "test": "{}@test"}
 FINETUNED = {
-    "xnli": FineTunedTask(
-        "nli",
-        re.compile(r"dev-(\w+)\.tsv(\.gz)?"),
-        {"halves": "{}@dev"},
-        _HALVES,
-        1.0,
-        finetune_classification,
-        ClassificationOptions,
-    ),
-    "pawsx": FineTunedTask(
-        "paraphrase",
-        re.compile(r"dev-(\w+)\.tsv(\.gz)?"),
-        {"halves": "{}@dev"},
-        _HALVES,
-        2.2,
-        finetune_classification,
-        ClassificationOptions,
-    ),
-    "xquad": FineTunedTask(
-        "qa",
-        re.compile(r"xquad\.(\w+)\.json(\.gz)?"),
-        {"halves": "{}@dev"},
-        _HALVES,
-        0.95,
-        finetune_question_answering,
-        QuestionAnsweringOptions,
-    ),
-    "ud": FineTunedTask(
-        "pos",
-        re.compile(r"([a-z]+)_\w+-ud-(dev|test)\.conllu(\.gz)?"),
-        {"train": "{}@dev", "test": "{}@test"},
-        "small scale: trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy",
-        0.35,
-        finetune_tagging,
-        TaggingOptions,
-    ),
+    "xnli": FineTunedTask("nli", _PAIRS, 1.0, finetune_classification, ClassificationOptions),
+    "pawsx": FineTunedTask("paraphrase", _PAIRS, 2.2, finetune_classification, ClassificationOptions),
+    "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions),
+    "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, _SPLITS, _TAGS),
 }
 
 
@@ -110,7 +82,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
         folder = next((folder for folder in folders(data) if folder.name == name), None)
         if task.suite != suite or folder is None:
             continue
-        files = {path: match[1] for path in folder.iterdir() if (match := task.pattern.fullmatch(path.name))}
+        files = {path: match[1] for path in folder.iterdir() if (match := re.fullmatch(task.pattern, path.name))}
         if wanted := wanted_languages(sorted(set(files.values())), settings):
             used = tuple(sorted(path for path, language in files.items() if language in {*wanted, ENGLISH}))
             scale = SMALL_SCALE[name] | dict(settings.finetuning)
@@ -135,37 +107,19 @@ def _limits(scale: Mapping[str, Any]) -> str:
 
 
 def _measure(name: str, data: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
-    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | _sources(name, data, languages)
-    settings |= {"model": subject.name}
+    sources = {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
+    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | sources
+    settings |= {"languages": list(languages), "model": subject.name}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     output = Path(mkdtemp()) if subject.folder is None else subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
     found = FINETUNED[name].run(options, arguments)
     shutil.rmtree(output)
-    results = finetuned_results(name, found, gold_labels(name, data, languages, subject.settings))
-    return {title: replace(result, model=subject.name) for title, result in results.items()}
+    return {title: replace(result, model=subject.name) for title, result in finetuned_results(name, found).items()}
 
 
-def _sources(name: str, data: Path, languages: Sequence[str]) -> dict[str, Any]:
-    """Options that name the data."""
-    sources = {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
-    return sources | {"languages": list(languages)}
-
-
-def gold_labels(name: str, data: Path, languages: Sequence[str], settings: Settings) -> dict[str, list[int]]:
-    """Gold classes of the test items of a task, by language; empty if its items have no classes."""
-    if name not in TASKS:
-        return {}
-    scale = SMALL_SCALE[name] | dict(settings.finetuning) | _sources(name, data, languages) | {"model": ""}
-    options, *_ = HfArgumentParser(ClassificationOptions).parse_dict(scale, allow_extra_keys=True)
-    benchmark = load_benchmark(options, pairs_format(*TASKS[name]), seed=scale.get("seed", 42))
-    return {language: list(rows["label"]) for language, rows in benchmark.test.items()}
-
-
-def finetuned_results(
-    name: str, found: Mapping[str, Any], labels: Mapping[str, Sequence[int]] | None = None
-) -> dict[str, Result]:
+def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
     """Results of a fine-tuned model, one for each of its first two metrics.
 
     Only the first keeps the items that `compare` tests: whether a pair is correct, the F1 of an answer, or the share of
@@ -175,70 +129,35 @@ def finetuned_results(
     Args:
         name: Name of the benchmark.
         found: What :func:`metaphrase.evaluation.transfer.running.fine_tune` returned.
-        labels: Gold classes of the test items by language, if they have classes.
     """
-    results = {}
-    for number, measure in enumerate(list(found["average"])[:2]):
+    results: dict[str, Result] = {}
+    tested = found.get("data", {}).get("test", {})
+    for measure in list(found["average"])[:2]:
+        first = not results
         languages = {
-            language: _measurement(found, language, measure, (labels or {}).get(language), keep=number == 0)
-            for language in found["languages"]
+            language: Measurement(
+                row["n"],
+                row["metrics"][measure],
+                tuple(row["interval"]) if first and "interval" in row else None,
+                tested.get(language, {}).get("sha256"),
+                {key: row[key] for key in ("items", "checkpoint", "metrics") if key in row} | row.get("facts", {})
+                if first
+                else {},
+            )
+            for language, row in found["languages"].items()
         }
         others = [one for language, one in languages.items() if language != ENGLISH]
         results[f"{name} {measure.replace('_', ' ')}"] = Result(
-            suite=name if name not in FINETUNED else FINETUNED[name].suite,
+            suite=FINETUNED[name].suite,
             model=found.get("model", ""),
             measure=measure.replace("_", " "),
-            statistic="items" if number == 0 else None,
+            statistic="items" if first else None,
             languages=languages,
             groups={"without English": mean_of(others)} if 0 < len(others) < len(languages) else {},
             average=mean_of(list(languages.values())),
-            settings=found.get("settings", {}) if number == 0 else {},
+            settings=found.get("settings", {}) if first else {},
             versions=found.get("versions", {}),
             seconds=found.get("seconds", 0.0),
-            facts={key: found[key] for key in ("training", "data", "runs", "hardware") if key in found}
-            if number == 0
-            else {},
+            facts={key: found[key] for key in ("training", "data", "runs", "hardware") if first and key in found},
         )
     return results
-
-
-def _measurement(
-    found: Mapping[str, Any], language: str, measure: str, gold: Sequence[int] | None, *, keep: bool
-) -> Measurement:
-    row = found["languages"][language]
-    details: dict[str, Any] = {}
-    if keep:
-        details = {key: row[key] for key in ("items", "checkpoint", "metrics") if key in row}
-        details |= against_majority(row["items"], gold) if gold is not None else {}
-    return Measurement(
-        row["n"],
-        row["metrics"][measure],
-        tuple(row["interval"]) if keep and "interval" in row else None,
-        found.get("data", {}).get("test", {}).get(language, {}).get("sha256"),
-        details,
-    )
-
-
-def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict[str, Any]:
-    """Whether a classifier does more than predicting a single class.
-
-    Args:
-        correct_n: Whether each item is correct.
-        label_n: Gold class of each item.
-
-    Returns:
-        ``majority``, the accuracy in percent of always predicting the largest class; ``learned``, False if the correct
-        items are exactly those of one class, or as many as the largest class has.
-
-    >>> against_majority([1, 1, 0, 1], [0, 0, 1, 0])
-    {'majority': 75.0, 'learned': False}
-    >>> against_majority([1, 1, 1, 1], [0, 0, 1, 0])
-    {'majority': 75.0, 'learned': True}
-    """
-    right_n, gold_n = np.asarray(correct_n, dtype=bool), np.asarray(label_n)
-    classes, count_c = np.unique(gold_n, return_counts=True)
-    constant = any(np.array_equal(right_n, gold_n == one) for one in classes) and len(classes) > 1
-    return {
-        "majority": 100 * int(count_c.max()) / len(gold_n),
-        "learned": not constant and int(right_n.sum()) != int(count_c.max()),
-    }

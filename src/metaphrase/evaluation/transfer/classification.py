@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
 from datasets import Dataset
 from torch import Tensor, tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
@@ -17,11 +18,10 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from metaphrase.corpus.code_switching import NLI, PARAPHRASES, PairedTexts
 from metaphrase.evaluation.significance import bootstrap_interval
 from metaphrase.evaluation.transfer.data import Row, pairs_format
-from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head, make_linear
+from metaphrase.evaluation.transfer.encoders import make_linear
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
-from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.running import fine_tune
-from metaphrase.evaluation.transfer.tasks import Score, Task, predict
+from metaphrase.evaluation.transfer.tasks import Score, Task
 
 #: Columns and classes of a task.
 TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
@@ -69,17 +69,63 @@ class PairCollator:
         return {**batch, "labels": tensor([row["label"] for row in rows])}
 
 
-def classify(model: PreTrainedModel, data: Dataset, collate: PairCollator, *, batch_size: int = 32) -> list[int]:
-    """Class that a model predicts for each pair."""
-    columns = collate.columns
-    return predict(
-        model,
-        data.to_list(),
-        collate=collate,
-        read=lambda output, rows: output.logits.argmax(-1).tolist(),
-        length=lambda row: len(row[columns.first]) + len(row[columns.second]),
-        batch_size=batch_size,
-    )
+class PairTask(Task):
+    """Pairs of sentences, scored by accuracy."""
+
+    head = AutoModelForSequenceClassification
+
+    def __init__(self, options: ClassificationOptions, arguments: FineTuningArguments) -> None:
+        super().__init__(options, arguments)
+        self.name = options.task
+        self.originals, self.classes = TASKS[options.task]
+        self.form = pairs_format(self.originals, self.classes)
+        self.collate = PairCollator(self.tokenizer, self.originals, options.max_length)
+        self.linear = options.head == "linear"
+
+    def build(self) -> PreTrainedModel:
+        """Load the encoder with a new head."""
+        model = super().build()
+        if self.linear:
+            make_linear(model)
+        return model
+
+    def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
+        """Accuracy, next to that of predicting a single class."""
+        columns = TASKS[self.name][0]
+        predicted = self.predict(
+            model,
+            data.to_list(),
+            read=lambda output, rows: output.logits.argmax(-1).tolist(),
+            length=lambda row: len(row[columns.first]) + len(row[columns.second]),
+        )
+        correct = [int(guess == label) for guess, label in zip(predicted, data["label"], strict=True)]
+        accuracy = {"accuracy": 100 * sum(correct) / len(correct)}
+        return Score(accuracy, bootstrap_interval(correct), correct, against_majority(correct, data["label"]))
+
+
+def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict[str, Any]:
+    """Whether a classifier does more than predicting a single class.
+
+    Args:
+        correct_n: Whether each item is correct.
+        label_n: Gold class of each item.
+
+    Returns:
+        ``majority``, the accuracy in percent of always predicting the largest class; ``learned``, False if the correct
+        items are exactly those of one class, or as many as the largest class has.
+
+    >>> against_majority([1, 1, 0, 1], [0, 0, 1, 0])
+    {'majority': 75.0, 'learned': False}
+    >>> against_majority([1, 1, 1, 1], [0, 0, 1, 0])
+    {'majority': 75.0, 'learned': True}
+    """
+    right_n, gold_n = np.asarray(correct_n, dtype=bool), np.asarray(label_n)
+    classes, count_c = np.unique(gold_n, return_counts=True)
+    constant = any(np.array_equal(right_n, gold_n == one) for one in classes) and len(classes) > 1
+    return {
+        "majority": 100 * int(count_c.max()) / len(gold_n),
+        "learned": not constant and int(right_n.sum()) != int(count_c.max()),
+    }
 
 
 def finetune_classification(options: ClassificationOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
@@ -88,29 +134,4 @@ def finetune_classification(options: ClassificationOptions, arguments: FineTunin
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metric is ``accuracy``.
     """
-    columns, labels = TASKS[options.task]
-    source = encoder_source(options.model)
-    collate = PairCollator(load_tokenizer(source), columns, options.max_length)
-
-    def build() -> PreTrainedModel:
-        model = load_with_head(
-            source,
-            AutoModelForSequenceClassification,
-            dropout=options.dropout,
-            freeze_word_embeddings=options.freeze_word_embeddings,
-            id2label=dict(enumerate(labels)),
-            label2id={label: number for number, label in enumerate(labels)},
-        )
-        if options.head == "linear":
-            make_linear(model)
-        return model
-
-    def score(model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        predicted = classify(model, data, collate, batch_size=arguments.per_device_eval_batch_size)
-        correct = [int(guess == label) for guess, label in zip(predicted, data["label"], strict=True)]
-        return Score({"accuracy": 100 * sum(correct) / len(correct)}, bootstrap_interval(correct), correct)
-
-    form = pairs_format(columns, labels)
-    task = Task(options.task, form, build, lambda rows: rows, collate, score, originals=columns)
-    benchmark = load_benchmark(options, form, seed=arguments.seed)
-    return fine_tune(task, source, benchmark, options, arguments)
+    return fine_tune(PairTask(options, arguments), options)

@@ -41,27 +41,10 @@ UPOS = tuple(_TAGS.split())
 #: Priority of tags for a written word that consists of several syntactic words (Spanish "del") if none of them is the
 #: head of the others, as in XTREME's conversion of the treebanks.
 _FUSED_TAGS = {
-    "": [
-        "VERB",
-        "NOUN",
-        "PROPN",
-        "PRON",
-        "ADJ",
-        "NUM",
-        "ADV",
-        "INTJ",
-        "AUX",
-        "ADP",
-        "DET",
-        "PART",
-        "CCONJ",
-        "SCONJ",
-        "X",
-        "PUNCT",
-    ],
-    "es": ["VERB", "AUX", "PRON", "ADP", "DET"],
-    "fr": ["VERB", "AUX", "PRON", "NOUN", "ADJ", "ADV", "ADP", "DET", "PART", "SCONJ", "CONJ"],
-    "it": ["VERB", "AUX", "ADV", "PRON", "ADP", "DET", "INTJ"],
+    "": "VERB NOUN PROPN PRON ADJ NUM ADV INTJ AUX ADP DET PART CCONJ SCONJ X PUNCT",
+    "es": "VERB AUX PRON ADP DET",
+    "fr": "VERB AUX PRON NOUN ADJ ADV ADP DET PART SCONJ CONJ",
+    "it": "VERB AUX ADV PRON ADP DET INTJ",
 }
 
 _HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?")
@@ -339,7 +322,7 @@ def _syntactic(sentence: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]
 def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str], list[str]]:
     heads = {fields[0]: fields[6] for fields in sentence if fields[0].isdigit()}
     tags = {fields[0]: fields[3] for fields in sentence if fields[0].isdigit()}
-    ranks = _FUSED_TAGS.get(language, _FUSED_TAGS[""])
+    ranks = _FUSED_TAGS.get(language, _FUSED_TAGS[""]).split()
 
     def depth(word: str) -> int:
         above: set[str] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from transformers.utils import cached_file
 
 from metaphrase.encoders.loading import STARTER
 from metaphrase.exceptions import ModelError
+from metaphrase.io.digests import file_sha256
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ class EncoderSource:
             _raise_exceptions_for_missing_entries=False,
             _raise_exceptions_for_connection_errors=False,
         )
-        if weights is None:
-            return None
-        with Path(weights).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return None if weights is None else file_sha256(weights)
 
 
 def encoder_source(name_or_path: str | Path) -> EncoderSource:

@@ -22,13 +22,11 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedModel, PreTrai
 
 from metaphrase.corpus.code_switching import QUESTION_ANSWERING
 from metaphrase.evaluation.significance import bootstrap_interval
-from metaphrase.evaluation.transfer.answer_scores import ARTICLES, AnswerScores, answer_scores
+from metaphrase.evaluation.transfer.answer_scores import ARTICLES, answer_scores
 from metaphrase.evaluation.transfer.data import QUESTIONS, Row
-from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
-from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.running import fine_tune
-from metaphrase.evaluation.transfer.tasks import Score, Task, predict
+from metaphrase.evaluation.transfer.tasks import Score, Task
 
 
 @dataclass
@@ -211,49 +209,45 @@ def best_answer(
     return answer
 
 
-def answer_questions(
-    model: PreTrainedModel,
-    data: Dataset,
-    windows: Windows,
-    *,
-    n_best: int = 20,
-    max_answer_length: int = 30,
-    batch_size: int = 32,
-) -> dict[str, str]:
-    """Answer of a model to each question, by the ``item`` of the question."""
-    rows = data.to_list()
-    cut = [windows(row) for row in rows]
-    logits = iter(
-        predict(
-            model,
-            [window for part in cut for window in part],
-            collate=WindowCollator(windows.tokenizer),
-            read=_logits,
-            length=lambda window: len(window.offsets),
-            batch_size=batch_size,
-        )
-    )
-    return {
-        row["item"]: best_answer(
-            row["context"],
-            part,
-            [next(logits) for _ in part],
-            n_best=n_best,
-            max_answer_length=max_answer_length,
-        )
-        for row, part in zip(rows, cut, strict=True)
-    }
+class QuestionTask(Task):
+    """Questions whose answers are spans of their contexts, scored by F1 and exact match."""
+
+    name = "qa"
+    form = QUESTIONS
+    head = AutoModelForQuestionAnswering
+    originals = QUESTION_ANSWERING
+
+    def __init__(self, options: QuestionAnsweringOptions, arguments: FineTuningArguments) -> None:
+        super().__init__(options, arguments)
+        self.limits = {"n_best": options.n_best, "max_answer_length": options.max_answer_length}
+        self.scoring = options.scoring
+        self.collate = WindowCollator(self.tokenizer)
+        self.windows = Windows(self.tokenizer, options.max_length, options.doc_stride, options.max_query_length)
+
+    def units(self, rows: Sequence[Row]) -> list[Window]:
+        """The windows of questions."""
+        return [window for row in rows for window in self.windows(row)]
+
+    def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
+        """F1 and exact match of the best spans."""
+        rows = data.to_list()
+        cut = [self.windows(row) for row in rows]
+        windows = [window for part in cut for window in part]
+        logits = iter(self.predict(model, windows, read=_logits, length=lambda window: len(window.offsets)))
+        answers = {
+            row["item"]: best_answer(row["context"], part, [next(logits) for _ in part], **self.limits)
+            for row, part in zip(rows, cut, strict=True)
+        }
+        golds = {row["item"]: row["answers"]["text"] for row in rows}
+        by_language = self.scoring == "mlqa" and language in ARTICLES
+        scores = answer_scores(answers, golds, language if by_language else None)
+        metrics = {"f1": scores.f1, "exact_match": scores.exact_match}
+        return Score(metrics, bootstrap_interval(scores.f1_n), scores.f1_n)
 
 
 def _logits(output: Any, windows: Sequence[Window]) -> list[NDArray[np.floating]]:
     scores_b2t = torch.stack([output.start_logits, output.end_logits], 1).float().cpu().numpy()
     return [scores_2t[:, : len(window.offsets)] for scores_2t, window in zip(scores_b2t, windows, strict=True)]
-
-
-def score_answers(answers: Mapping[str, str], data: Dataset, language: str | None) -> AnswerScores:
-    """Score answers against those of a data set; see :func:`metaphrase.evaluation.transfer.answer_scores.answer_scores`."""
-    golds = {item: answers["text"] for item, answers in zip(data["item"], data["answers"], strict=True)}
-    return answer_scores(answers, golds, language)
 
 
 def finetune_question_answering(
@@ -264,40 +258,4 @@ def finetune_question_answering(
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1`` and ``exact_match``.
     """
-    source = encoder_source(options.model)
-    tokenizer = load_tokenizer(source)
-    windows = Windows(tokenizer, options.max_length, options.doc_stride, options.max_query_length)
-
-    def build() -> PreTrainedModel:
-        return load_with_head(
-            source,
-            AutoModelForQuestionAnswering,
-            dropout=options.dropout,
-            freeze_word_embeddings=options.freeze_word_embeddings,
-        )
-
-    def score(model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        answers = answer_questions(
-            model,
-            data,
-            windows,
-            n_best=options.n_best,
-            max_answer_length=options.max_answer_length,
-            batch_size=arguments.per_device_eval_batch_size,
-        )
-        by_language = options.scoring == "mlqa" and language in ARTICLES
-        scores = score_answers(answers, data, language if by_language else None)
-        metrics = {"f1": scores.f1, "exact_match": scores.exact_match}
-        return Score(metrics, bootstrap_interval(scores.f1_n), scores.f1_n)
-
-    task = Task(
-        "qa",
-        QUESTIONS,
-        build,
-        units=lambda rows: [window for row in rows for window in windows(row)],
-        collate=WindowCollator(tokenizer),
-        score=score,
-        originals=QUESTION_ANSWERING,
-    )
-    benchmark = load_benchmark(options, QUESTIONS, seed=arguments.seed)
-    return fine_tune(task, source, benchmark, options, arguments)
+    return fine_tune(QuestionTask(options, arguments), options)

@@ -20,22 +20,19 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from importlib.metadata import version
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from datasets import Dataset
-from rich import box
 from rich.table import Table
 from safetensors.torch import load_model
-from transformers import PreTrainedModel, TrainerCallback, TrainingArguments, set_seed
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
 from metaphrase.checkpoints.folders import checkpoints, remove, remove_file, tidy, verify
 from metaphrase.checkpoints.saving import AtomicCheckpoints
@@ -43,79 +40,96 @@ from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
-from metaphrase.evaluation.transfer.planning import Run, plan, select_languages
-from metaphrase.evaluation.transfer.tasks import Score, Task
+from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
+from metaphrase.evaluation.transfer.tasks import Task
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
-from metaphrase.io.environment import hardware
+from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.locks import exclusive
+from metaphrase.io.tables import titled_table
 
 logger = logging.getLogger(__name__)
 
-PACKAGES = ("metaphrase", "torch", "transformers", "datasets", "accelerate", "tokenizers", "numpy")
 RESULTS, SETTINGS = "results.json", "settings.json"
 OPTIMIZER = "optimizer.pt"
 
 
-def fine_tune(
-    task: Task,
-    source: EncoderSource,
-    benchmark: TransferData,
-    options: FineTuningOptions,
-    arguments: FineTuningArguments,
-) -> dict[str, Any]:
+def fine_tune(task: Task, options: FineTuningOptions) -> dict[str, Any]:
     """Train, choose checkpoints and measure. Finished runs are not repeated.
 
     Args:
-        task: The task.
-        source: The encoder, which is recorded in the results.
-        benchmark: The data.
+        task: The task, with its hyperparameters. ``results.json``, and a folder for each run with its checkpoints, are
+            written to ``output_dir``.
         options: How the encoder is trained and measured.
-        arguments: Hyperparameters. ``results.json``, and a folder for each run with its checkpoints, are written to
-            ``output_dir``.
 
     Returns:
-        The content of ``results.json``: ``languages`` with ``metrics``, ``interval``, ``items`` and ``checkpoint``,
-        ``average`` and ``average_without_english``, settings, data with their digests, runs with their dev scores, and
-        seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts it to ``Result`` objects.
+        The content of ``results.json``: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and
+        ``checkpoint``, ``average`` and ``average_without_english``, settings, data with their digests, runs with their dev
+        scores, and seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts it to ``Result``
+        objects.
 
     Raises:
         ValueError: The folder holds results of other settings, or options exclude each other.
         CheckpointError: Another process uses the folder, the folder is not writable, or a checkpoint is damaged.
         NonFiniteError: A weight is NaN or infinite.
     """
+    benchmark = load_benchmark(options, task.form, seed=task.arguments.seed)
+    run = partial(_run_all, task, benchmark, options)
+    return run_once(task.name, task.source, options, task.arguments, run)
+
+
+def run_once(
+    task: str,
+    source: EncoderSource,
+    options: Any,
+    arguments: FineTuningArguments,
+    run: Callable[[Path], dict[str, Any] | None],
+) -> dict[str, Any]:
+    """Run a program in its folder and write ``results.json``, unless the folder has it already.
+
+    Args:
+        task: Name of the task.
+        source: The encoder, which is recorded in the results.
+        options: Options of the program.
+        arguments: Hyperparameters and ``output_dir``.
+        run: Trains and measures in the folder; returns None in all processes except the first.
+
+    Returns:
+        The results with the settings; empty in all processes except the first.
+    """
     if not arguments.output_dir:
         raise UsageError("Fine-tuning needs a folder for its results. Pass --output_dir.")
-    with exclusive(str(arguments.output_dir)) if arguments.process_index == 0 else nullcontext():
-        return _fine_tune(task, source, benchmark, options, arguments)
+    folder = Path(arguments.output_dir)
+    with exclusive(folder) if arguments.process_index == 0 else nullcontext():
+        settings = check_settings(folder, task, source, options, arguments)
+        if (folder / RESULTS).is_file():
+            logger.info("%s exists already.", folder / RESULTS)
+            return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+        found = run(folder)
+        if found is None:
+            return {}
+        results = settings | {"hardware": hardware(), "versions": versions()} | found
+        write_json(folder / RESULTS, results)
+        return results
 
 
-def _fine_tune(
-    task: Task,
-    source: EncoderSource,
-    benchmark: TransferData,
-    options: FineTuningOptions,
-    arguments: FineTuningArguments,
-) -> dict[str, Any]:
-    folder = Path(str(arguments.output_dir))
-    settings = check_settings(folder, task.name, source, options, arguments)
-    if (folder / RESULTS).is_file():
-        logger.info("%s exists already.", folder / RESULTS)
-        return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, folder: Path) -> dict[str, Any] | None:
     if options.selection == "english" and ENGLISH not in benchmark.dev:
         raise UsageError("--selection english needs English dev data.")
+    first = task.arguments.process_index == 0
     runs = plan(benchmark, options.mode, task.originals)
     for name, run in runs.items():
         if not (folder / name / RESULTS).is_file():
-            result = train_and_measure(task, run, benchmark, options, for_run(arguments, folder / name))
-            if arguments.process_index == 0:
+            arguments = replace(task.arguments, output_dir=str(folder / name))
+            result = train_and_measure(task, run, benchmark, options, arguments)
+            if first:
                 write_json(folder / name / RESULTS, result)
-    if arguments.process_index != 0:
-        return {}
+    if not first:
+        return None
     done = {name: json.loads((folder / name / RESULTS).read_text(encoding="utf-8")) for name in runs}
     scores = {language: result["languages"][language] for result in done.values() for language in result["languages"]}
     scores = {language: scores[language] for language in benchmark.test}
-    results = settings | {
+    return {
         "data": {
             part: {code: {"n": len(data), "sha256": digest(data)} for code, data in getattr(benchmark, part).items()}
             for part in ("train", "dev", "test")
@@ -127,11 +141,7 @@ def _fine_tune(
             name: {key: value for key, value in result.items() if key != "languages"} for name, result in done.items()
         },
         "seconds": round(sum(result["seconds"] for result in done.values()), 1),
-        "hardware": hardware(),
-        "versions": {name: version(name) for name in PACKAGES} | {"python": platform.python_version()},
     }
-    write_json(folder / RESULTS, results)
-    return results
 
 
 def check_settings(
@@ -177,21 +187,12 @@ _HYPERPARAMETERS = (
 )
 
 
-def for_run(arguments: FineTuningArguments, folder: Path) -> FineTuningArguments:
-    """The same arguments with the output folder of a run."""
-    return replace(arguments, output_dir=str(folder))
-
-
 def train_and_measure(
     task: Task, run: Run, benchmark: TransferData, options: FineTuningOptions, arguments: Any
 ) -> dict[str, Any]:
     """One run: train, resuming from the last checkpoint, and measure with the chosen checkpoints."""
     started = time.time()
     folder = Path(str(arguments.output_dir))
-    if arguments.process_index == 0:
-        tidy(folder)
-    resumed = last_checkpoint(folder)
-    logger.info("%s: %s.", folder, f"resuming from {resumed.name}" if resumed else "training")
     dev = _dev_sets(run, benchmark, options)
     if not dev:
         arguments = replace(arguments, eval_strategy="no")
@@ -207,7 +208,7 @@ def train_and_measure(
         score=task.score,
         callbacks=[keep],
     )
-    trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
+    trainer.train_or_resume()
     trained = time.time()
     history = dev_history(trainer.state.log_history)
     chosen = choose(history, run.languages, options.selection, trainer.state.global_step)
@@ -224,7 +225,7 @@ def train_and_measure(
         "items": len(run.train),
         "steps": trainer.state.global_step,
         "dev": history,
-        "loss": [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry],
+        "loss": trainer.losses,
         "seconds": round(time.time() - started, 1),
         "training_seconds": round(trained - started, 1),
     }
@@ -272,16 +273,30 @@ class FineTuner(AtomicCheckpoints):
     """transformers' Trainer that measures each dev language with the score of the task, and writes complete checkpoints.
 
     Args:
-        score: Measures a model on the data of one language.
+        score: Measures a model on the data of one language; None without dev data.
         kwargs: Arguments of the Trainer; ``eval_dataset`` is a data set per language.
     """
 
     # The models return the mean over a batch. Without this, accumulated gradients would be summed.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, *, score: Callable[[PreTrainedModel, Dataset, str], Score], **kwargs: Any) -> None:
+    def __init__(self, *, score: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.score = score
+
+    def train_or_resume(self) -> None:
+        """Train, from the last checkpoint in the output folder if there is one."""
+        folder = Path(str(self.args.output_dir))
+        if self.args.process_index == 0:
+            tidy(folder)
+        resumed = last_checkpoint(folder)
+        logger.info("%s: %s.", folder, f"resuming from {resumed.name}" if resumed else "training")
+        self.train(resume_from_checkpoint=str(resumed) if resumed else None)
+
+    @property
+    def losses(self) -> list[list[float]]:
+        """Step and training loss of each entry of the log."""
+        return [[entry["step"], entry["loss"]] for entry in self.state.log_history if "loss" in entry]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Dev scores: ``eval_xx`` of each language and ``eval_mean``, in percent."""
@@ -391,7 +406,7 @@ def results_table(results: Mapping[str, Any]) -> Table:
     """The results for the console: one row per language, then the means."""
     settings = results["settings"]
     title = f"{results['model']}: {results['task']}, {settings['mode']}, checkpoint by {settings['selection']}"
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table(title)
     table.caption = "In percent; 95 % bootstrap interval of the first metric over the items."
     names = list(results["average"])
     for heading in ("", "items", *names, "interval", "step"):

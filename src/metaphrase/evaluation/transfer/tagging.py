@@ -18,12 +18,10 @@ from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.evaluation.transfer.data import UPOS, Row, treebank_format
-from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
-from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tag_scores import tag_scores
-from metaphrase.evaluation.transfer.tasks import Score, Task, predict, ratio_interval
+from metaphrase.evaluation.transfer.tasks import Score, Task, ratio_interval
 
 IGNORED = -100
 
@@ -101,23 +99,37 @@ class Tagger:
         return {**batch, "labels": labels}
 
 
-def tag_sentences(
-    model: PreTrainedModel, parts: Sequence[TaggedPieces], tagger: Tagger, *, batch_size: int = 32
-) -> list[list[str]]:
-    """Tag that a model predicts for each word."""
+class TaggingTask(Task):
+    """Part-of-speech tags, scored by chunk F1 and accuracy."""
 
-    def read(output: Any, batch: Sequence[TaggedPieces]) -> list[list[str]]:
-        best = output.logits.argmax(-1).tolist()
-        return [[UPOS[row[at]] for at in part.first] for row, part in zip(best, batch, strict=True)]
+    name = "udpos"
+    head = AutoModelForTokenClassification
+    classes = UPOS
 
-    return predict(
-        model,
-        parts,
-        collate=tagger,
-        read=read,
-        length=lambda part: len(part.inputs["input_ids"]),
-        batch_size=batch_size,
-    )
+    def __init__(self, options: TaggingOptions, arguments: FineTuningArguments) -> None:
+        super().__init__(options, arguments)
+        self.form = treebank_format(fused=options.fused)
+        self.collate = self.tagger = Tagger(self.tokenizer, options.max_length)
+        self.whole_types = options.whole_types
+
+    def units(self, rows: Sequence[Row]) -> list[TaggedPieces]:
+        """The parts of sentences."""
+        return [part for row in rows for part in self.tagger.parts(row)]
+
+    def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
+        """Chunk F1, accuracy, and the accuracy within each sentence."""
+
+        def read(output: Any, batch: Sequence[TaggedPieces]) -> list[list[str]]:
+            best = output.logits.argmax(-1).tolist()
+            return [[UPOS[row[at]] for at in part.first] for row, part in zip(best, batch, strict=True)]
+
+        parts = self.units(data)
+        predicted = self.predict(model, parts, read=read, length=lambda part: len(part.inputs["input_ids"]))
+        scores = tag_scores([part.tags for part in parts], predicted, whole_types=self.whole_types)
+        right, wholes = zip(*((2 * hits, found + gold) for hits, found, gold in scores.chunks), strict=True)
+        metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
+        metrics |= {"precision": scores.precision, "recall": scores.recall}
+        return Score(metrics, ratio_interval(right, wholes), [good / count for good, count in scores.words])
 
 
 def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
@@ -127,32 +139,4 @@ def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) ->
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
         ``recall``, and ``items`` holds the accuracy within each sentence.
     """
-    source = encoder_source(options.model)
-    tagger = Tagger(load_tokenizer(source), options.max_length)
-
-    def build() -> PreTrainedModel:
-        return load_with_head(
-            source,
-            AutoModelForTokenClassification,
-            dropout=options.dropout,
-            freeze_word_embeddings=options.freeze_word_embeddings,
-            id2label=dict(enumerate(UPOS)),
-            label2id={tag: number for number, tag in enumerate(UPOS)},
-        )
-
-    def units(rows: Sequence[Row]) -> list[TaggedPieces]:
-        return [part for row in rows for part in tagger.parts(row)]
-
-    def score(model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        parts = units(data)
-        predicted = tag_sentences(model, parts, tagger, batch_size=arguments.per_device_eval_batch_size)
-        scores = tag_scores([part.tags for part in parts], predicted, whole_types=options.whole_types)
-        right, wholes = zip(*((2 * hits, found + gold) for hits, found, gold in scores.chunks), strict=True)
-        metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
-        metrics |= {"precision": scores.precision, "recall": scores.recall}
-        return Score(metrics, ratio_interval(right, wholes), [good / count for good, count in scores.words])
-
-    form = treebank_format(fused=options.fused)
-    task = Task("udpos", form, build, units, tagger, score)
-    benchmark = load_benchmark(options, form, seed=arguments.seed)
-    return fine_tune(task, source, benchmark, options, arguments)
+    return fine_tune(TaggingTask(options, arguments), options)

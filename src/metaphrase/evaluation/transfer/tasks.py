@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -14,8 +15,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metaphrase.corpus.code_switching import PairedTexts
+from metaphrase.evaluation.measures import draw_counts
 from metaphrase.evaluation.significance import CHUNK, RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer.data import Format, Row
+from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
+from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class Score:
         metrics: Scores in percent; the first one selects the checkpoint.
         interval: 95 % bootstrap interval of the first metric.
         items: Score of each item in [0, 1], for paired tests between models.
+        facts: Further facts of the language.
     """
 
     metrics: dict[str, float]
     interval: tuple[float, float]
     items: Sequence[float]
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def primary(self) -> float:
@@ -38,27 +44,56 @@ class Score:
         return next(iter(self.metrics.values()))
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """A fine-tuning task.
 
     Attributes:
-        name: ``"xnli"``.
+        name: Name in the results, such as ``"xnli"``.
         form: Format of its data.
-        build: Builds the model with a new head.
-        units: Turns training items into the units of batches: the items themselves, or their windows.
+        head: Auto class of transformers that loads an encoder with a new head.
+        classes: Names of the classes of the head; empty if it has none.
         collate: Turns units into a training batch.
-        score: Measures a model on the data of one language.
         originals: Columns that have an English original, for code-switching; None if the task has none.
     """
 
     name: str
     form: Format
-    build: Callable[[], PreTrainedModel]
-    units: Callable[[Sequence[Row]], Sequence[Any]]
+    head: ClassVar[Any]
+    classes: tuple[str, ...] = ()
     collate: Callable[[list[Any]], Any]
-    score: Callable[[PreTrainedModel, Dataset, str], Score]
     originals: PairedTexts | None = None
+
+    def __init__(self, options: FineTuningOptions, arguments: FineTuningArguments) -> None:
+        self.options, self.arguments = options, arguments
+        self.source = encoder_source(options.model)
+        self.tokenizer = load_tokenizer(self.source)
+
+    def build(self) -> PreTrainedModel:
+        """Load the encoder with a new head."""
+        config: dict[str, Any] = {}
+        if self.classes:
+            config["id2label"] = dict(enumerate(self.classes))
+            config["label2id"] = {label: number for number, label in config["id2label"].items()}
+        return load_with_head(
+            self.source,
+            self.head,
+            dropout=self.options.dropout,
+            freeze_word_embeddings=self.options.freeze_word_embeddings,
+            **config,
+        )
+
+    def units(self, rows: Sequence[Row]) -> Sequence[Any]:
+        """Turn items into the units of batches: the items themselves, or their windows."""
+        return rows
+
+    @abstractmethod
+    def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
+        """Measure a model on the data of one language."""
+
+    def predict(self, model: PreTrainedModel, units: Sequence[Any], **settings: Any) -> list[Any]:
+        """Predictions of a model for some units; the settings are those of `predict`."""
+        batch_size = self.arguments.per_device_eval_batch_size
+        return predict(model, units, collate=self.collate, batch_size=batch_size, **settings)
 
 
 @torch.no_grad()
@@ -95,28 +130,22 @@ def predict(
     return results
 
 
-def ratio_interval(
-    parts: Sequence[float], wholes: Sequence[float], *, resamples: int = RESAMPLES, seed: int = 0
-) -> tuple[float, float]:
+def ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, float]:
     """Percentile bootstrap interval of a ratio of sums over items in percent, such as the F1 of chunks over sentences.
 
     Args:
         parts: Numerator of each item.
         wholes: Denominator of each item.
-        resamples: Number of bootstrap samples.
-        seed: Seed of the resampling.
 
     >>> ratio_interval([1, 1, 1], [2, 2, 2])
     (50.0, 50.0)
     """
-    rng = np.random.default_rng(seed)
-    values_n2: NDArray[np.float64] = np.stack([np.asarray(parts, float), np.asarray(wholes, float)], axis=1)
-    count = len(values_n2)
+    rng = np.random.default_rng(0)
+    values_n2 = np.stack([parts, wholes], axis=1).astype(np.float64)
     ratios: list[NDArray[np.float64]] = []
-    rows = max(1, CHUNK // count)
-    for start in range(0, resamples, rows):
-        drawn_rn = rng.multinomial(count, np.full(count, 1 / count), size=min(rows, resamples - start))
-        sums_r2 = drawn_rn @ values_n2
+    rows = max(1, CHUNK // len(values_n2))
+    for start in range(0, RESAMPLES, rows):
+        sums_r2 = draw_counts(len(values_n2), min(rows, RESAMPLES - start), rng) @ values_n2
         ratios.append(sums_r2[:, 0] / np.maximum(sums_r2[:, 1], 1e-12))
     low, high = percentile_interval(np.concatenate(ratios))
     return 100 * low, 100 * high

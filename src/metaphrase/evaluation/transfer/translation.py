@@ -9,9 +9,6 @@ Reference: Li et al. 2021 (MGC), section 3.2.
 from __future__ import annotations
 
 import copy
-import json
-import logging
-import platform
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +19,6 @@ from typing import Any, Literal
 
 import torch
 from datasets import Dataset
-from rich import box
 from rich.table import Table
 from sacrebleu.metrics import BLEU, CHRF
 from safetensors.torch import load_file, load_model, save_file
@@ -37,20 +33,18 @@ from transformers import (
     set_seed,
 )
 
-from metaphrase.checkpoints.saving import AtomicCheckpoints
+from metaphrase.checkpoints.folders import checkpoints
 from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, split_languages
-from metaphrase.evaluation.transfer.running import PACKAGES, RESULTS, check_settings, last_checkpoint
+from metaphrase.evaluation.transfer.running import FineTuner, run_once
 from metaphrase.evaluation.transfer.tasks import predict
 from metaphrase.exceptions import DataError, UsageError
-from metaphrase.io.environment import hardware
-from metaphrase.io.files import write_json
-
-logger = logging.getLogger(__name__)
+from metaphrase.io.environment import versions
+from metaphrase.io.tables import titled_table
 
 IGNORED = -100
 
@@ -218,10 +212,8 @@ def initialise_decoder(decoder: PreTrainedModel) -> None:
             nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
 
 
-class TranslationTrainer(AtomicCheckpoints):
+class TranslationTrainer(FineTuner):
     """Trains on the cross-entropy of the target pieces, with the label smoothing of the arguments."""
-
-    loss_is_scaled_for_ga = False
 
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
@@ -323,12 +315,6 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         raise UsageError("Pass --train, --test, --language and --output_dir.")
     (language,) = split_languages([options.language]) or [""]
     source = encoder_source(options.model)
-    folder = Path(arguments.output_dir)
-    settings = check_settings(folder, "translation", source, options, arguments)
-    if (folder / RESULTS).is_file():
-        logger.info("%s exists already.", folder / RESULTS)
-        return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
-    started = time.time()
     train, test = (
         load_pairs(place, language, split=split, direction=options.direction, limit=limit)
         for place, split, limit in (
@@ -336,6 +322,24 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
             (options.test, options.test_split, options.limit_test),
         )
     )
+    into = ENGLISH if options.direction == "to-english" else language
+
+    def run(folder: Path) -> dict[str, Any] | None:
+        return _train_and_translate(source, train, test, into, options, arguments, folder)
+
+    return run_once("translation", source, options, arguments, run)
+
+
+def _train_and_translate(
+    source: EncoderSource,
+    train: Dataset,
+    test: Dataset,
+    into: str,
+    options: TranslationOptions,
+    arguments: FineTuningArguments,
+    folder: Path,
+) -> dict[str, Any] | None:
+    started = time.time()
     tokenizer = load_tokenizer(source)
     pieces = _target_pieces(train["target"], tokenizer, options.decoder_vocabulary)
     set_seed(arguments.seed)
@@ -348,19 +352,16 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         freeze_word_embeddings=options.freeze_word_embeddings,
         freeze_encoder=options.freeze_encoder,
     )
-    arguments = _for_averaging(arguments, options.average_checkpoints)
-    resumed = last_checkpoint(folder)
     trainer = TranslationTrainer(
         model=model,
-        args=arguments,
+        args=_for_averaging(arguments, options.average_checkpoints),
         train_dataset=train,
         data_collator=TranslationCollator(tokenizer, pieces, options.max_length),
     )
-    trainer.train(resume_from_checkpoint=str(resumed) if resumed else None)
+    trainer.train_or_resume()
     if arguments.process_index != 0:
-        return {}
-    checkpoints = sorted(folder.glob("checkpoint-*"), key=lambda path: int(path.name.rpartition("-")[2]))
-    averaged = checkpoints[-options.average_checkpoints :]
+        return None
+    averaged = checkpoints(folder)[-options.average_checkpoints :]
     save_file(average_checkpoints(averaged), folder / "model.safetensors", metadata={"format": "pt"})
     load_model(trainer.model, folder / "model.safetensors", device=str(arguments.device))
     trained = time.time()
@@ -374,27 +375,23 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         length_penalty=options.length_penalty,
         batch_size=arguments.per_device_eval_batch_size,
     )
-    into = ENGLISH if options.direction == "to-english" else language
     metrics, signatures = translation_scores(translations, test["target"], into, options.tokenisation)
-    results = settings | {
+    return {
         "data": {name: {"n": len(data), "sha256": digest(data)} for name, data in (("train", train), ("test", test))},
         "decoder_vocabulary": len(pieces),
         "metrics": metrics,
         "signatures": signatures,
         "averaged": [path.name for path in averaged],
         "steps": trainer.state.global_step,
-        "loss": [[entry["step"], entry["loss"]] for entry in trainer.state.log_history if "loss" in entry],
+        "loss": trainer.losses,
         "examples": [
             {"source": row["source"], "target": row["target"], "translation": translation}
             for row, translation in zip(test.select(range(min(20, len(test)))), translations, strict=False)
         ],
         "training_seconds": round(trained - started, 1),
         "seconds": round(time.time() - started, 1),
-        "hardware": hardware(),
-        "versions": {name: version(name) for name in (*PACKAGES, "sacrebleu")} | {"python": platform.python_version()},
+        "versions": versions() | {"sacrebleu": version("sacrebleu")},
     }
-    write_json(folder / RESULTS, results)
-    return results
 
 
 def _for_averaging(arguments: Any, checkpoints: int) -> Any:
@@ -436,7 +433,7 @@ def translation_table(results: Mapping[str, Any]) -> Table:
     """Table of the scores for the console."""
     settings = results["settings"]
     title = f"{results['model']}: translation of {settings['language']}, {settings['direction']}"
-    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = titled_table(title)
     for heading in ("", "score", "signature"):
         table.add_column(heading)
     for name, score in results["metrics"].items():
