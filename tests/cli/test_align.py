@@ -16,6 +16,7 @@ from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import Words
+from tests.processes import run_python
 
 LINES = ["paka anakunywa\tcat drinks", "paka analala\tcat sleeps", "mbwa analala\tdog sleeps", "mbwa\tdog"] * 5
 OLD = ["source", "target", "source_lang", "target_lang"]
@@ -295,8 +296,7 @@ def test_killed_half_way_it_goes_on(tmp_path):
     assert 2 <= len(list(work.glob("*.parquet"))) < 8
 
     def again(*arguments):
-        finished = [sys.executable, "-c", SLOW, "0", *command, *arguments]
-        return subprocess.run(finished, capture_output=True, text=True, check=False)
+        return run_python("-c", SLOW, "0", *command, *arguments)
 
     other = again("--aligner", "hmm")
     assert other.returncode == 2

@@ -1,9 +1,6 @@
 import gzip
 import json
-import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -21,6 +18,7 @@ from metaphrase.mining.search import Rows
 from metaphrase.mining.sentences import Sentences, read_sentences
 from metaphrase.mining.shards import CountedRows
 from tests.mining.test_search import mine_loop
+from tests.processes import run_python
 
 SETTINGS = ["--shard_size", "7", "--k", "2", "--batch_size", "4"]
 
@@ -207,13 +205,7 @@ def test_a_killed_run_goes_on(tiny_encoder, texts, tiny_encoder_dir, tmp_path, m
     encoder = counting(tiny_encoder, tiny_encoder.encode, monkeypatch)
     whole, output = tmp_path / "whole.tsv", tmp_path / "mined.tsv"
     arguments = ["mine", *texts, "--model", str(tiny_encoder_dir), *SETTINGS]
-    killed = subprocess.run(
-        [sys.executable, "-c", KILLED, str(left), which, *arguments, "-o", str(output)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    killed = run_python("-c", KILLED, left, which, *arguments, "-o", output)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     work = tmp_path / "mined.tsv.partial"
     done = {path: path.stat().st_mtime_ns for path in work.rglob("*.np[yz]")}

@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +6,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,8 +100,6 @@ def test_the_papers_settings():
 
 
 def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, text_file, tmp_path):
-    given = [str(bitext_file), str(text_file), str(tmp_path / "out"), str(tiny_encoder_dir), "3"]
-    script = [sys.executable, str(ROOT / "trainers" / "amber.py"), *given]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "amber.py", bitext_file, text_file, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)

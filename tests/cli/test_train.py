@@ -1,7 +1,6 @@
 import gzip
 import json
 import shutil
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,6 +17,7 @@ from metaphrase.cli.runs import parse_run
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
+from tests.processes import run_python
 from tests.training.test_baseline import write_sets
 
 ROOT = Path(__file__).parents[2]
@@ -225,16 +225,13 @@ def test_a_corpus_smaller_than_a_batch_is_refused(run, capsys):
 
 
 def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, tmp_path):
-    script = [sys.executable, str(ROOT / "trainers" / "dap.py"), str(bitext_file), str(tmp_path / "out")]
-    done = subprocess.run([*script, str(tiny_encoder_dir), "3"], capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "dap.py", bitext_file, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
 
 
 def test_the_training_program_is_the_command():
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "trainers" / "train.py"), "--help"], capture_output=True, text=True, check=True
-    )
+    done = run_python(ROOT / "trainers" / "train.py", "--help")
     assert "usage: python trainers/train.py" in done.stdout
     assert "--per_device_train_batch_size" in done.stdout
 
@@ -244,8 +241,7 @@ def test_the_training_program_trains(run, tiny_encoder_dir, bitext_file, tmp_pat
         f"--model {tiny_encoder_dir} --corpus {bitext_file} --output_dir {tmp_path}/program --recipe tr --use_cpu"
     )
     options += " --max_length 24 --max_steps 4 --per_device_train_batch_size 8 --report_to none"
-    program = [sys.executable, str(ROOT / "trainers" / "train.py"), *options.split()]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "train.py", *options.split())
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{tmp_path}/program\n"
     assert run(recipe="tr")[0] == 0

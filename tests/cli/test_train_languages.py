@@ -1,8 +1,6 @@
 """WACSE from the command line and as a program: links are found first, and languages have vectors where asked for."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.cli import main
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,8 +82,7 @@ def test_a_test_set_in_an_unlearned_language_is_refused_before_training(run, hel
 
 
 def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, tmp_path):
-    script = [sys.executable, str(ROOT / "trainers" / "wacse.py"), str(bitext_file), str(tmp_path / "out")]
-    done = subprocess.run([*script, str(tiny_encoder_dir), "3"], capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "wacse.py", bitext_file, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr
     assert "links per pair on average" in done.stdout
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)

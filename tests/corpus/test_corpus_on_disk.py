@@ -102,6 +102,7 @@ load_corpus(sys.argv[1], languages=["te", "sw"], on_disk=sys.argv[2])
     assert "Reusing the corpus" in said[1]
 
 
+@pytest.mark.slow
 def test_its_memory_is_not_the_process_s(tmp_path):
     """100 MB of text; of it the process holds a chunk or two in memory of its own."""
     line = "maziwa " * 70

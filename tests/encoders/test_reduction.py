@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -26,22 +24,23 @@ from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.files import DEMO
 from metaphrase.publishing.export import drafted
 from tests.conftest import as_sentence_transformer, shape
+from tests.processes import run_python
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 ROBERTA = {"bos_token": "<s>", "cls_token": "<s>", "eos_token": "</s>", "sep_token": "</s>"}
 ROBERTA |= {"pad_token": "<pad>", "unk_token": "<unk>"}
 
 
-def in_a_process_of_its_own(folder: Path, texts: list[str]) -> np.ndarray:
-    """Embeddings by sentence-transformers where this package is not imported."""
+def embeddings_without_this_package(folder: Path, texts: list[str]) -> np.ndarray:
+    """Embeddings by sentence-transformers where this package cannot be imported."""
     code = (
         "import json, sys; from sentence_transformers import SentenceTransformer; "
+        "sys.modules |= dict.fromkeys([name for name in sys.modules if name.startswith('metaphrase')]); "
         "model = SentenceTransformer(sys.argv[1], device='cpu'); "
-        "assert not [name for name in sys.modules if name.startswith('metaphrase')]; "
         "print(json.dumps(model.encode(json.loads(sys.argv[2])).tolist()))"
     )
-    command = [sys.executable, "-c", code, str(folder), json.dumps(texts)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = run_python("-c", code, folder, json.dumps(texts))
+    assert done.returncode == 0, done.stderr
     return np.array(json.loads(done.stdout.splitlines()[-1]))
 
 
@@ -189,7 +188,9 @@ def test_plain_sentence_transformers_loads_it(tmp_path, texts):
     trimmed = trim_vocabulary(prune_layers(encoder, [1]), texts[:8])
     with drafted(trimmed, tmp_path / "out") as draft:
         draft.publish("# Card\n")
-    assert np.allclose(in_a_process_of_its_own(tmp_path / "out", texts[:8]), trimmed.encode(texts[:8]), atol=1e-6)
+    assert np.allclose(
+        embeddings_without_this_package(tmp_path / "out", texts[:8]), trimmed.encode(texts[:8]), atol=1e-6
+    )
 
 
 @pytest.mark.slow

@@ -1,14 +1,12 @@
 import os
 import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, newest, verify
 from tests.faults.scores import SETTINGS, scored
+from tests.processes import run_python
 
 
 class Send(TrainerCallback):
@@ -118,7 +116,7 @@ def test_handlers_are_given_back(make_trainer):
 
 @pytest.mark.slow
 def test_the_command_exits_with_143(tiny_encoder_dir, bitext_path, tmp_path, fault):
-    command = [sys.executable, "-m", "tests.faults.stopped_command", "train", "--model", str(tiny_encoder_dir)]
+    command = ["-m", "tests.faults.stopped_command", "train", "--model", tiny_encoder_dir]
     options = [
         "--corpus",
         str(bitext_path),
@@ -130,15 +128,8 @@ def test_the_command_exits_with_143(tiny_encoder_dir, bitext_path, tmp_path, fau
         "dap",
     ]
     small = ["--max_length", "24", "--max_steps", "5", "--per_device_train_batch_size", "8", "--use_cpu"]
-    done = subprocess.run(
-        [*command, *options, *small, "--report_to", "none"],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
+    done = run_python(*command, *options, *small, "--report_to", "none")
     fault("A3", "SIGTERM to the command", tried=1, survived=done.returncode == 143)
-    assert "go on with --resume_from_checkpoint true" in done.stderr
+    assert "Resume with --resume_from_checkpoint true" in done.stderr
     assert "Traceback" not in done.stderr
     verify(tmp_path / "run" / "checkpoint-2")

@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from metaphrase.modeling.packing import packed
 from metaphrase.modeling.views import UNSCORED
 from metaphrase.objectives.mexma import Masked, cross_unmasking, koleo
 from tests.oracles import koleo_loop, mexma_loop
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 SMALL = {"layers": 2, "heads": 4}
@@ -261,7 +260,6 @@ def test_the_tutorial_runs(tiny_encoder_dir, bitext_path, tmp_path):
     rows = bitext_path.read_text(encoding="utf-8").splitlines()
     bitext = tmp_path / "bitext.tsv"
     bitext.write_text("\n".join(rows + rows[1:] * 2) + "\n", encoding="utf-8")
-    script = [sys.executable, str(ROOT / "trainers" / "mexma.py"), str(bitext), str(tmp_path / "out")]
-    done = subprocess.run([*script, str(tiny_encoder_dir), "3"], capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "mexma.py", bitext, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)

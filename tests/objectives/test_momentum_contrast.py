@@ -29,6 +29,7 @@ from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.oracles import momentum_contrast_loop
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 VIEW = "query-and-key"
@@ -560,8 +561,7 @@ def test_the_tutorial_runs(tiny_encoder_dir, bitext, tmp_path):
         for start in range(len(bitext)):  # PPA skips sentences with fewer than ten pieces
             rows = [bitext[(start + n) % len(bitext)] for n in range(4)]
             writer.writerow([" ".join(row[side] for row in rows) for side in ("source", "target")])
-    script = [sys.executable, str(ROOT / "trainers" / "ppa.py"), str(path), str(tmp_path / "out")]
-    done = subprocess.run([*script, str(tiny_encoder_dir), "3"], capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "ppa.py", path, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu").encode("ja").shape == (32,)
 

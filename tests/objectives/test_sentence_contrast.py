@@ -1,6 +1,4 @@
 import math
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.sentence_contrast import BackTranslations, SentenceContrast
 from tests.oracles import sentence_contrast_loop
+from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
 NAME = "sentence-contrast"
@@ -185,8 +184,7 @@ def test_the_tutorial_runs(noisy, tiny_encoder_dir, tmp_path):
     ]
     bitext = tmp_path / "de-en.tsv"
     bitext.write_text("\n".join(["source\ttarget\tsource_bt\ttarget_bt", *lines, ""]), encoding="utf-8")
-    script = [sys.executable, str(ROOT / "trainers" / "mgc.py"), str(bitext), str(tmp_path / "out")]
-    done = subprocess.run([*script, str(tiny_encoder_dir), "2"], capture_output=True, text=True, check=False)
+    done = run_python(ROOT / "trainers" / "mgc.py", bitext, tmp_path / "out", tiny_encoder_dir, 2)
     assert done.returncode == 0, done.stderr
     assert "phrase pairs" in done.stdout
     assert "back_translation: sample" in (tmp_path / "out" / "recipe.yaml").read_text(encoding="utf-8")

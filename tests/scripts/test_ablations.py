@@ -17,7 +17,7 @@ from tests.conftest import shape
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GRIDS = sorted(path.stem for path in (SCRIPTS.parent / "configs" / "ablations").glob("*.yaml"))
-FAST = ("dap-fig3", "wacse-table8", "dap-table6")
+FAST = ("wacse-table8", "dap-table6")
 
 
 @pytest.fixture(scope="module")

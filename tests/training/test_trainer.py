@@ -22,6 +22,7 @@ from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.conftest import small
+from tests.processes import run_python
 
 
 @pytest.fixture
@@ -314,16 +315,7 @@ def digest(checkpoint):
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tiny_encoder_dir, bitext_path, tmp_path):
     def run(folder, die_at):
-        script = [sys.executable, "-m", "tests.training_script"]
-        done = subprocess.run(
-            [*script, str(tiny_encoder_dir), str(bitext_path), str(tmp_path / folder), die_at],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            cwd=Path(__file__).parents[2],
-            timeout=300,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        done = run_python("-m", "tests.training_script", tiny_encoder_dir, bitext_path, tmp_path / folder, die_at)
         return done.returncode, done.stdout + done.stderr
 
     status, output = run("undisturbed", "none")
