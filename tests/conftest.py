@@ -32,6 +32,7 @@ from transformers import (
     XLMRobertaModel,
 )
 
+from metaphrase.io.files import PACKAGED_DATA
 from metaphrase.training.recipe import Recipe
 
 BITEXT = Path(__file__).parent / "data" / "bitext.tsv"
@@ -156,6 +157,20 @@ def as_sentence_transformer(folder: Path, pooling: str = "cls") -> SentenceTrans
     transformer = Transformer(str(folder), model_kwargs={"add_pooling_layer": False}, max_seq_length=32)
     modules = [transformer, Pooling(transformer.get_embedding_dimension(), pooling_mode=pooling)]
     return SentenceTransformer(modules=modules, device="cpu")
+
+
+@pytest.fixture
+def small_data(tmp_path, monkeypatch) -> Path:
+    """The packaged data with a few languages for retention."""
+    folder = tmp_path / "packaged"
+    shutil.copytree(
+        PACKAGED_DATA / "demo", folder / "demo", ignore=shutil.ignore_patterns("*.dev.*", "*.test.*", "v*", "t*")
+    )
+    (folder / "udhr").mkdir()
+    for language in ("sw", "fi", "de", "fr"):
+        shutil.copy(PACKAGED_DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
+    monkeypatch.setattr("metaphrase.training.adaptation.PACKAGED_DATA", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

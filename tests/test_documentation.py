@@ -273,6 +273,7 @@ def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
     monkeypatch.chdir(folder)
     reach(hub, monkeypatch.setattr, tmp_path / "client")
     monkeypatch.setenv("HF_TOKEN", "hf_me")
+    monkeypatch.setattr("metaphrase.training.baseline.UDHR", folder / "packaged" / "udhr")
     hub.repositories.clear()
     released = {
         str(path.relative_to("out/sw")): path.read_bytes() for path in Path("out/sw").rglob("*") if path.is_file()

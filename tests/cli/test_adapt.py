@@ -1,7 +1,6 @@
 import gzip
 import json
 import os
-import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -41,18 +40,6 @@ def write(path: Path, lines):
 def sentences_of(folder: Path):
     rows = [line for path in folder.iterdir() for line in gzip.decompress(path.read_bytes()).decode().splitlines()[1:]]
     return {side for row in rows for side in row.split("\t")}
-
-
-@pytest.fixture
-def small_data(tmp_path, monkeypatch):
-    """The packaged data with a few languages for retention."""
-    folder = tmp_path / "packaged"
-    shutil.copytree(DEMO, folder / "demo", ignore=shutil.ignore_patterns("*.dev.*", "*.test.*", "v*", "t*"))
-    (folder / "udhr").mkdir()
-    for language in ("sw", "fi", "de", "fr"):
-        shutil.copy(adapt.PACKAGED_DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
-    monkeypatch.setattr(adapt, "PACKAGED_DATA", folder)
-    return folder
 
 
 def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, small_data, tmp_path, capsys):

@@ -33,8 +33,11 @@ def killed_after(options: list[str], checkpoint: Path, log: Path) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "more"),
-    [("dap", {}), ("ppa", {}), ("dap", {"streaming": "true"})],
-    ids=["dap", "ppa", "dap-streaming"],
+    [
+        pytest.param("dap", {}, id="dap"),
+        pytest.param("ppa", {}, id="ppa", marks=pytest.mark.slow),
+        pytest.param("dap", {"streaming": "true"}, id="dap-streaming"),
+    ],
 )
 def test_a_killed_run_resumes_bit_exactly(training, tmp_path, recipe, more):
     more = {"max_steps": STEPS, "save_steps": KILLED_AFTER, "save_total_limit": 2, **more}

@@ -173,6 +173,7 @@ def test_links_are_found_once_for_all_cells(script, settings, tmp_path, monkeypa
     assert [path.is_symlink() for path in (tmp_path / "out/alignment").iterdir()] == [False]
 
 
+@pytest.mark.slow
 def test_results_are_those_of_metaphrase_train(script, settings, tmp_path, corpus):
     run = planned(script, "dap-fig3", [*settings, "--learning_rate", "1e-3"])[0]
     model, tests, _ = script.trained(run.config, tmp_path / "work", tmp_path / "links")

@@ -205,6 +205,7 @@ def test_random_encoders_read_texts_of_the_lengths_that_are_asked_for(bench):
         assert not any(model.tokenizer.unk_token_id in model.tokenizer(pair["source"])["input_ids"] for pair in pairs)
 
 
+@pytest.mark.slow
 def test_bundled_pairs_have_about_tatoebas_lengths(bench, tokenizer):
     texts = bench.settings.RealTexts(lambda rows: tokenizer([row[:200] for row in rows]), None)
     pairs = texts.pairs(50, seed=2)
