@@ -148,9 +148,4 @@ def make_folder_of_moses(folder):
     return moses(folder, suffix=".gz").parent
 
 
-def make_hub(folder):
-    make_jsonl_translation(folder)
-    return f"hf:{folder}"
-
-
 FORMATS = [value for name, value in sorted(globals().items()) if name.startswith("make_")]

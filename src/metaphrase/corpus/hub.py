@@ -6,14 +6,17 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from datasets import load_dataset, load_dataset_builder
+from datasets import DatasetBuilder, load_dataset_builder
+from datasets.packaged_modules.cache.cache import Cache
 
 from metaphrase.exceptions import CorpusError
 
 #: What the name of a Hub data set starts with.
 PREFIX = "hf:"
 
-_NAME = re.compile(r"hf:(?P<name>[^:@#]+)(?::(?P<config>[^@#]+))?(?:@(?P<split>[^#]+))?(?:#(?P<revision>.+))?")
+_NAME = re.compile(
+    r"hf:(?P<name>\w[\w.-]*/[\w.-]+)(?::(?P<config>[^@#]+))?(?:@(?P<split>[^#]+))?(?:#(?P<revision>.+))?"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -24,6 +27,11 @@ class HubName(NamedTuple):
     config: str | None = None
     split: str | None = None
     revision: str | None = None
+
+    @property
+    def path(self) -> str:
+        """The name for `datasets`, which without the prefix would read a folder ``org/name`` of this machine."""
+        return f"hf://datasets/{self.name}"
 
 
 def is_hub_name(name: str) -> bool:
@@ -58,17 +66,17 @@ def pin_revision(name: str, revision: str | None = None) -> str | None:
     Returns:
         The commit, or the revision as given if the Hub names no commit.
     """
-    parsed = parse_hub_name(name)
-    commit = load_dataset_builder(parsed.name, parsed.config, revision=revision).hash
+    commit = _load_builder(name, revision).hash
     return str(commit) if _COMMIT.fullmatch(commit or "") else revision
 
 
 def stream_rows(name: str, split: str, revision: str | None = None) -> Iterable[dict[str, Any]]:
     """Stream the rows of a Hub data set."""
-    parsed = parse_hub_name(name)
-    rows: Iterable[dict[str, Any]] = load_dataset(
-        parsed.name, parsed.config, split=split, streaming=True, revision=revision
-    )
+    rows: Iterable[dict[str, Any]]
+    try:
+        rows = _load_builder(name, revision).as_streaming_dataset(split)
+    except ValueError as error:  # no such split
+        raise CorpusError(f"{name}: {error}") from error
     return rows
 
 
@@ -78,10 +86,28 @@ def count_rows(name: str, split: str, revision: str | None = None) -> int:
     Raises:
         CorpusError: The card does not state it.
     """
-    parsed = parse_hub_name(name)
-    splits = load_dataset_builder(parsed.name, parsed.config, revision=revision).info.splits or {}
+    splits = _load_builder(name, revision).info.splits or {}
     if split not in splits:
         raise CorpusError(
             f"The size of {name} is unknown, so it cannot be mixed as a stream. Read it without streaming."
         )
     return int(splits[split].num_examples)
+
+
+def _load_builder(name: str, revision: str | None) -> DatasetBuilder:
+    """The data set at a revision, from the Hub or its cache.
+
+    Raises:
+        CorpusError: It has no such configuration, or only another revision is in the cache and the Hub cannot be reached.
+    """
+    parsed = parse_hub_name(name)
+    try:
+        builder = load_dataset_builder(parsed.path, parsed.config, revision=revision)
+    except (ValueError, RuntimeError) as error:
+        raise CorpusError(f"{name}: {error}") from error
+    if revision is not None and isinstance(builder, Cache) and builder.hash != revision:
+        raise CorpusError(
+            f"The Hub cannot be reached, and the cache has commit {builder.hash} of {parsed.name}, not {revision}. Pass "
+            f"hf:{parsed.name}#{builder.hash} to read that commit, or connect."
+        )
+    return builder

@@ -141,12 +141,16 @@ def hub(monkeypatch):
     """Hub data sets by name and config; records what was asked for."""
     sets, asked = {}, []
 
-    def load(name, config, split):
+    def load(path, config, split, revision):
+        name = path.removeprefix("hf://datasets/")
         asked.append((name, config, split))
         return sets[name, config]
 
+    def configurations(path, revision):
+        return [config for name, config in sets if path == f"hf://datasets/{name}"]
+
     monkeypatch.setattr(data, "load_dataset", load)
-    monkeypatch.setattr(data, "get_dataset_config_names", lambda name: [c for n, c in sets if n == name])
+    monkeypatch.setattr(data, "get_dataset_config_names", configurations)
     return sets, asked
 
 
@@ -167,6 +171,19 @@ def test_hub_sets_by_language(hub):
     assert read["sw"].to_list() == [{"item": "0", "premise": "p sw", "hypothesis": "h", "label": 1}]
     assert list(read_languages("hf:org/xnli:{language}", XNLI, split="dev", languages=["sw"])) == ["sw"]
     assert asked[-1] == ("org/xnli", "sw", "dev")
+
+
+@pytest.mark.parametrize("label", [-1, None])
+def test_hub_rows_without_a_label_are_refused(hub, label):
+    sets, _ = hub
+    features = Features(
+        {"premise": Value("string"), "hypothesis": Value("string"), "label": ClassLabel(names=list(LABELS))}
+    )
+    sets["org/xnli", None] = Dataset.from_list(
+        [{"premise": "p", "hypothesis": "h", "label": label}], features=features
+    )
+    with pytest.raises(ValueError, match=rf"hf:org/xnli: row 1 has no label: label is {label}"):
+        read_languages("hf:org/xnli", XNLI, split="test")
 
 
 def test_hub_questions_and_treebanks(hub):

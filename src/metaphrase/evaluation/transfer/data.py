@@ -27,6 +27,7 @@ from typing import Any
 from datasets import Dataset, concatenate_datasets, get_dataset_config_names, load_dataset
 
 from metaphrase.corpus.code_switching import PairedTexts
+from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.text import open_text
 from metaphrase.exceptions import DataError, MissingFileError
 
@@ -47,7 +48,6 @@ _FUSED_TAGS = {
     "it": "VERB AUX ADV PRON ADP DET INTJ",
 }
 
-_HUB = re.compile(r"hf:(?P<name>[^:@]+)(?::(?P<config>[^@]+))?")
 _UNTRANSLATED = ("", "NS")
 
 Row = dict[str, Any]
@@ -101,7 +101,7 @@ def read_languages(
     """
     place, _, asked = source.partition("@")
     split = asked or split
-    rows = _hub_rows if place.startswith("hf:") else _file_rows
+    rows = _hub_rows if is_hub_name(place) else _file_rows
     sets: Languages = {}
     for language, found in rows(place, form, split, languages):
         part = list(found if limit is None else _first(found, limit))
@@ -144,32 +144,36 @@ def _file_rows(
 def _hub_rows(
     place: str, form: Format, split: str, languages: Sequence[str] | None
 ) -> Iterator[tuple[str, Iterator[Row]]]:
-    match = _HUB.fullmatch(place)
-    if match is None:
-        raise DataError(f"{place!r} is not a Hub data set. Write hf:org/name[:config][@split].")
-    name, config = match["name"], match["config"]
+    parsed = parse_hub_name(place)
+    config = parsed.config
     configs: dict[str, str | None] = {ENGLISH: config}
     if config is not None and "{language}" in config:
         template = re.compile(re.escape(config).replace(r"\{language\}", "(?P<language>[a-z]{2,3})", 1))
         if languages is None:
-            found = [match for entry in get_dataset_config_names(name) if (match := template.fullmatch(entry))]
+            found = [
+                match
+                for entry in get_dataset_config_names(parsed.path, revision=parsed.revision)
+                if (match := template.fullmatch(entry))
+            ]
             languages = [match["language"] for match in found]
         configs = {language: config.replace("{language}", language) for language in languages}
     for language, entry in configs.items():
         if languages is None or language in languages:
-            data = load_dataset(name, entry, split=split)
-            rows = (form.adapt(number, row) for number, row in enumerate(_named(data)))
+            data = load_dataset(parsed.path, entry, split=split, revision=parsed.revision)
+            rows = (form.adapt(number, row) for number, row in enumerate(_named(data, place)))
             yield language, (row for row in rows if row is not None)
 
 
-def _named(data: Dataset) -> Iterator[Row]:
-    """Rows of a Hub data set with class names instead of class numbers."""
+def _named(data: Dataset, place: str) -> Iterator[Row]:
+    """Rows of a Hub data set with class names instead of class numbers; a number below 0 stands for a missing label."""
     kinds = {name: getattr(kind, "feature", kind) for name, kind in data.features.items()}
     names = {name: kind.names for name, kind in kinds.items() if hasattr(kind, "names")}
-    for row in data:
+    for number, row in enumerate(data, 1):
         named = {}
         for name, classes in names.items():
             value = row[name]
+            if any(label is None or label < 0 for label in (value if isinstance(value, list) else [value])):
+                raise DataError(f"{place}: row {number} has no label: {name} is {value}. Read a split with labels.")
             named[name] = [classes[v] for v in value] if isinstance(value, list) else classes[value]
         yield {**row, **named}
 
