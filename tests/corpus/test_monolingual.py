@@ -6,6 +6,7 @@ from datasets import Dataset, Features, IterableDataset, Value
 
 from metaphrase.corpus import hub as hub_module
 from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.exceptions import CorpusError
 
 COLUMNS = ("source", "target", "source_lang", "target_lang")
 
@@ -63,9 +64,9 @@ def test_what_cannot_be_read_ends_a_document(write, caplog):
 
 
 def test_missing_files_are_told_before_any_is_read(write):
-    with pytest.raises(FileNotFoundError, match=r"monolingual text .*nowhere\.txt"):
+    with pytest.raises(FileNotFoundError, match=r"The file .*nowhere\.txt does not exist"):
         load_monolingual([write(""), write("").with_name("nowhere.txt")])
-    with pytest.raises(FileNotFoundError, match="does not exist"):
+    with pytest.raises(CorpusError, match="is a folder, but should be a file"):
         check_monolingual([write("").parent])
     with pytest.raises(ValueError, match="is not the name of a Hub data set"):
         check_monolingual(["hf:"])
@@ -76,16 +77,21 @@ def test_missing_files_are_told_before_any_is_read(write):
 def hub(monkeypatch):
     """Gives the rows of every Hub data set, and what has been asked for."""
     asked = []
-    commit = type("Builder", (), {"hash": "c0ffee" + "0" * 34})
-    monkeypatch.setattr(hub_module, "load_dataset_builder", lambda *names, **options: commit)
+    commit = "c0ffee" + "0" * 34
 
     def give(*rows):
-        def load_dataset(*names, **options):
-            asked.append((*names, options["split"]))
-            assert options["revision"] == commit.hash
-            return iter(rows)
+        class Builder:
+            hash = commit
 
-        monkeypatch.setattr(hub_module, "load_dataset", load_dataset)
+            def __init__(self, *names, revision):
+                self.names, self.revision = names, revision
+
+            def as_streaming_dataset(self, split):
+                asked.append((*self.names, split))
+                assert self.revision == commit
+                return iter(rows)
+
+        monkeypatch.setattr(hub_module, "load_dataset_builder", Builder)
         return asked
 
     return give
@@ -96,7 +102,8 @@ def test_hub_data_sets(hub):
     texts = ["a\nb", "c", "d\ne", "f"]
     assert load_monolingual("hf:org/name") == texts
     assert load_monolingual(["hf:org/name:sw@part"]) == texts
-    assert asked == [("org/name", None, "train"), ("org/name", "sw", "part")]
+    path = "hf://datasets/org/name"
+    assert asked == [(path, None, "train"), (path, "sw", "part")]
     hub({"sentence": "a"})
     with pytest.raises(ValueError, match="hf:org/name has no column 'text'; it has 'sentence'"):
         load_monolingual("hf:org/name")

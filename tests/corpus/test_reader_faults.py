@@ -1,6 +1,7 @@
 import gzip
 import json
 import logging
+import math
 import os
 import random
 import re
@@ -9,10 +10,13 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.readers import read_pairs, read_parallel
 from metaphrase.corpus.report import CorpusReport
@@ -40,14 +44,6 @@ def test_lines_end_at_line_feeds_only(tmp_path, fault):
 def test_byte_order_marks_and_crlf(tmp_path):
     path = write(tmp_path / "sw-en.tsv", b"\xef\xbb\xbfsource\ttarget\r\npaka\tcat\r\nmbwa\tdog")
     assert pairs_of(load_corpus(path, cleaning=None)) == [("paka", "cat"), ("mbwa", "dog")]
-
-
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_utf_16_is_refused(tmp_path, encoding, fault):
-    path = write(tmp_path / "sw-en.tsv", "source\ttarget\npaka\tcat\n".encode(encoding))
-    with pytest.raises(ValueError, match=r"sw-en\.tsv:1: the file is UTF-16"):
-        load_corpus(path)
-    fault("C1", "a file in UTF-16 or UTF-32", tried=1, survived=1)
 
 
 FAULTS = {
@@ -126,11 +122,120 @@ def test_a_file_without_one_pair_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("first", "message"),
     [("score\tpaka\tcat", "without a header.* has 3"), ("paka", "without a header.* has 1"),
-     ("source\ttarget\tsource", "duplicate column")],
+     ("source\ttarget\tscore\tscore", "duplicate column")],
 )  # fmt: skip
 def test_wrong_headers(tmp_path, first, message):
     with pytest.raises(ValueError, match=rf"sw-en\.tsv:1: .*{message}"):
         load_corpus(write(tmp_path / "sw-en.tsv", f"{first}\npaka\tcat\n"))
+
+
+#: Columns of which two could be the same side, and what an error says of them.
+AMBIGUOUS = {
+    "source source": "several columns for 'source': 'source', 'source'",
+    "source Source target": "several columns for 'source': 'source', 'Source'",
+    "source src target": "several columns for 'source': 'source', 'src'",
+    "source target trg": "several columns for 'target': 'target', 'trg'",
+    "source target source_lang SOURCE_LANG": "several columns for 'source_lang'",
+    "sw sw en": "several columns for 'sw': 'sw', 'sw'",
+    "zh_hans zh_hant en": "several columns for 'zh': 'zh_hans', 'zh_hant'",
+    "en en": "several columns for 'en': 'en', 'en'",
+}
+
+
+@pytest.mark.parametrize("columns", AMBIGUOUS)
+def test_ambiguous_columns_are_refused(tmp_path, capsys, fault, columns):
+    names = columns.split()
+    pair = ["paka", "cat", "sw", "en"][: len(names)]
+    path = tsv(tmp_path / "pairs.tsv", [pair], "\t".join(names))
+    survived = 0
+    for arguments in (["diagnose", "--corpus", str(path)], ["align", str(path), "-o", str(tmp_path / "x.tsv")]):
+        survived += main(arguments) == 2 and AMBIGUOUS[columns] in capsys.readouterr().err
+    fault("C9", "a TSV whose columns are ambiguous", tried=2, survived=survived)
+    if len({name.lower() for name in names}) < len(names) != len(set(names)):  # Parquet can hold it
+        pq.write_table(pa.table([[text] for text in pair], names=names), path.with_suffix(".parquet"))
+        with pytest.raises(CorpusError, match="duplicate column"):
+            load_corpus(path.with_suffix(".parquet"))
+
+
+def test_a_column_of_another_purpose_may_be_called_source(tmp_path):
+    path = tsv(tmp_path / "pairs.tsv", [("cat", "paka", "opus")], "en\tsw\tsource")
+    assert pairs_of(load_corpus(path)) == [("paka", "cat")]
+
+
+@pytest.mark.parametrize("header", ["source\tlugha", "Source\tNotes", "target_lang\tlugha"])
+def test_half_a_header_is_not_a_pair(tmp_path, header):
+    with pytest.raises(CorpusError, match=r"sw-en\.tsv:1: the header must name the columns of both sides"):
+        load_corpus(tsv(tmp_path / "sw-en.tsv", header=header))
+
+
+def test_a_first_pair_of_equal_sides_is_a_pair(tmp_path):
+    assert pairs_of(load_corpus(tsv(tmp_path / "es-en.tsv", [("no", "no"), ("sí", "yes")], None))) == [
+        ("no", "no"),
+        ("sí", "yes"),
+    ]
+
+
+def test_repeated_keys_are_counted(tmp_path, fault):
+    lines = [
+        '{"source": "paka", "source": "mbwa", "target": "cat"}',
+        '{"source": "paka", "target": "cat", "target": "dog", "x": 1}',
+        '{"translation": {"sw": "paka", "sw": "mbwa", "en": "cat"}}',
+        '{"translation": {"sw": "paka", "en": "cat"}, "en": "dog"}',
+    ]
+    good = '{"source": "paka", "target": "cat"}'
+    corpus = load_corpus(write(tmp_path / "sw-en.jsonl", "\n".join([good, *lines]) + "\n"))
+    assert pairs_of(corpus) == [("paka", "cat")]
+    (counts,) = corpus.report.counts.values()
+    assert [example.partition(" ")[2] for example in counts.examples["repeated key"]] == [
+        "('source')", "('target')", "('sw')", "('en')",
+    ]  # fmt: skip
+    fault("C9", "a JSON object with a key twice", tried=len(lines), survived=dropped(corpus)["repeated key"])
+
+
+def test_fields_that_repeat_a_parquet_column_are_refused(tmp_path):
+    table = pa.table({"translation": [{"sw": "paka", "en": "cat"}], "en": ["dog"]})
+    pq.write_table(table, tmp_path / "pairs.parquet")
+    with pytest.raises(CorpusError, match=r"duplicate column: en, translation\.sw, translation\.en"):
+        load_corpus(tmp_path / "pairs.parquet")
+
+
+#: A value of a column, and what the report says of it.
+VALUES = [
+    ("source", math.nan, "source is nan"),
+    ("source", None, "'source'"),
+    ("target", 7, "target is 7"),
+    ("source_lang", math.nan, "source_lang is nan"),
+    ("target_lang", 1.5, "target_lang is 1.5"),
+    ("alignment", math.nan, "alignment is nan"),
+    ("alignment", [[0, 0]], "alignment is [[0, 0]]"),
+    ("alignment_scores", math.nan, "alignment_scores is nan"),
+    ("alignment_scores", "nan", "alignment_scores has 'nan', which is not a finite number"),
+    ("alignment_scores", "inf", "alignment_scores has 'inf', which is not a finite number"),
+    ("alignment_scores", "1,0", "alignment_scores has '1,0', which is not a finite number"),
+    ("segmenter", math.nan, "segmenter is nan"),
+]
+
+
+def test_values_that_a_column_cannot_hold_are_counted_with_line_and_column(tmp_path, fault):
+    good = {"source": "paka", "target": "cat", "source_lang": "sw", "target_lang": "en"}
+    good |= {"alignment": "0-0", "alignment_scores": "1", "segmenter": "whitespace"}
+    survived = 0
+    for name, value, detail in VALUES:
+        rows = [good, {**good, name: value}]
+        path = write(tmp_path / "pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+        corpus = load_corpus(path, source_lang="sw")
+        (examples,) = [examples for c in corpus.report.counts.values() for examples in c.examples.values()]
+        survived += len(corpus.dataset) == 1 and examples == [f"{path}:2 ({detail})"]
+    fault("C9", "a value that a column cannot hold", tried=len(VALUES), survived=survived)
+
+
+@pytest.mark.parametrize("name", ["source", "source_lang", "alignment", "alignment_scores", "source_bt"])
+@pytest.mark.parametrize("kind", [pa.float64(), pa.int8(), pa.timestamp("ns"), pa.date32(), pa.decimal128(5)])
+def test_parquet_columns_that_hold_no_text_are_named(tmp_path, name, kind):
+    columns = {"source": ["paka"], "target": ["cat"], "alignment": ["0-0"], name: pa.array([None], kind)}
+    pq.write_table(pa.table(columns), tmp_path / "sw-en.parquet")
+    with pytest.raises(CorpusError, match=rf"sw-en\.parquet: the column '{name}' holds .*, but should hold text"):
+        load_corpus(tmp_path / "sw-en.parquet")
 
 
 def test_a_first_line_that_is_not_utf_8(tmp_path):
@@ -229,7 +334,7 @@ def test_jsonl_faults(tmp_path):
         '{"source": "\\ud800", "target": "cat"}',
     ]
     path = write(tmp_path / "sw-en.jsonl", '{"source": "paka", "target": "cat"}\n' + "\n".join(lines) + "\n")
-    assert dropped(load_corpus(path)) == {"not JSON": 2, "missing side": 2, "not text": 1}
+    assert dropped(load_corpus(path)) == {"not JSON": 2, "missing side": 1, "not text": 2}
     with pytest.raises(ValueError, match=r"sw-en\.jsonl:1: no columns 'source' and 'target'.* found 'text'"):
         load_corpus(write(tmp_path / "sw-en.jsonl", '{"text": "paka"}\n'))
 

@@ -95,7 +95,7 @@ def test_missing_files_are_reported_with_alternatives(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no pairs for sw\. It has: de"):
         load_sts_folder(tmp_path, ["sw"], "dev")
     write(tmp_path / "stsb-de-dev.csv.gz", [("a", "b", 1), ("c", "d")])
-    with pytest.raises(ValueError, match="row 2 must be two sentences and a score, but is 'c,d'"):
+    with pytest.raises(ValueError, match="row 2 must be two sentences and a finite score, but is 'c,d'"):
         load_sts_folder(tmp_path, split="dev")
     write(tmp_path / "stsb-de-dev.csv.gz", [], header=True)
     with pytest.raises(ValueError, match="has no pairs"):

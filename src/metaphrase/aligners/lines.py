@@ -24,6 +24,7 @@ from metaphrase.aligners.linking import (
     segmenter_of,
 )
 from metaphrase.aligners.options import AlignOptions
+from metaphrase.corpus.readers.columns import is_header
 from metaphrase.exceptions import CorpusError, UsageError
 
 #: Lines that are aligned together by an aligner that is not trained on them.
@@ -62,7 +63,7 @@ class LineReader:
             if len(set(columns)) < len(columns):
                 raise CorpusError(f"stdin:1: the header has a duplicate column: {', '.join(columns)}.")
             return cls(columns, _split(lines, len(columns), "\t"))
-        if len(columns) != 2:
+        if len(columns) != 2 or is_header(columns):
             raise CorpusError(
                 "stdin:1: expected a line 'source<TAB>target' or 'a b ||| x y', or a header with the columns 'source' and "
                 f"'target', found {text[:80]!r}."

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
+from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, MissingFileError
 
@@ -172,7 +173,8 @@ def _files(item: str, into: str, split: str) -> list[BitextFile]:
     if "," in item and not path.exists():
         first, _, second = item.partition(",")
         return [_moses(item, Path(first), Path(second), into)]
-    if path.is_file():
+    if path.exists():
+        check_regular(path)
         return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
     sides = _sides_of(path, into)
     if sides is None:
@@ -210,8 +212,7 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
 def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:
     """A Moses pair with the languages of its suffixes; the corpus's target comes second."""
     for path in (first, second):
-        if not path.is_file():
-            raise MissingFileError(f"The file {path} of the Moses pair {name} does not exist.")
+        check_regular(path)
     suffixes = [_suffix(path) for path in (first, second)]
     languages = [bare_language(suffix) if is_language(suffix.lower()) else None for suffix in suffixes]
     if languages[0] == into:

@@ -13,8 +13,9 @@ import numpy as np
 from datasets import Dataset, Features, IterableDataset, List, Value
 
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name, pin_revision, stream_rows
+from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, read_lines
-from metaphrase.exceptions import CorpusError, MissingFileError
+from metaphrase.exceptions import CorpusError
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ def check_monolingual(paths: Sequence[str | Path]) -> None:
     for name in map(str, paths):
         if is_hub_name(name):
             parse_hub_name(name)
-        elif not Path(name).is_file():
-            raise MissingFileError(f"The file of monolingual text {name} does not exist.")
+        else:
+            check_regular(Path(name))
 
 
 def load_monolingual(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -69,7 +70,7 @@ def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
         return fault
     for language in (row.source_lang, row.target_lang):
         if language is not None and not (language.isascii() and language.isalnum()):
-            return BadLine("no language", f"{language!r:.40}")
+            return BadLine("no language", f"{language!r:.40} is not a language code")
     try:
         row = _with_links(row)
     except ValueError as error:
@@ -88,10 +89,7 @@ def _text_fault(row: Row, max_chars: int) -> BadLine | None:
         return BadLine("too long", f"{max(len(source), len(target))} characters")
     texts = source + target
     for name in BACK_TRANSLATIONS:
-        text = getattr(row, name)
-        if not isinstance(text, str | None):
-            return BadLine("not text", f"{name} is {text!r:.40}")
-        texts += text or ""
+        texts += getattr(row, name) or ""
     if "\0" in texts:
         return BadLine("not text", "NUL")
     try:
@@ -109,8 +107,6 @@ def _with_links(row: Row) -> Row:
     """
     if row.alignment is None:
         return row._replace(alignment_scores=None, segmenter=None)
-    if not isinstance(row.alignment, str):
-        raise AlignmentFormatError(f"{str(row.alignment)[:40]!r} is not of the form '0-0 1-2'")
     links = parse_links(row.alignment)
     segmenter = row.segmenter or "whitespace"
     n_source = len(word_spans(row.source, row.source_lang, segmenter))
@@ -119,8 +115,17 @@ def _with_links(row: Row) -> Row:
         raise AlignmentFormatError(f"a link points outside of the {n_source} and {n_target} words")
     if not row.alignment_scores:
         return row._replace(alignment_scores=None)
-    if not isinstance(row.alignment_scores, str):
-        raise AlignmentFormatError(f"the scores {row.alignment_scores!r:.40} are not text")
-    if len([float(score) for score in row.alignment_scores.split()]) != len(links):
-        raise AlignmentFormatError(f"{len(row.alignment_scores.split())} scores for {len(links)} links")
+    scores = row.alignment_scores.split()
+    if odd := [score for score in scores if not _is_finite(score)]:
+        raise AlignmentFormatError(f"alignment_scores has {odd[0]!r:.40}, which is not a finite number")
+    if len(scores) != len(links):
+        raise AlignmentFormatError(f"alignment_scores has {len(scores)} scores for {len(links)} links")
     return row
+
+
+def _is_finite(number: str) -> bool:
+    """Whether a text is a finite number."""
+    try:
+        return math.isfinite(float(number))
+    except ValueError:
+        return False

@@ -11,8 +11,9 @@ import zlib
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
+from metaphrase.corpus.kinds import check_content, check_regular
 from metaphrase.exceptions import CorpusError
 
 #: A side with more characters is too long for a sentence.
@@ -88,16 +89,31 @@ def expands_too_far(size: int, packed: int, max_expansion: float | None) -> bool
     return max_expansion is not None and size > max(EXPANSION_AFTER, max_expansion * packed)
 
 
-def open_bytes(path: Path, max_expansion: float | None = MAX_EXPANSION) -> BinaryIO:
-    """Open a file for reading, decompressed if its content is gzip, regardless of its name.
+def open_bytes(
+    path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: str | None = None
+) -> io.BufferedReader:
+    """Open a text file for reading, decompressed if its content is gzip, regardless of its name.
 
     Args:
         path: The file.
         max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
+        accepted: What the file may be instead of UTF-8; see `check_content`.
+
+    Raises:
+        MissingFileError: It does not exist.
+        CorpusError: It is not a regular file, or its first bytes are those of something else than text.
     """
-    with path.open("rb") as raw:
-        packed = raw.read(2) == b"\x1f\x8b"
-    return io.BufferedReader(_Unpacked(path, max_expansion), 1 << 17) if packed else path.open("rb")
+    check_regular(path)
+    stream = path.open("rb")
+    if stream.peek(2)[:2] == b"\x1f\x8b":
+        stream.close()
+        stream = io.BufferedReader(_Unpacked(path, max_expansion), 1 << 17)
+    try:
+        check_content(path, stream.peek(), accepted=accepted)
+    except Exception:
+        stream.close()
+        raise
+    return stream
 
 
 @contextmanager
@@ -157,16 +173,14 @@ def read_lines(
         The line's number, from 1, and its text, or the reason why it cannot be read.
 
     Raises:
-        CorpusError: The file is damaged, expands too far, or is UTF-16.
+        CorpusError: The file is damaged, expands too far, or is not UTF-8 text.
     """
     limit = max_line_bytes(max_chars)
     number = 0
-    with open_bytes(path, max_expansion) as stream:
-        try:
+    try:
+        with open_bytes(path, max_expansion) as stream:
             while raw := stream.readline(limit):
                 number += 1
-                if number == 1 and (raw[:2] in (b"\xff\xfe", b"\xfe\xff") or raw.count(0) > len(raw) / 4):
-                    raise CorpusError(f"{path}:1: the file is UTF-16. Convert it to UTF-8.")
                 if len(raw) == limit and not raw.endswith(b"\n"):
                     while (rest := stream.readline(limit)) and not rest.endswith(b"\n"):
                         pass
@@ -174,6 +188,8 @@ def read_lines(
                     continue
                 if number == 1:
                     raw = raw.removeprefix(codecs.BOM_UTF8)
+                    if not raw:
+                        return
                 raw = raw.removesuffix(b"\n").removesuffix(b"\r")
                 if b"\0" in raw:
                     yield number, BadLine("not text", "NUL byte")
@@ -184,24 +200,26 @@ def read_lines(
                     yield number, BadLine("not UTF-8", f"byte {raw[error.start]:#04x} at {error.start}")
                     continue
                 yield number, text
-        except _DAMAGED as error:
-            raise _damage(path, number, error) from error
+    except _DAMAGED as error:
+        raise _damage(path, number, error) from error
 
 
-def read_chunks(path: Path, max_expansion: float | None = MAX_EXPANSION) -> Iterator[bytes]:
-    """Read the bytes of a plain or gzip file, one MiB at a time.
+def read_chunks(
+    path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: str | None = None
+) -> Iterator[bytes]:
+    """Read the bytes of a plain or gzip file, one MiB at a time; the arguments are those of `open_bytes`.
 
     Raises:
         CorpusError: The file is damaged or expands too far.
     """
     lines = 0
-    with open_bytes(path, max_expansion) as stream:
-        try:
+    try:
+        with open_bytes(path, max_expansion, accepted=accepted) as stream:
             while chunk := stream.read(1 << 20):
                 yield chunk
                 lines += chunk.count(b"\n")
-        except _DAMAGED as error:
-            raise _damage(path, lines, error) from error
+    except _DAMAGED as error:
+        raise _damage(path, lines, error) from error
 
 
 def count_lines(path: Path, max_expansion: float | None = MAX_EXPANSION) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import math
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -112,9 +113,11 @@ def _read(language: str, path: Path) -> STSSet:
                 try:
                     first, second, score = row
                     rows.append((first, second, float(score)))
+                    if not math.isfinite(rows[-1][2]):
+                        raise ValueError(score)
                 except ValueError as error:
                     raise DataError(
-                        f"{path}: row {number} must be two sentences and a score, but is {','.join(row)[:80]!r}."
+                        f"{path}: row {number} must be two sentences and a finite score, but is {','.join(row)[:80]!r}."
                     ) from error
         except csv.Error as error:
             raise DataError(f"{path}:{reader.line_num}: this is not CSV ({error}).") from error

@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from metaphrase.corpus.text import MAX_CHARS, one_line, read_lines
-from metaphrase.exceptions import CorpusError, MissingFileError
+from metaphrase.exceptions import CorpusError
 from metaphrase.io.work_folders import write_atomically
 
 
@@ -31,8 +31,6 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
         ValueError: The file is damaged, or does not have the column.
     """
     path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"The file {path} does not exist.")
     at = int(column) - 1 if column is not None and column.isdecimal() else None
     for number, line in read_lines(path):
         if not isinstance(line, str):
@@ -41,8 +39,9 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
         if column is not None:
             cells = line.split("\t")
             if at is None:
-                if column not in cells:
-                    raise CorpusError(f"{path} has no column {column!r}; its header is: {', '.join(cells)}.")
+                if cells.count(column) != 1:
+                    some = "several columns" if column in cells else "no column"
+                    raise CorpusError(f"{path} has {some} {column!r}; its header is: {', '.join(cells)}.")
                 at = cells.index(column)
                 continue
             if not 0 <= at < len(cells):

@@ -88,7 +88,9 @@ def read_pairs(
                 unreadable[checked.reason] = counts.examples[checked.reason]
                 check_rate()
         check_rate()
-        if read and bad == read:
+        if not read:
+            raise CorpusError(f"{file.name} has no pairs: it is empty, or has nothing but a header.")
+        if bad == read:
             raise CorpusError(f"{file.name} has no readable pair in {read} lines: {format_examples(unreadable)}.")
     finally:
         report.log_unreadable(file.name, unreadable, bad, read)

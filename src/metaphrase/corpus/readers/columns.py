@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,24 +26,53 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
-    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if neither is found."""
-    columns = {name.strip().lower(): name for name in names}
-    source = next((columns[name] for name in _SOURCE_NAMES if name in columns), None)
-    target = next((columns[name] for name in _TARGET_NAMES if name in columns), None)
+    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if neither is found.
+
+    Raises:
+        CorpusError: Two columns have the same role.
+    """
+    columns: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        columns[_role(name)].append(name)
+
+    def column(role: str | None) -> str | None:
+        found = columns.get(role or "", [])
+        if len(found) > 1:
+            raise CorpusError(
+                f"{file.name} has several columns for {role!r}: {', '.join(map(repr, found))}. Rename all but one of them."
+            )
+        return found[0] if found else None
+
+    codes = [role for role in columns if is_language(role) and role != file.into and file.language in (role, None)]
+    code = codes[0] if len(codes) == 1 else None
+    source, target = column("source"), column("target")
     languages = file.source_lang, file.target_lang
-    if "english" in columns or source is None or target is None:
-        codes = {bare_language(name): column for name, column in columns.items() if is_language(name)}
-        others = [code for code in codes if code != file.into and file.language in (code, None)]
+    if source is None or target is None or target.strip().lower() == "english":
         languages = file.language, file.into
-        target = target or codes.get(file.into)
-        if source is None and len(others) == 1:
-            source, languages = codes[others[0]], (others[0], file.into)
+        if code is not None and column(file.into) is not None and None in (source, target):
+            source = target = None  # a column of another purpose, such as the origin of the pair
+        if source is None and code is not None:
+            source, languages = column(code), (code, file.into)
+        target = target or column(file.into)
     if source is None or target is None:
         return None
-    source_lang, target_lang, *optional = (
-        columns.get(name, name) for name in ("source_lang", "target_lang", *OPTIONAL)
-    )
+    source_lang, target_lang, *optional = (column(name) or name for name in ("source_lang", "target_lang", *OPTIONAL))
     return Layout(source, target, source_lang, target_lang, tuple(optional), languages)
+
+
+def is_header(names: Iterable[str]) -> bool:
+    """Whether a line holds a name of a column of a pair."""
+    return any(_role(name) in ("source", "target", "source_lang", "target_lang") for name in names)
+
+
+def _role(name: str) -> str:
+    """What a column holds: ``source``, ``target``, the code of a language, or what its name says."""
+    name = name.strip().lower()
+    if name in _SOURCE_NAMES:
+        return "source"
+    if name in _TARGET_NAMES:
+        return "target"
+    return bare_language(name) if is_language(name) else name
 
 
 def read_records(
@@ -58,24 +88,35 @@ def read_records(
         if isinstance(record, BadLine):
             yield line, record
             continue
-        if isinstance(record.get("translation"), Mapping):
-            record = {**record, **record["translation"]}
-        if (
-            layout is None or not {layout.source, layout.target} <= record.keys()
-        ):  # JSON lines may differ in their keys
-            layout = find_layout(record, file) or layout
+        if isinstance(nested := record.get("translation"), Mapping):
+            if repeated := sorted(record.keys() & nested.keys()):
+                yield line, BadLine("repeated key", ", ".join(map(repr, repeated)))
+                continue
+            record = {**record, **nested}
+        # JSON lines may differ in their keys
+        if layout is None or not {layout.source, layout.target} <= record.keys():
+            try:
+                layout = find_layout(record, file) or layout
+            except CorpusError as error:
+                yield line, BadLine("repeated key", str(error))
+                continue
             if layout is None:
                 raise CorpusError(
                     f"{file.name}:{line}: no columns 'source' and 'target' (or two language codes, one of them "
                     f"{file.into!r}); found {', '.join(map(repr, record))}. Rename them."
                 )
-        source, target = record.get(layout.source), record.get(layout.target)
-        if not isinstance(source, str) or not isinstance(target, str):
-            yield line, BadLine("missing side", f"{layout.source if not isinstance(source, str) else layout.target!r}")
-            continue
-        source_lang, target_lang = layout.languages
-        if value := record.get(layout.source_lang):
-            source_lang = bare_language(str(value))
-        if value := record.get(layout.target_lang):
-            target_lang = bare_language(str(value))
-        yield line, Row(source, target, source_lang, target_lang, *map(record.get, layout.optional))
+        yield line, _row(record, layout)
+
+
+def _row(record: Mapping[str, Any], layout: Layout) -> Row | BadLine:
+    """The row of a record, or why it is unusable."""
+    names = (*layout[:4], *layout.optional)
+    values: list[Any] = [record.get(name) for name in names]
+    if None in values[:2]:
+        return BadLine("missing side", repr(names[values.index(None)]))
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, str | None):
+            return BadLine("not text", f"{name} is {value!r:.40}")
+    for at, language in enumerate(layout.languages, 2):
+        values[at] = bare_language(values[at]) if values[at] else language
+    return Row(*values)

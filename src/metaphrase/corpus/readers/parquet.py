@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from metaphrase.corpus.files import BitextFile
+from metaphrase.corpus.kinds import PARQUET, check_content, check_regular
 from metaphrase.corpus.readers.columns import find_layout, read_records
 from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, expands_too_far, max_line_bytes
@@ -36,6 +37,9 @@ def _records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | BadL
     rows have it. A row with a value that exceeds the length of a line is unreadable.
     """
     path, limit = file.paths[0], max_line_bytes(max_chars)
+    check_regular(path)
+    with path.open("rb") as stream:
+        check_content(path, stream.peek(), accepted=PARQUET)
     try:
         with pq.ParquetFile(path) as parquet:
             metadata, leaves = parquet.metadata, _leaves(parquet.schema_arrow, file)
@@ -46,7 +50,7 @@ def _records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | BadL
             return
         wanted = {name: leaf for name, leaf in leaves.items() if name in (*layout[:4], *layout.optional)}
         for name, leaf in wanted.items():
-            if not (leaf.text or pa.types.is_primitive(leaf.kind) or pa.types.is_null(leaf.kind)):
+            if not (leaf.text or pa.types.is_null(leaf.kind)):
                 raise CorpusError(f"{file.name}: the column {name!r} holds {leaf.kind}, but should hold text.")
         rows = _batch_rows(file, metadata, list(wanted.values()))
         text = [leaf.path for leaf in wanted.values() if leaf.text and leaf.field is None]
@@ -96,13 +100,16 @@ def _leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
     Raises:
         CorpusError: A name occurs twice.
     """
-    if len(set(schema.names)) < len(schema.names):
-        raise CorpusError(f"{file.name} has a duplicate column: {', '.join(schema.names)}.")
-    leaves = {field.name: _Leaf(field.name, None, field.type) for field in schema}
-    if "translation" in leaves and pa.types.is_struct(kind := leaves["translation"].kind):
-        del leaves["translation"]
-        leaves |= {field.name: _Leaf("translation", field.name, field.type) for field in kind.fields}
-    return leaves
+    leaves = [_Leaf(field.name, None, field.type) for field in schema]
+    for leaf in leaves:
+        if leaf.column == "translation" and pa.types.is_struct(leaf.kind):
+            leaves.remove(leaf)
+            leaves += [_Leaf(leaf.column, field.name, field.type) for field in leaf.kind.fields]
+            break
+    named = {leaf.field or leaf.column: leaf for leaf in leaves}
+    if len(named) < len(leaves):
+        raise CorpusError(f"{file.name} has a duplicate column: {', '.join(leaf.path for leaf in leaves)}.")
+    return named
 
 
 def _batch_rows(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence[_Leaf]) -> int:
@@ -134,7 +141,7 @@ def _rows(columns: dict[str, pa.Array], limit: int) -> Iterator[dict[str, Any] |
     for name, column in columns.items():
         places = column.indices if pa.types.is_dictionary(column.type) else None
         values = column if places is None else column.dictionary
-        if pa.types.is_primitive(values.type) or pa.types.is_null(values.type):
+        if pa.types.is_null(values.type):
             continue
         is_long_d = pc.greater(pc.binary_length(values), limit)
         if pc.any(is_long_d).as_py():

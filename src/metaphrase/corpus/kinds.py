@@ -1,0 +1,76 @@
+"""What a file is by its first bytes, whatever its name says."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+from metaphrase.exceptions import CorpusError, MissingFileError
+
+PARQUET, UTF_16 = "a Parquet file", "text in UTF-16"
+
+_UTF_8 = "Convert it to UTF-8."
+_EXPORT = "Export its text as TSV in UTF-8."
+_EXTRACT = "Extract the files in it."
+_DECOMPRESS = "Decompress it, or compress it with gzip instead."
+#: The first bytes of files that are not text in UTF-8, what these files are, and what to do.
+_SIGNATURES = {
+    rb"PAR1": (PARQUET, "Rename it to .parquet."),
+    rb"\x1f\x8b": ("compressed once too often", "Decompress it once."),
+    rb"\xfd7zXZ\0": ("compressed with xz", _DECOMPRESS),
+    rb"BZh[1-9](1AY&SY|\x17rE8P)": ("compressed with bzip2", _DECOMPRESS),
+    rb"\x28\xb5\x2f\xfd": ("compressed with Zstandard", _DECOMPRESS),
+    rb"PK\x03\x04.*?(\[Content_Types\]|word/|xl/)": ("an Office document, such as .docx or .xlsx", _EXPORT),
+    rb"PK\x03\x04.{26}mimetype": ("an OpenDocument file, such as .odt or .ods", _EXPORT),
+    rb"PK(\x03\x04|\x05\x06)": ("a ZIP archive", _EXTRACT),
+    rb"7z\xbc\xaf\x27\x1c": ("a 7-Zip archive", _EXTRACT),
+    rb"Rar!\x1a\x07": ("a RAR archive", _EXTRACT),
+    rb".{257}ustar(\0|  \0)": ("a tar archive", _EXTRACT),
+    rb"%PDF-": ("a PDF document", _EXPORT),
+    rb"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": ("an Office document, such as .doc or .xls", _EXPORT),
+    rb"SQLite format 3\0": ("an SQLite database", _EXPORT),
+    rb"ARROW1\0\0": ("an Arrow file", "Write its table as .parquet."),
+    rb"\s*<(?i:!doctype\s+html|html[\s>])": (
+        "a web page, perhaps that of a failed download",
+        "Download the file again.",
+    ),
+    rb"version https://git-lfs\.github\.com/": ("a Git LFS pointer without its content", "Run git lfs pull."),
+    rb"\0+$": ("filled with NUL bytes", "It is damaged: copy or download it again."),
+    rb"\xff\xfe\0\0|\0\0\xfe\xff|([^\0].\0\0){4}|(\0\0.[^\0]){4}": ("text in UTF-32", _UTF_8),
+    rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}": (UTF_16, _UTF_8),
+}
+
+
+def check_regular(path: Path) -> None:
+    """Check that a path is a file, which can be read more than once.
+
+    Raises:
+        MissingFileError: It does not exist.
+        CorpusError: It is a folder, a pipe or a device.
+    """
+    if not path.exists():
+        raise MissingFileError(f"The file {path} does not exist.")
+    mode = path.stat().st_mode
+    if stat.S_ISDIR(mode):
+        raise CorpusError(f"{path} is a folder, but should be a file.")
+    if not stat.S_ISREG(mode):
+        raise CorpusError(
+            f"{path} is a pipe or a device, which cannot be read twice. Write its content to a file first."
+        )
+
+
+def check_content(path: Path, head: bytes, *, accepted: str | None = None) -> None:
+    """Check that a file is text in UTF-8, as far as its first bytes tell.
+
+    Args:
+        path: The file.
+        head: The first bytes of its content, decompressed.
+        accepted: What it may be instead: `PARQUET` or `UTF_16`.
+
+    Raises:
+        CorpusError: It is something else; the message says what, and what to do.
+    """
+    for magic, (what, remedy) in _SIGNATURES.items():
+        if what != accepted and re.match(magic, head, re.DOTALL):
+            raise CorpusError(f"{path} is {what}. {remedy}")
