@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
@@ -10,6 +10,7 @@ from metaphrase.aligners.linking import check_segmenter
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 
 #: The options of each kind of aligner.
 SETTINGS = {
@@ -23,80 +24,54 @@ SETTINGS = {
 class AlignOptions(BitextOptions):
     """The bitext to align, the aligner, and the output."""
 
-    files: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Bitext to align: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the "
-            "first arguments. '-' or no files: lines of stdin, 'source<TAB>target', with or without a header, or "
-            "'a b ||| x y'."
-        },
+    files: list[str] = option(
+        [],
+        "Bitext to align: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the "
+        "first arguments. '-' or no files: lines of stdin, 'source<TAB>target', with or without a header, or "
+        "'a b ||| x y'.",
     )
-    output: str | None = field(
-        default=None,
-        metadata={
-            "aliases": ["-o"],
-            "help": "Output file, the bitext with its links: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. Lines of stdin "
-            "are written to stdout by default.",
-        },
+    output: str | None = option(
+        None,
+        "Output file, the bitext with its links: .tsv, .tsv.gz, .jsonl, .jsonl.gz or .parquet. Lines of stdin "
+        "are written to stdout by default.",
+        aliases=["-o"],
     )
-    aligner: str = field(default="fast_align", metadata={"help": f"{', '.join(ALIGNERS)} (default: fast_align)."})
-    heuristic: str | None = field(
-        default=None,
-        metadata={"help": "Symmetrisation of a statistical aligner's two directions: grow-diag-final-and …"},
+    aligner: str = option("fast_align", f"{', '.join(ALIGNERS)} (default: fast_align).")
+    heuristic: str | None = option(
+        None, "Symmetrisation of a statistical aligner's two directions: grow-diag-final-and …"
     )
-    iterations: int | None = field(
-        default=None, metadata={"help": "Training iterations of each statistical model (default: 5)."}
+    iterations: int | None = option(None, "Training iterations of each statistical model (default: 5).")
+    model: str | None = option(
+        None, "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."
     )
-    model: str | None = field(
-        default=None,
-        metadata={"help": "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."},
+    layer: int | None = option(None, "Hidden layer of the embedding aligner.")
+    method: str | None = option(None, "Method of the embedding aligner: argmax, itermax, softmax.")
+    level: str | None = option(None, "Units that the embedding aligner compares: piece (the default) or word.")
+    threshold: float | None = option(None, "Minimum score of a link: of the span aligner, or of --method softmax.")
+    lowercase: bool | None = option(None, "Lowercase words in statistical aligners (default: true).")
+    strip_punctuation: bool | None = option(
+        None, "Strip punctuation around words in statistical aligners (default: true)."
     )
-    layer: int | None = field(default=None, metadata={"help": "Hidden layer of the embedding aligner."})
-    method: str | None = field(
-        default=None, metadata={"help": "Method of the embedding aligner: argmax, itermax, softmax."}
+    force_bidirectional: bool | None = option(
+        None, "Keep only the links of the span aligner that both directions find."
     )
-    level: str | None = field(
-        default=None, metadata={"help": "Units that the embedding aligner compares: piece (the default) or word."}
+    align_to_words: bool | None = option(
+        None, "Extend the answers of the span aligner to whole words (default: true)."
     )
-    threshold: float | None = field(
-        default=None, metadata={"help": "Minimum score of a link: of the span aligner, or of --method softmax."}
+    batch_size: int | None = option(None, "Texts per forward pass of a neural aligner.")
+    segmenter: str = option(
+        "auto",
+        "whitespace: split words at spaces. auto, icu: find the words of languages written without spaces (zh, "
+        "ja, th, …) with ICU; the column 'segmenter' marks such pairs.",
     )
-    lowercase: bool | None = field(
-        default=None, metadata={"help": "Lowercase words in statistical aligners (default: true)."}
+    overwrite: bool = option(False, "Align pairs that already have links.")
+    pharaoh: bool = option(False, "Write only the links of lines of stdin, '0-0 1-2'.")
+    save: str | None = option(None, "Folder to save the statistical aligners to, one for each pair of languages.")
+    load: str | None = option(
+        None, "Load statistical aligners that --save wrote; lines of stdin are then aligned as they arrive."
     )
-    strip_punctuation: bool | None = field(
-        default=None, metadata={"help": "Strip punctuation around words in statistical aligners (default: true)."}
-    )
-    force_bidirectional: bool | None = field(
-        default=None, metadata={"help": "Keep only the links of the span aligner that both directions find."}
-    )
-    align_to_words: bool | None = field(
-        default=None, metadata={"help": "Extend the answers of the span aligner to whole words (default: true)."}
-    )
-    batch_size: int | None = field(default=None, metadata={"help": "Texts per forward pass of a neural aligner."})
-    segmenter: str = field(
-        default="auto",
-        metadata={
-            "help": "whitespace: split words at spaces. auto, icu: find the words of languages written without spaces (zh, "
-            "ja, th, …) with ICU; the column 'segmenter' marks such pairs."
-        },
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Align pairs that already have links."})
-    pharaoh: bool = field(default=False, metadata={"help": "Write only the links of lines of stdin, '0-0 1-2'."})
-    save: str | None = field(
-        default=None,
-        metadata={"help": "Folder to save the statistical aligners to, one for each pair of languages."},
-    )
-    load: str | None = field(
-        default=None,
-        metadata={
-            "help": "Load statistical aligners that --save wrote; lines of stdin are then aligned as they arrive."
-        },
-    )
-    phrase_table: str | None = field(
-        default=None, metadata={"help": "File to write the phrase pairs of the aligned bitext to (.tsv.gz)."}
-    )
-    summary: str | None = field(default=None, metadata={"help": "File to write the summary to, as JSON."})
+    phrase_table: str | None = option(None, "File to write the phrase pairs of the aligned bitext to (.tsv.gz).")
+    summary: str | None = option(None, "File to write the summary to, as JSON.")
 
     @property
     def reads_lines(self) -> bool:

@@ -6,7 +6,7 @@ Each data set is measured and cached on its own, and an interrupted command resu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.evaluation.suites import FINETUNED, SUITES, Benchmark, Settings
 from metaphrase.evaluation.suites.running import RESULTS, Evaluation, Reporter, evaluate
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.files import write_json
 from metaphrase.mining.margins import Margin, Retrieval
 from metaphrase.publishing.report import render_summary, render_table
@@ -39,120 +40,85 @@ EXAMPLES = (
 class EvaluateOptions:
     """The encoder to measure, the data, and the settings."""
 
-    model: str = field(
-        metadata={"help": "Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument."}
-    )
-    data: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
-            "stsb, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read the Hub and "
-            "work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …)."
-        },
+    model: str = option(help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.")
+    data: str | None = option(
+        None,
+        "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
+        "stsb, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read the Hub and "
+        "work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …).",
     )
     suite: Literal["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb", "all"] = (
-        field(
-            default="retrieval",
-            metadata={
-                "help": "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
-                "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
-                "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all "
-                "suites. If a data set fails, the others are still measured and written, and the exit status is 2."
-            },
+        option(
+            "retrieval",
+            "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
+            "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
+            "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all "
+            "suites. If a data set fails, the others are still measured and written, and the exit status is 2.",
         )
     )
-    languages: list[str] | None = field(
-        default=None, metadata={"help": "Languages, separated by spaces or commas. Default: all in the folder."}
+    languages: list[str] | None = option(None, "Languages, separated by spaces or commas. Default: all in the folder.")
+    split: str | None = option(None, "Split of parallel test sets to read: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …")
+    tasks: list[str] | None = option(
+        None, "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."
     )
-    split: str | None = field(
-        default=None,
-        metadata={"help": "Split of parallel test sets to read: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …"},
+    protocols: list[str] | None = option(
+        None,
+        "BUCC protocols, by the split that sets the threshold and the split that is scored: train_oracle (both "
+        "training, DAP's table 2), train_to_test (training, then test: the shared task), sample_to_train (sample, then "
+        "training: XTREME), sample_oracle (both sample: WACSE, mSimCSE). Default: all whose splits are available.",
     )
-    tasks: list[str] | None = field(
-        default=None,
-        metadata={"help": "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."},
+    margin: Margin = option(
+        "ratio",
+        "Mining: the score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their "
+        "--k neighbours; distance: the cosine minus that mean; absolute: the cosine.",
     )
-    protocols: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "BUCC protocols, by the split that sets the threshold and the split that is scored: train_oracle (both "
-            "training, DAP's table 2), train_to_test (training, then test: the shared task), sample_to_train (sample, then "
-            "training: XTREME), sample_oracle (both sample: WACSE, mSimCSE). Default: all whose splits are available."
-        },
+    k: int = option(4, "Mining: number of neighbours in the margin.")
+    retrieval: Retrieval = option(
+        "max",
+        "Mining: candidate pairs. forward: each source with its best target; backward: each target with its best "
+        "source; intersection: the pairs of both; max: the pairs of either, with each sentence in one pair only.",
     )
-    margin: Margin = field(
-        default="ratio",
-        metadata={
-            "help": "Mining: the score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their "
-            "--k neighbours; distance: the cosine minus that mean; absolute: the cosine."
-        },
+    duplicates: Duplicates | None = option(
+        None,
+        "Mining: repeated lines. keep: each is searched (DAP, mSimCSE); unify: they are searched once and "
+        "excluded from the pairs (LASER, XTREME). Default: that of the protocol, keep except for sample_to_train.",
     )
-    k: int = field(default=4, metadata={"help": "Mining: number of neighbours in the margin."})
-    retrieval: Retrieval = field(
-        default="max",
-        metadata={
-            "help": "Mining: candidate pairs. forward: each source with its best target; backward: each target with its best "
-            "source; intersection: the pairs of both; max: the pairs of either, with each sentence in one pair only."
-        },
+    comparison: ThresholdComparison | None = option(
+        None,
+        "Mining: comparison of a pair's score with the threshold, > (DAP) or >= (LASER, XTREME). Default: that "
+        "of the protocol, > for train_oracle and train_to_test.",
     )
-    duplicates: Duplicates | None = field(
-        default=None,
-        metadata={
-            "help": "Mining: repeated lines. keep: each is searched (DAP, mSimCSE); unify: they are searched once and "
-            "excluded from the pairs (LASER, XTREME). Default: that of the protocol, keep except for sample_to_train."
-        },
+    output: str | None = option(None, "JSON file to write.")
+    output_dir: str = option(
+        "runs/evaluation", "Folder of cached results, by digest of the model, and of results.json."
     )
-    comparison: ThresholdComparison | None = field(
-        default=None,
-        metadata={
-            "help": "Mining: comparison of a pair's score with the threshold, > (DAP) or >= (LASER, XTREME). Default: that "
-            "of the protocol, > for train_oracle and train_to_test."
-        },
+    baseline: str | None = option(
+        None,
+        "Encoder to compare with, measured with its stored query prompt; --max_length applies to it, "
+        "--pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, for a baseline with other "
+        "settings.",
     )
-    output: str | None = field(default=None, metadata={"help": "JSON file to write."})
-    output_dir: str = field(
-        default="runs/evaluation",
-        metadata={"help": "Folder of cached results, by digest of the model, and of results.json."},
+    prompt: str = option(
+        "auto",
+        "Text before each sentence. auto: the query prompt that the model stores (E5's 'query: '), "
+        "if any; none: no prompt.",
     )
-    baseline: str | None = field(
-        default=None,
-        metadata={
-            "help": "Encoder to compare with, measured with its stored query prompt; --max_length applies to it, "
-            "--pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, for a baseline with other "
-            "settings."
-        },
+    pooling: str | None = option(None, "cls, mean, max, …; default: that of the model.")
+    layer: int | None = option(
+        None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
     )
-    prompt: str = field(
-        default="auto",
-        metadata={
-            "help": "Text before each sentence. auto: the query prompt that the model stores (E5's 'query: '), "
-            "if any; none: no prompt."
-        },
+    max_length: int | None = option(
+        None, "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."
     )
-    pooling: str | None = field(default=None, metadata={"help": "cls, mean, max, …; default: that of the model."})
-    layer: int | None = field(
-        default=None,
-        metadata={"help": "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."},
-    )
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."},
-    )
-    batch_size: int = field(default=32, metadata={"help": "Sentences per forward pass."})
-    resamples: int = field(default=RESAMPLES, metadata={"help": "Number of bootstrap samples of intervals and tests."})
-    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
-    text_equality: bool = field(
-        default=False, metadata={"help": "Count another copy of the translation's text as a hit."}
-    )
-    strip_quotes: bool = field(
-        default=False, metadata={"help": "Remove each \" from the texts of parallel test sets (DAP's Tatoeba)."}
-    )
-    margin_k: int | None = field(
-        default=None,
-        metadata={
-            "help": "In retrieval, measure accuracy by ratio margin over this number of neighbours instead of cosine. The "
-            "xsim error is always by margin over 4."
-        },
+    batch_size: int = option(32, "Sentences per forward pass.")
+    resamples: int = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
+    seed: int = option(0, "Seed of the bootstrap.")
+    text_equality: bool = option(False, "Count another copy of the translation's text as a hit.")
+    strip_quotes: bool = option(False, "Remove each \" from the texts of parallel test sets (DAP's Tatoeba).")
+    margin_k: int | None = option(
+        None,
+        "In retrieval, measure accuracy by ratio margin over this number of neighbours instead of cosine. The "
+        "xsim error is always by margin over 4.",
     )
 
 

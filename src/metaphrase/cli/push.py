@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 
 SUMMARY = "Push a released encoder or a bitext to the Hub"
 
@@ -29,19 +30,13 @@ EXAMPLES = (
 class PushOptions:
     """The repository, and the parts to push."""
 
-    repo: str = field(metadata={"aliases": ["--to"], "help": "Repository, as me/name; created if it does not exist."})
-    private: bool = field(default=False, metadata={"help": "Make a new repository private."})
-    revision: str | None = field(default=None, metadata={"help": "Branch to commit to; default: main."})
-    message: str | None = field(default=None, metadata={"help": "Title of the commit."})
-    with_heads: bool = field(
-        default=False, metadata={"help": "Also push the objectives' heads, for further training (folder heads/)."}
-    )
-    check: bool = field(
-        default=True, metadata={"help": "Download the pushed model and compare it with its reference embeddings."}
-    )
-    license: str | None = field(
-        default=None, metadata={"help": "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0."}
-    )
+    repo: str = option(help="Repository, as me/name; created if it does not exist.", aliases=["--to"])
+    private: bool = option(False, "Make a new repository private.")
+    revision: str | None = option(None, "Branch to commit to; default: main.")
+    message: str | None = option(None, "Title of the commit.")
+    with_heads: bool = option(False, "Also push the objectives' heads, for further training (folder heads/).")
+    check: bool = option(True, "Download the pushed model and compare it with its reference embeddings.")
+    license: str | None = option(None, "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0.")
 
 
 def run(argv: Sequence[str]) -> int:

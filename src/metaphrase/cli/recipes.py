@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import yaml
 from rich.table import Table
 
 from metaphrase.cli import emit, parse
+from metaphrase.io.configuration import option
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.training.recipe import Recipe, list_recipes
 
@@ -19,10 +20,7 @@ EXAMPLES = ("metaphrase recipes", "metaphrase recipes dap > mine.yaml", "metaphr
 class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
-    show: str | None = field(
-        default=None,
-        metadata={"help": "Print this recipe as YAML, as a start for your own. May be the first argument."},
-    )
+    show: str | None = option(None, "Print this recipe as YAML, as a start for your own. May be the first argument.")
 
 
 def run(argv: Sequence[str]) -> int:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from metaphrase.corpus.loading import Corpus, load_corpus
+from metaphrase.io.configuration import option
 
 
 @dataclass(kw_only=True)
 class BitextOptions:
     """The pairs to load from files, for commands that keep every pair as it is."""
 
-    source_lang: str | None = field(
-        default=None, metadata={"help": "Language of the sources, if neither columns nor file names state it."}
-    )
-    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the files."})
-    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
-    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs of each language."})
+    source_lang: str | None = option(None, "Language of the sources, if neither columns nor file names state it.")
+    target_lang: str = option("en", "Language of the targets.")
+    languages: list[str] = option([], "Languages to load from the files.")
+    split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
+    limit: int | None = option(None, "Maximum number of pairs of each language.")
 
     def load_bitext(self, files: Sequence[str]) -> Corpus:
         """Load the bitext without cleaning it.

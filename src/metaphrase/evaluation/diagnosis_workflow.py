@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_corpus
@@ -13,6 +13,7 @@ from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.progress import Begin, no_progress
 
@@ -21,32 +22,21 @@ from metaphrase.io.progress import Begin, no_progress
 class DiagnoseOptions:
     """The corpus and the model to diagnose."""
 
-    corpus: list[str] = field(
-        metadata={"help": "Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
+    corpus: list[str] = option(help="Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name.")
+    model: str | None = option(
+        None, "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus."
     )
-    model: str | None = field(
-        default=None,
-        metadata={
-            "help": "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus."
-        },
-    )
-    languages: list[str] = field(default_factory=list, metadata={"help": "Languages to load from the corpus."})
-    target_lang: str = field(default="en", metadata={"help": "Language of the targets."})
-    split: str = field(default="train", metadata={"help": "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load."})
-    test: str | None = field(
-        default=None, metadata={"help": "Folder of test sets xx-en[.test].tsv.gz, which are searched in the corpus."}
-    )
-    strict: bool = field(default=False, metadata={"help": "Treat a single test pair in the corpus as an error."})
-    baseline: str | None = field(
-        default=None, metadata={"help": "The encoder before training, to check whether training changed it."}
-    )
-    output: str | None = field(default=None, metadata={"aliases": ["-o"], "help": "JSON file to write."})
-    sample: int = field(
-        default=SAMPLE, metadata={"help": "Maximum number of pairs per language that the model embeds."}
-    )
-    lines: int = field(default=LINES, metadata={"help": "Lines of each side whose language is identified."})
-    batch_size: int = field(default=64, metadata={"help": "Pairs whose words are aligned at a time."})
-    seed: int = field(default=0, metadata={"help": "Seed of the samples."})
+    languages: list[str] = option([], "Languages to load from the corpus.")
+    target_lang: str = option("en", "Language of the targets.")
+    split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
+    test: str | None = option(None, "Folder of test sets xx-en[.test].tsv.gz, which are searched in the corpus.")
+    strict: bool = option(False, "Treat a single test pair in the corpus as an error.")
+    baseline: str | None = option(None, "The encoder before training, to check whether training changed it.")
+    output: str | None = option(None, "JSON file to write.", aliases=["-o"])
+    sample: int = option(SAMPLE, "Maximum number of pairs per language that the model embeds.")
+    lines: int = option(LINES, "Lines of each side whose language is identified.")
+    batch_size: int = option(64, "Pairs whose words are aligned at a time.")
+    seed: int = option(0, "Seed of the samples.")
 
     def check(self) -> None:
         """Check that the options are consistent.

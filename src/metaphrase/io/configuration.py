@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, Field
+from copy import copy
+from dataclasses import MISSING, Field, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -179,6 +181,20 @@ def plain(content: Any) -> Any:
     if isinstance(content, Mapping):
         return {key: plain(value) for key, value in content.items()}
     return [plain(value) for value in content] if isinstance(content, list | tuple) else content
+
+
+def option(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
+    """Declare an option: a field of a dataclass, with its text for ``--help``.
+
+    Args:
+        default: Default value; an option without one is required.
+        help: The text.
+        **metadata: Further arguments of argparse, such as ``aliases``.
+    """
+    metadata["help"] = help
+    if isinstance(default, list | dict):
+        return field(default_factory=partial(copy, default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 def default_of(option: Field[Any]) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import option
 from metaphrase.mining.margins import Margin, Retrieval
 from metaphrase.mining.search import Index
 
@@ -19,31 +20,23 @@ SHARD = 8192
 class SearchOptions:
     """The encoder, and how neighbours are searched."""
 
-    model: str = field(default="starter", metadata={"help": "Encoder: a folder, a Hub id, or 'starter'."})
-    prompt: str = field(
-        default="auto",
-        metadata={"help": "Text before each sentence. auto: the query prompt that the model stores; none: no prompt."},
+    model: str = option("starter", "Encoder: a folder, a Hub id, or 'starter'.")
+    prompt: str = option(
+        "auto", "Text before each sentence. auto: the query prompt that the model stores; none: no prompt."
     )
-    max_length: int | None = field(default=None, metadata={"help": "Maximum number of tokens of a sentence."})
-    batch_size: int = field(default=32, metadata={"help": "Sentences per forward pass."})
-    half: bool = field(default=False, metadata={"help": "Store embeddings in 16 bits, which halves the disk space."})
-    shard_size: int = field(
-        default=SHARD, metadata={"help": "Sentences that are embedded, searched and stored together."}
+    max_length: int | None = option(None, "Maximum number of tokens of a sentence.")
+    batch_size: int = option(32, "Sentences per forward pass.")
+    half: bool = option(False, "Store embeddings in 16 bits, which halves the disk space.")
+    shard_size: int = option(SHARD, "Sentences that are embedded, searched and stored together.")
+    k: int = option(4, "Neighbours per sentence that the margin is relative to.")
+    index: Index = option(
+        "exact",
+        "exact, or an approximate index for more than about 200,000 sentences: ivf, hnsw. The results of an "
+        "approximate index are ranked by exact similarities, and its recall is measured.",
     )
-    k: int = field(default=4, metadata={"help": "Neighbours per sentence that the margin is relative to."})
-    index: Index = field(
-        default="exact",
-        metadata={
-            "help": "exact, or an approximate index for more than about 200,000 sentences: ivf, hnsw. The results of an "
-            "approximate index are ranked by exact similarities, and its recall is measured."
-        },
-    )
-    probes: int = field(
-        default=16, metadata={"help": "Cells that an ivf index searches; a larger number improves its recall."}
-    )
-    search_device: str | None = field(
-        default=None,
-        metadata={"help": "Device of an exact search: cuda, cpu. Default: cuda if available, else faiss on the CPU."},
+    probes: int = option(16, "Cells that an ivf index searches; a larger number improves its recall.")
+    search_device: str | None = option(
+        None, "Device of an exact search: cuda, cpu. Default: cuda if available, else faiss on the CPU."
     )
 
     def check(self) -> None:
@@ -66,53 +59,38 @@ class SearchOptions:
 class MiningOptions:
     """The texts to mine, and which pairs to keep."""
 
-    source: str = field(
-        metadata={
-            "help": "Text of the source language, one sentence per line, or TSV; also .gz. May be the first argument."
-        }
+    source: str = option(
+        help="Text of the source language, one sentence per line, or TSV; also .gz. May be the first argument."
     )
-    target: str = field(metadata={"help": "Text of the target language. May be the second argument."})
-    output: str = field(
-        metadata={
-            "aliases": ["-o"],
-            "help": "Output file: .tsv, .jsonl (also .gz) or .parquet, with the columns score, source, target, "
-            "source_lang and target_lang. A summary, a histogram and a sample for inspection are written to the same folder.",
-        }
+    target: str = option(help="Text of the target language. May be the second argument.")
+    output: str = option(
+        help="Output file: .tsv, .jsonl (also .gz) or .parquet, with the columns score, source, target, "
+        "source_lang and target_lang. A summary, a histogram and a sample for inspection are written to the same folder.",
+        aliases=["-o"],
     )
-    source_lang: str | None = field(
-        default=None,
-        metadata={"help": "Language of the source. Default: the suffix of the file's name (news.sw.gz)."},
+    source_lang: str | None = option(
+        None, "Language of the source. Default: the suffix of the file's name (news.sw.gz)."
     )
-    target_lang: str | None = field(
-        default=None, metadata={"help": "Language of the target. Default: the suffix of the file's name."}
+    target_lang: str | None = option(None, "Language of the target. Default: the suffix of the file's name.")
+    source_column: str | None = option(None, "Column of a TSV source: its name in the header, or its number, from 1.")
+    target_column: str | None = option(None, "Column of a TSV target.")
+    margin: Margin = option(
+        "ratio",
+        "Score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their --k "
+        "neighbours; distance: the cosine minus that mean; absolute: the cosine.",
     )
-    source_column: str | None = field(
-        default=None, metadata={"help": "Column of a TSV source: its name in the header, or its number, from 1."}
+    retrieval: Retrieval = option(
+        "max",
+        "forward: each source with its best target; backward: each target with its best source; intersection: "
+        "the pairs found in both directions; max: the pairs found in either direction, best first, each sentence once.",
     )
-    target_column: str | None = field(default=None, metadata={"help": "Column of a TSV target."})
-    margin: Margin = field(
-        default="ratio",
-        metadata={
-            "help": "Score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their --k "
-            "neighbours; distance: the cosine minus that mean; absolute: the cosine."
-        },
+    threshold: str | None = option(
+        None, "Minimum score of a pair. auto: the suggestion, a rough estimate. Default: keep all pairs."
     )
-    retrieval: Retrieval = field(
-        default="max",
-        metadata={
-            "help": "forward: each source with its best target; backward: each target with its best source; intersection: "
-            "the pairs found in both directions; max: the pairs found in either direction, best first, each sentence once."
-        },
-    )
-    threshold: str | None = field(
-        default=None,
-        metadata={"help": "Minimum score of a pair. auto: the suggestion, a rough estimate. Default: keep all pairs."},
-    )
-    top: int | None = field(default=None, metadata={"help": "Maximum number of pairs; the best are kept."})
-    copies: bool = field(default=False, metadata={"help": "Keep pairs whose two sides are the same text."})
-    keep_work: bool = field(
-        default=False,
-        metadata={"help": "Keep embeddings and neighbours, so that other margins and thresholds take seconds."},
+    top: int | None = option(None, "Maximum number of pairs; the best are kept.")
+    copies: bool = option(False, "Keep pairs whose two sides are the same text.")
+    keep_work: bool = option(
+        False, "Keep embeddings and neighbours, so that other margins and thresholds take seconds."
     )
 
     def check(self) -> float | Literal["auto"] | None:
@@ -141,24 +119,16 @@ class MiningOptions:
 class FilterOptions(BitextOptions):
     """The pairs to score, and which to keep."""
 
-    corpus: list[str] = field(
-        metadata={
-            "help": "Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
-            "argument."
-        }
+    corpus: list[str] = option(
+        help="Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
+        "argument."
     )
-    output: str = field(
-        metadata={"aliases": ["-o"], "help": "Output file, with the column score: .tsv, .jsonl (.gz) or .parquet."}
+    output: str = option(help="Output file, with the column score: .tsv, .jsonl (.gz) or .parquet.", aliases=["-o"])
+    score: Literal["margin", "cosine"] = option(
+        "margin",
+        "margin: the cosine of a pair relative to those of both sentences with their neighbours in the corpus; "
+        "cosine: the cosine alone, which needs no search, but is not comparable between sentences and languages.",
     )
-    score: Literal["margin", "cosine"] = field(
-        default="margin",
-        metadata={
-            "help": "margin: the cosine of a pair relative to those of both sentences with their neighbours in the corpus; "
-            "cosine: the cosine alone, which needs no search, but is not comparable between sentences and languages."
-        },
-    )
-    margin: Margin = field(default="ratio", metadata={"help": "Kind of margin."})
-    threshold: float | None = field(
-        default=None, metadata={"help": "Minimum score of a pair. Default: keep all pairs, with their scores."}
-    )
-    top: int | None = field(default=None, metadata={"help": "Maximum number of pairs; the best are kept."})
+    margin: Margin = option("ratio", "Kind of margin.")
+    threshold: float | None = option(None, "Minimum score of a pair. Default: keep all pairs, with their scores.")
+    top: int | None = option(None, "Maximum number of pairs; the best are kept.")

@@ -30,7 +30,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
-from metaphrase.io.configuration import split_list
+from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
@@ -46,42 +46,29 @@ _INHERITED = ("language", "license", "license_name", "license_link")
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
-    model: str = field(metadata={"help": "Encoder: a folder, a Hub id, or 'starter'. May be the first argument."})
-    output_dir: str = field(metadata={"help": "New folder for the result."})
-    languages: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Keep only the pieces of these languages and English, separated by spaces or commas, that occur in the "
-            "packaged bitext, --corpus and --texts."
-        },
+    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.")
+    output_dir: str = option(help="New folder for the result.")
+    languages: list[str] = option(
+        [],
+        "Keep only the pieces of these languages and English, separated by spaces or commas, that occur in the "
+        "packaged bitext, --corpus and --texts.",
     )
-    corpus: list[str] = field(
-        default_factory=list, metadata={"help": "Bitext whose pieces are kept, as for `metaphrase train`."}
+    corpus: list[str] = option([], "Bitext whose pieces are kept, as for `metaphrase train`.")
+    texts: list[str] = option([], "Text whose pieces are kept, one sentence per line; also .gz.")
+    layers: int | None = option(None, "Number of layers to keep, evenly spaced from the first to the last.")
+    keep_layers: list[int] = option([], "Indices of the layers to keep, from 0.")
+    data: str | None = option(
+        None,
+        "Folder of test sets xx-en.tsv.gz. Default: the packaged test sets of the languages, from the demo or "
+        "the Declaration of Human Rights.",
     )
-    texts: list[str] = field(
-        default_factory=list, metadata={"help": "Text whose pieces are kept, one sentence per line; also .gz."}
+    split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …")
+    max_loss: float | None = option(
+        None, "Write nothing if a language loses significantly more than this, in points of accuracy."
     )
-    layers: int | None = field(
-        default=None, metadata={"help": "Number of layers to keep, evenly spaced from the first to the last."}
-    )
-    keep_layers: list[int] = field(default_factory=list, metadata={"help": "Indices of the layers to keep, from 0."})
-    data: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder of test sets xx-en.tsv.gz. Default: the packaged test sets of the languages, from the demo or "
-            "the Declaration of Human Rights."
-        },
-    )
-    split: str | None = field(
-        default=None, metadata={"help": "Split of --data: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …"}
-    )
-    max_loss: float | None = field(
-        default=None,
-        metadata={"help": "Write nothing if a language loses significantly more than this, in points of accuracy."},
-    )
-    batch_size: int = field(default=32, metadata={"help": "Sentences per forward pass."})
-    resamples: int = field(default=RESAMPLES, metadata={"help": "Bootstrap resamples of intervals and tests."})
-    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
+    batch_size: int = option(32, "Sentences per forward pass.")
+    resamples: int = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
+    seed: int = option(0, "Seed of the bootstrap.")
 
     @property
     def trims(self) -> bool:

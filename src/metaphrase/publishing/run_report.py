@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.mining.bulk import encode
@@ -45,50 +46,35 @@ Models = Mapping[str, SentenceTransformer]
 class ReportOptions:
     """The run, its baseline, and the data of the report."""
 
-    run: str = field(
-        metadata={"help": "Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument."}
+    run: str = option(help="Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument.")
+    baseline: str | None = option(
+        None,
+        "Encoder to compare with: a folder, a Hub id, 'starter', or 'none' for a report without a baseline. "
+        "Default: the encoder that the run started from.",
     )
-    baseline: str | None = field(
-        default=None,
-        metadata={
-            "help": "Encoder to compare with: a folder, a Hub id, 'starter', or 'none' for a report without a baseline. "
-            "Default: the encoder that the run started from."
-        },
+    data: list[str] = option(
+        [],
+        "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz). Default: the test sets of the run and the "
+        "packaged ones.",
     )
-    data: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz). Default: the test sets of the run and the "
-            "packaged ones."
-        },
+    languages: list[str] | None = option(
+        None, "Languages of the word map and of the alignments, at most four. Default: the largest gains."
     )
-    languages: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Languages of the word map and of the alignments, at most four. Default: the largest gains."
-        },
+    pairs: list[str] = option(
+        [], "Pairs whose alignment is shown, as language:number in the first test set, e.g. sw:12 te:3."
     )
-    pairs: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Pairs whose alignment is shown, as language:number in the first test set, e.g. sw:12 te:3."
-        },
+    red_line: float = option(
+        1.0, "Acceptable average loss, in points, of languages without training data (default: 1)."
     )
-    red_line: float = field(
-        default=1.0,
-        metadata={"help": "Acceptable average loss, in points, of languages without training data (default: 1)."},
+    errors: int = option(12, "Maximum number of rows of each list of errors.")
+    baseline_prompt: str = option(
+        "auto",
+        "Prompt of the baseline. auto: the one that the run selected, else the model's stored query prompt; "
+        "none: no prompt.",
     )
-    errors: int = field(default=12, metadata={"help": "Maximum number of rows of each list of errors."})
-    baseline_prompt: str = field(
-        default="auto",
-        metadata={
-            "help": "Prompt of the baseline. auto: the one that the run selected, else the model's stored query prompt; "
-            "none: no prompt."
-        },
-    )
-    resamples: int = field(default=RESAMPLES, metadata={"help": "Bootstrap resamples of intervals and tests."})
-    seed: int = field(default=0, metadata={"help": "Seed of the bootstrap."})
-    output_dir: str | None = field(default=None, metadata={"help": "Folder of the report (default: RUN/report)."})
+    resamples: int = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
+    seed: int = option(0, "Seed of the bootstrap.")
+    output_dir: str | None = option(None, "Folder of the report (default: RUN/report).")
 
 
 @dataclass(frozen=True)

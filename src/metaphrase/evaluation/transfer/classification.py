@@ -7,7 +7,7 @@ Cross-lingual Adversarial Dataset for Paraphrase Identification".
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ from metaphrase.evaluation.transfer.encoders import make_linear
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tasks import Score, Task
+from metaphrase.io.configuration import option
 
 #: Columns and classes of a task.
 TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
@@ -34,15 +35,11 @@ TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
 class ClassificationOptions(FineTuningOptions):
     """Options of fine-tuning and measuring an encoder on pairs of sentences."""
 
-    task: Literal["xnli", "pawsx"] = field(
-        default="xnli", metadata={"help": "Task, which defines the columns and classes."}
-    )
-    head: Literal["model", "linear"] = field(
-        default="model",
-        metadata={
-            "help": "model: the head of transformers, with a dense layer and tanh before the classifier; linear: a linear "
-            "classifier on the first token (MGC)."
-        },
+    task: Literal["xnli", "pawsx"] = option("xnli", "Task, which defines the columns and classes.")
+    head: Literal["model", "linear"] = option(
+        "model",
+        "model: the head of transformers, with a dense layer and tanh before the classifier; linear: a linear "
+        "classifier on the first token (MGC).",
     )
 
 

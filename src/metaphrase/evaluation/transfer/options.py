@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from transformers import TrainingArguments
 
-from metaphrase.io.configuration import split_list
+from metaphrase.io.configuration import option, split_list
 
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
 Selection = Literal["mean", "language", "english", "last"]
@@ -20,74 +20,44 @@ Selection = Literal["mean", "language", "english", "last"]
 class FineTuningOptions:
     """Options of fine-tuning and measuring an encoder."""
 
-    model: str = field(
-        default="starter",
-        metadata={"help": "Encoder to fine-tune: 'starter', a Hub id or a folder (default: starter)."},
+    model: str = option("starter", "Encoder to fine-tune: 'starter', a Hub id or a folder (default: starter).")
+    train: str | None = option(None, "Training data: PATH[@split] or hf:org/name[:config][@split] (split: train).")
+    dev: str | None = option(
+        None, "Data that select the checkpoint (split: dev). Default: held out from the training data."
     )
-    train: str | None = field(
-        default=None, metadata={"help": "Training data: PATH[@split] or hf:org/name[:config][@split] (split: train)."}
+    test: str | None = option(None, "Test data (split: test).")
+    halves: str | None = option(
+        None,
+        "Instead of --train, --dev and --test: one parallel data set (split: dev). Half of its items are used "
+        "for training in English, the other half for measuring in every language.",
     )
-    dev: str | None = field(
-        default=None,
-        metadata={"help": "Data that select the checkpoint (split: dev). Default: held out from the training data."},
+    dev_share: float = option(0.1, "Share of the items held out as dev data if --dev is not given.")
+    languages: list[str] | None = option(None, "Languages to measure, separated by spaces or commas. Default: all.")
+    mode: Mode = option("zero-shot", "Training data; see metaphrase.evaluation.transfer.running.")
+    selection: Selection = option(
+        "mean",
+        "Checkpoint: best mean over the dev languages (#M=1), best of each language (#M=N), best in English, "
+        "or the last.",
     )
-    test: str | None = field(default=None, metadata={"help": "Test data (split: test)."})
-    halves: str | None = field(
-        default=None,
-        metadata={
-            "help": "Instead of --train, --dev and --test: one parallel data set (split: dev). Half of its items are used "
-            "for training in English, the other half for measuring in every language."
-        },
-    )
-    dev_share: float = field(
-        default=0.1, metadata={"help": "Share of the items held out as dev data if --dev is not given."}
-    )
-    languages: list[str] | None = field(
-        default=None, metadata={"help": "Languages to measure, separated by spaces or commas. Default: all."}
-    )
-    mode: Mode = field(
-        default="zero-shot", metadata={"help": "Training data; see metaphrase.evaluation.transfer.running."}
-    )
-    selection: Selection = field(
-        default="mean",
-        metadata={
-            "help": "Checkpoint: best mean over the dev languages (#M=1), best of each language (#M=N), best in English, "
-            "or the last."
-        },
-    )
-    max_length: int = field(
-        default=128, metadata={"help": "Maximum number of pieces of an input, including special tokens."}
-    )
-    dropout: float | None = field(default=None, metadata={"help": "Dropout; default: that of the encoder."})
-    freeze_word_embeddings: bool = field(
-        default=False, metadata={"help": "Freeze the word embeddings, which saves memory and time."}
-    )
-    limit_train: int | None = field(default=None, metadata={"help": "Maximum number of training items of a language."})
-    limit_test: int | None = field(
-        default=None, metadata={"help": "Maximum number of dev items and of test items of a language."}
-    )
-    keep_checkpoints: bool = field(
-        default=True, metadata={"help": "Keep the chosen checkpoints; false keeps only the results."}
-    )
+    max_length: int = option(128, "Maximum number of pieces of an input, including special tokens.")
+    dropout: float | None = option(None, "Dropout; default: that of the encoder.")
+    freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
+    limit_train: int | None = option(None, "Maximum number of training items of a language.")
+    limit_test: int | None = option(None, "Maximum number of dev items and of test items of a language.")
+    keep_checkpoints: bool = option(True, "Keep the chosen checkpoints; false keeps only the results.")
 
 
 @dataclass
 class FineTuningArguments(TrainingArguments):
     """transformers' training arguments with other defaults: a dev score and a checkpoint after every epoch."""
 
-    output_dir: str | None = field(default="", metadata={"help": "Folder of checkpoints and results."})
-    eval_strategy: str = field(default="epoch", metadata={"help": "When to measure and save: epoch or steps."})
-    logging_steps: float = field(default=50, metadata={"help": "Number of steps between logs."})
-    per_device_eval_batch_size: int = field(default=32, metadata={"help": "Items per forward pass when measuring."})
-    report_to: None | str | list[str] = field(  # noqa: RUF036 - the order that HfArgumentParser reads
-        default="none", metadata={"help": "Logger of the curves: tensorboard (if installed), none, …"}
-    )
-    remove_unused_columns: bool = field(
-        default=False, metadata={"help": "Must be false: the collator needs all columns."}
-    )
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Filter NaN and infinite losses from the log."}
-    )
+    output_dir: str | None = option("", "Folder of checkpoints and results.")
+    eval_strategy: str = option("epoch", "When to measure and save: epoch or steps.")
+    logging_steps: float = option(50, "Number of steps between logs.")
+    per_device_eval_batch_size: int = option(32, "Items per forward pass when measuring.")
+    report_to: str | list[str] | None = option("none", "Logger of the curves: tensorboard (if installed), none, …")
+    remove_unused_columns: bool = option(False, "Must be false: the collator needs all columns.")
+    logging_nan_inf_filter: bool = option(False, "Filter NaN and infinite losses from the log.")
 
     def __post_init__(self) -> None:
         """Save at each evaluation, draw progress bars only in a terminal, pin memory only for a GPU."""

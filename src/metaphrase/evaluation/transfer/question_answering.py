@@ -10,7 +10,7 @@ Devlin et al. 2019 (BERT).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -27,26 +27,22 @@ from metaphrase.evaluation.transfer.data import QUESTIONS, Row
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tasks import Score, Task
+from metaphrase.io.configuration import option
 
 
 @dataclass
 class QuestionAnsweringOptions(FineTuningOptions):
     """Options of fine-tuning and measuring an encoder on questions."""
 
-    max_length: int = field(
-        default=384,
-        metadata={"help": "Maximum number of pieces of a window, including the question and special tokens."},
-    )
-    doc_stride: int = field(default=128, metadata={"help": "Pieces between the starts of two windows."})
-    max_query_length: int = field(default=64, metadata={"help": "Maximum number of pieces of a question."})
-    max_answer_length: int = field(default=30, metadata={"help": "Maximum number of pieces of an answer."})
-    n_best: int = field(default=20, metadata={"help": "Number of starts and ends to consider in each window."})
-    scoring: Literal["mlqa", "squad"] = field(
-        default="mlqa",
-        metadata={
-            "help": "mlqa: normalize answers by their language (as squad for languages that MLQA lacks); squad: normalize "
-            "all answers as English, as XTREME scores XQuAD."
-        },
+    max_length: int = option(384, "Maximum number of pieces of a window, including the question and special tokens.")
+    doc_stride: int = option(128, "Pieces between the starts of two windows.")
+    max_query_length: int = option(64, "Maximum number of pieces of a question.")
+    max_answer_length: int = option(30, "Maximum number of pieces of an answer.")
+    n_best: int = option(20, "Number of starts and ends to consider in each window.")
+    scoring: Literal["mlqa", "squad"] = option(
+        "mlqa",
+        "mlqa: normalize answers by their language (as squad for languages that MLQA lacks); squad: normalize "
+        "all answers as English, as XTREME scores XQuAD.",
     )
 
 

@@ -9,7 +9,7 @@ References: Hu et al. 2020 (XTREME), section 3.2; Hu et al. 2021 (AMBER), sectio
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuni
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tag_scores import tag_scores
 from metaphrase.evaluation.transfer.tasks import Score, Task, ratio_interval
+from metaphrase.io.configuration import option
 
 IGNORED = -100
 
@@ -30,16 +31,10 @@ IGNORED = -100
 class TaggingOptions(FineTuningOptions):
     """Options of fine-tuning and measuring an encoder on treebanks."""
 
-    fused: bool = field(
-        default=False,
-        metadata={
-            "help": "Tag written words instead of the syntactic words that they consist of (Spanish 'del'), as XTREME does."
-        },
+    fused: bool = option(
+        False, "Tag written words instead of the syntactic words that they consist of (Spanish 'del'), as XTREME does."
     )
-    whole_types: bool = field(
-        default=False,
-        metadata={"help": "Distinguish SCONJ from CCONJ in the chunks, as seqeval did before version 1."},
-    )
+    whole_types: bool = option(False, "Distinguish SCONJ from CCONJ in the chunks, as seqeval did before version 1.")
 
 
 @dataclass(frozen=True)

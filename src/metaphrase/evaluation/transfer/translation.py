@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +43,7 @@ from metaphrase.evaluation.transfer.options import FineTuningArguments, split_la
 from metaphrase.evaluation.transfer.running import FineTuner, run_once
 from metaphrase.evaluation.transfer.tasks import predict
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.tables import titled_table
 
@@ -56,44 +57,31 @@ TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 class TranslationOptions:
     """Options of fine-tuning and measuring an encoder on a bitext."""
 
-    model: str = field(default="starter", metadata={"help": "Encoder: 'starter', a Hub id or a folder."})
-    train: str | None = field(default=None, metadata={"help": "Training bitext: a file, a folder or hf:org/name."})
-    train_split: str = field(
-        default="train", metadata={"help": "Split of the training bitext (xx-en.train.tsv.gz, xx-en.dev.tsv.gz, …)."}
+    model: str = option("starter", "Encoder: 'starter', a Hub id or a folder.")
+    train: str | None = option(None, "Training bitext: a file, a folder or hf:org/name.")
+    train_split: str = option("train", "Split of the training bitext (xx-en.train.tsv.gz, xx-en.dev.tsv.gz, …).")
+    test: str | None = option(None, "Test bitext.")
+    test_split: str = option("test", "Split of the test bitext.")
+    language: str | None = option(None, "The other language of the bitext, besides English.")
+    direction: Literal["to-english", "from-english"] = option("to-english", "Translate into English or from English.")
+    decoder_layers: int = option(6, "Number of layers of the decoder.")
+    decoder_vocabulary: Literal["full", "corpus"] = option(
+        "full",
+        "full: the vocabulary of the tokenizer; corpus: only the pieces of the training targets, because a "
+        "randomly initialized decoder learns no others.",
     )
-    test: str | None = field(default=None, metadata={"help": "Test bitext."})
-    test_split: str = field(default="test", metadata={"help": "Split of the test bitext."})
-    language: str | None = field(default=None, metadata={"help": "The other language of the bitext, besides English."})
-    direction: Literal["to-english", "from-english"] = field(
-        default="to-english", metadata={"help": "Translate into English or from English."}
+    max_length: int = option(128, "Maximum number of pieces of a sentence, including special tokens.")
+    dropout: float | None = option(None, "Dropout; default: that of the encoder.")
+    freeze_word_embeddings: bool = option(False, "Freeze the word embeddings of the encoder.")
+    freeze_encoder: bool = option(False, "Freeze the encoder and train only the decoder.")
+    average_checkpoints: int = option(10, "Number of last checkpoints to average.")
+    num_beams: int = option(5, "Width of the beam.")
+    length_penalty: float = option(1.0, "Exponent of the length by which a score is divided.")
+    tokenisation: str | None = option(
+        None, "Tokenization of sacreBLEU: 13a, zh, intl, …; default: by the target language."
     )
-    decoder_layers: int = field(default=6, metadata={"help": "Number of layers of the decoder."})
-    decoder_vocabulary: Literal["full", "corpus"] = field(
-        default="full",
-        metadata={
-            "help": "full: the vocabulary of the tokenizer; corpus: only the pieces of the training targets, because a "
-            "randomly initialized decoder learns no others."
-        },
-    )
-    max_length: int = field(
-        default=128, metadata={"help": "Maximum number of pieces of a sentence, including special tokens."}
-    )
-    dropout: float | None = field(default=None, metadata={"help": "Dropout; default: that of the encoder."})
-    freeze_word_embeddings: bool = field(
-        default=False, metadata={"help": "Freeze the word embeddings of the encoder."}
-    )
-    freeze_encoder: bool = field(default=False, metadata={"help": "Freeze the encoder and train only the decoder."})
-    average_checkpoints: int = field(default=10, metadata={"help": "Number of last checkpoints to average."})
-    num_beams: int = field(default=5, metadata={"help": "Width of the beam."})
-    length_penalty: float = field(
-        default=1.0, metadata={"help": "Exponent of the length by which a score is divided."}
-    )
-    tokenisation: str | None = field(
-        default=None,
-        metadata={"help": "Tokenization of sacreBLEU: 13a, zh, intl, …; default: by the target language."},
-    )
-    limit_train: int | None = field(default=None, metadata={"help": "Maximum number of training pairs."})
-    limit_test: int | None = field(default=None, metadata={"help": "Maximum number of test pairs."})
+    limit_train: int | None = option(None, "Maximum number of training pairs.")
+    limit_test: int | None = option(None, "Maximum number of test pairs.")
 
 
 class TargetPieces:
