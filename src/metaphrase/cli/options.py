@@ -244,10 +244,10 @@ def effective(types: Sequence[type], namespace: argparse.Namespace) -> dict[str,
     """The options and their values, without library options that are not set."""
     options = {}
     for cls in types:
-        for option in fields(cls):
+        for option in options_of(cls):
             home = next(base for base in cls.__mro__ if option.name in inspect.get_annotations(base))
             value = getattr(namespace, option.name, None)
-            if option.init and not (home.__module__.split(".")[0] in _LIBRARIES and value == default_of(option)):
+            if not (home.__module__.split(".")[0] in _LIBRARIES and value == default_of(option)):
                 options[option.name] = _plain(value)
     return options
 
@@ -260,8 +260,13 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | dict | NoneType) else str(value)
 
 
+def options_of(cls: type) -> list[Field[Any]]:
+    """The fields that are options; those with ``internal`` in their metadata are arguments in Python only."""
+    return [one for one in fields(cls) if one.init and "internal" not in one.metadata]
+
+
 def _instance(cls: type, namespace: argparse.Namespace) -> Any:
-    return cls(**{option.name: getattr(namespace, option.name) for option in fields(cls) if option.init})
+    return cls(**{option.name: getattr(namespace, option.name) for option in options_of(cls)})
 
 
 # ---------------------------------------------------------------------------------------------------- fields as options
@@ -277,10 +282,9 @@ def add_options(parser: argparse.ArgumentParser, cls: type, leading: Sequence[st
     places = {name: place for place, name in enumerate(leading)}
     own = inspect.get_annotations(cls)
     for option in sorted(
-        fields(cls), key=lambda option: (places.get(option.name, len(places)), option.name not in own)
+        options_of(cls), key=lambda option: (places.get(option.name, len(places)), option.name not in own)
     ):
-        if option.init:
-            _add_option(parser, option, _scalar(hints[option.name]))
+        _add_option(parser, option, _scalar(hints[option.name]))
 
 
 def _scalar(kind: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +16,76 @@ from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import Encode
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import model_hash
 from metaphrase.mining.margins import Margin, Retrieval
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Settings:
     """How suites measure. A cached result depends on these settings, the model and the data.
 
     Attributes:
-        prompt: Text before each sentence: ``"auto"`` is the query prompt that the model stores, None is no prompt.
-        languages: Languages to measure; None measures all.
-        split: Split of parallel test sets to read; None reads files without a split, see `parallel_folders`.
-        text_equality: In retrieval, another copy of the translation's text is a hit.
-        margin_k: In retrieval, the accuracy is by ratio margin over this number of neighbours instead of cosine.
-        strip_quotes: Remove each ``"`` from the texts of parallel test sets, as DAP does.
-        protocols: BUCC protocols to mine under; None uses all whose splits are available.
-        margin: In mining, the score of a pair; see `metaphrase.mining.margins.margin_score`.
-        k: In mining, the number of neighbours in the margin.
-        retrieval: In mining, which pairs are candidates; see `metaphrase.mining.margins.select_pairs`.
-        duplicates: In mining, the treatment of repeated lines; None uses that of each protocol.
-        comparison: In mining, the comparison of scores with the threshold; None uses that of each protocol.
-        tasks: Tasks for the suite ``mteb``: folders of the data, and names of MTEB's own tasks; None uses the folders.
-        resamples: Number of bootstrap samples; Spearman's correlation uses at most `STS_RESAMPLES`.
-        seed: Seed of the bootstrap.
         finetuning: Options of the fine-tuned suites that override `SMALL_SCALE`.
     """
 
-    prompt: str | None = "auto"
-    languages: tuple[str, ...] | None = None
-    split: str | None = None
-    text_equality: bool = False
-    margin_k: int | None = None
-    strip_quotes: bool = False
-    protocols: tuple[str, ...] | None = None
-    margin: Margin = "ratio"
-    k: int = 4
-    retrieval: Retrieval = "max"
-    duplicates: Duplicates | None = None
-    comparison: ThresholdComparison | None = None
-    tasks: tuple[str, ...] | None = None
-    resamples: int = RESAMPLES
-    seed: int = 0
-    finetuning: Mapping[str, Any] = field(default_factory=dict)
+    prompt: str | None = option(
+        "auto",
+        "Text before each sentence. auto: the query prompt that the model stores (E5's 'query: '), "
+        "if any; none: no prompt.",
+    )
+    languages: list[str] | None = option(None, "Languages, separated by spaces or commas. Default: all in the folder.")
+    split: str | None = option(None, "Split of parallel test sets to read: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …")
+    text_equality: bool = option(False, "Count another copy of the translation's text as a hit.")
+    margin_k: int | None = option(
+        None,
+        "In retrieval, measure accuracy by ratio margin over this number of neighbours instead of cosine. The "
+        "xsim error is always by margin over 4.",
+    )
+    strip_quotes: bool = option(False, "Remove each \" from the texts of parallel test sets (DAP's Tatoeba).")
+    protocols: list[str] | None = option(
+        None,
+        "BUCC protocols, by the split that sets the threshold and the split that is scored: train_oracle (both "
+        "training, DAP's table 2), train_to_test (training, then test: the shared task), sample_to_train (sample, then "
+        "training: XTREME), sample_oracle (both sample: WACSE, mSimCSE). Default: all whose splits are available.",
+    )
+    margin: Margin = option(
+        "ratio",
+        "Mining: the score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their "
+        "--k neighbours; distance: the cosine minus that mean; absolute: the cosine.",
+    )
+    k: int = option(4, "Mining: number of neighbours in the margin.")
+    retrieval: Retrieval = option(
+        "max",
+        "Mining: candidate pairs. forward: each source with its best target; backward: each target with its best "
+        "source; intersection: the pairs of both; max: the pairs of either, with each sentence in one pair only.",
+    )
+    duplicates: Duplicates | None = option(
+        None,
+        "Mining: repeated lines. keep: each is searched (DAP, mSimCSE); unify: they are searched once and "
+        "excluded from the pairs (LASER, XTREME). Default: that of the protocol, keep except for sample_to_train.",
+    )
+    comparison: ThresholdComparison | None = option(
+        None,
+        "Mining: comparison of a pair's score with the threshold, > (DAP) or >= (LASER, XTREME). Default: that "
+        "of the protocol, > for train_oracle and train_to_test.",
+    )
+    tasks: list[str] | None = option(
+        None, "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."
+    )
+    resamples: int = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
+    seed: int = option(0, "Seed of the bootstrap.")
+    finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
+
+    def __post_init__(self) -> None:
+        """Split lists at commas and spaces; None is no list or no prompt."""
+        self.prompt = None if self.prompt == "none" else self.prompt
+        for name in ("languages", "protocols", "tasks"):
+            setattr(self, name, split_list(getattr(self, name) or ()) or None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as plain data, without the fields of a subclass."""
+        return {one.name: getattr(self, one.name) for one in fields(Settings)}
 
 
 @dataclass(frozen=True)

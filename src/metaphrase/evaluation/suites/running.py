@@ -6,23 +6,26 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
-from metaphrase.evaluation.suites import SUITES
+from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
-from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.exceptions import DataError, MissingFileError, UsageError
+from metaphrase.io.configuration import option
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.tables import titled_table
 
 logger = logging.getLogger(__name__)
 
@@ -32,70 +35,108 @@ RESULTS = "results.json"
 REVISION = 3
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The model and the data of an evaluation, and its settings.
+#: Suites that load the model by name and fine-tune it.
+_FINE_TUNED = {task.suite for task in FINETUNED.values()}
+#: The suites of options that do not apply to all suites.
+_APPLIES = {
+    "split": {"retrieval", "mteb"},
+    "margin_k": {"retrieval"},
+    "tasks": {"mteb"},
+    **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
+    "text_equality": {"retrieval"},
+    "strip_quotes": {"retrieval", "mteb"},
+    "prompt": set(SUITES) - _FINE_TUNED - {"word-alignment"},
+    "pooling": set(SUITES) - _FINE_TUNED - {"word-alignment"},
+    "layer": set(SUITES) - _FINE_TUNED,
+    "max_length": set(SUITES) - _FINE_TUNED,
+}
+
+Note = Callable[[Any], None]
+
+
+@dataclass(kw_only=True)
+class EvaluateOptions(Settings):
+    """The encoder to measure, the data, and the settings.
 
     Attributes:
-        model: Encoder to measure: a folder, a Hub id, or ``"starter"``.
-        data: Folder of test sets, or folder of data sets; None uses only data on the Hub.
-        suites: Names of the suites.
-        settings: How they measure.
-        baseline: Encoder to compare with, or the JSON file of an earlier evaluation.
-        pooling: See `prepare`; for the model only.
-        layer: See `prepare`; for the model only.
-        max_length: See `prepare`; for the model and the baseline.
-        batch_size: Sentences per forward pass.
-        output_dir: Folder of the cached results.
         show_progress: Show progress bars.
     """
 
-    model: str
-    data: str | None = None
-    suites: tuple[str, ...] = ("retrieval",)
-    settings: Settings = field(default_factory=Settings)
-    baseline: str | None = None
-    pooling: str | None = None
-    layer: int | None = None
-    max_length: int | None = None
-    batch_size: int = 32
-    output_dir: str = "runs/evaluation"
-    show_progress: bool = False
+    model: str = option(help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.")
+    data: str | None = option(
+        None,
+        "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
+        "stsb, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read the Hub and "
+        "work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …).",
+    )
+    suite: Literal["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb", "all"] = (
+        option(
+            "retrieval",
+            "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
+            "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
+            "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all "
+            "suites. If a data set fails, the others are still measured and written, and the exit status is 2.",
+        )
+    )
+    baseline: str | None = option(
+        None,
+        "Encoder to compare with, measured with its stored query prompt; --max_length applies to it, "
+        "--pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, for a baseline with other "
+        "settings.",
+    )
+    pooling: str | None = option(None, "cls, mean, max, …; default: that of the model.")
+    layer: int | None = option(
+        None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
+    )
+    max_length: int | None = option(
+        None, "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."
+    )
+    batch_size: int = option(32, "Sentences per forward pass.")
+    output: str | None = option(None, "JSON file to write.")
+    output_dir: str = option(
+        "runs/evaluation", "Folder of cached results, by digest of the model, and of results.json."
+    )
+    show_progress: bool = field(default=False, metadata={"internal": True})
 
     @property
-    def suite(self) -> str:
-        """Name of the suite in the results: ``"all"`` stands for several suites."""
-        return self.suites[0] if len(self.suites) == 1 else "all"
+    def suites(self) -> tuple[str, ...]:
+        """Names of the suites to measure."""
+        return tuple(SUITES) if self.suite == "all" else (self.suite,)
 
+    def check(self) -> list[str]:
+        """Check that each option has an effect.
 
-class Reporter:
-    """Receives the progress of an evaluation. The base class ignores it."""
+        Returns:
+            A note for each option that affects only some of the suites.
 
-    def planned(self, plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], model: str) -> None:
-        """A model is loaded and its benchmarks are planned: ``name``, ``suite``, ``protocol``, ``seconds``, ``cached``.
-
-        ``seconds`` is None if unknown.
+        Raises:
+            UsageError: An option applies to none of the suites, or there are no data.
         """
+        if self.data is None and self.suite != "sts" and not (self.suite == "mteb" and self.tasks):
+            raise UsageError(
+                "Evaluation needs data: pass --data FOLDER; --suite sts (STS22) and --suite mteb --tasks read the Hub "
+                "without it. See `metaphrase evaluate --help`."
+            )
+        notes = []
+        defaults = {option.name: option.default for option in fields(self)}
+        for name, applies in _APPLIES.items():
+            if getattr(self, name) == defaults[name]:
+                continue
+            if not applies & set(self.suites):
+                raise UsageError(
+                    f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {self.suite}."
+                )
+            if self.suite == "all":
+                notes.append(f"Note: --{name} applies only to {', '.join(sorted(applies))}.")
+        return notes
 
-    def started(self, benchmark: Benchmark, model: str, number: int, total: int) -> None:
-        """A benchmark is started."""
 
-    def finished(self, content: Mapping[str, Any], *, cached: bool) -> None:
-        """A benchmark is finished."""
-
-    def skipped(self, benchmark: Benchmark, reason: str) -> None:
-        """The data of a benchmark are unavailable."""
-
-    def failed(self, benchmark: Benchmark, reason: str) -> None:
-        """A benchmark failed."""
-
-
-def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[str, Any]:
+def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[str, Any]:
     """Measure an encoder, and compare it with a baseline if there is one.
 
     Args:
-        evaluation: What is measured.
-        reporter: Receives the progress.
+        options: What is measured.
+        note: Receives the progress, as lines and a table.
 
     Returns:
         A dictionary for JSON: ``scores`` are the results by name (`Result.to_dict`), next to ``model``, ``model_hash``,
@@ -103,65 +144,46 @@ def evaluate(evaluation: Evaluation, reporter: Reporter | None = None) -> dict[s
         ``baseline``, in the same form, and ``comparisons`` by name.
 
     Raises:
+        UsageError: An option has no effect.
         DataError: No benchmark can be measured, or the file of the baseline has none of the benchmarks.
         DataMismatchError: The baseline was measured on other data, or with other settings.
     """
-    reporter = reporter or Reporter()
+    for line in options.check():
+        note(line)
     start = time.perf_counter()
-    benchmarks, missing = _benchmarks(evaluation)
-    baseline = evaluation.baseline
+    benchmarks, missing = find_benchmarks(options.data, options.suites, options)
+    if not benchmarks:
+        needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
+        raise DataError(f"{options.data} has no data for the suites {', '.join(options.suites)}: {needs}.")
+
+    def measure(name: str, settings: Settings, **protocol: Any) -> dict[str, Any]:
+        model = prepare(load_encoder(name), max_length=options.max_length, **protocol)
+        subject = Subject.of(
+            name,
+            model,
+            options.output_dir,
+            settings,
+            batch_size=options.batch_size,
+            show_progress=options.show_progress,
+        )
+        return measure_all(benchmarks, subject, missing, note)
+
     before = None
-    if baseline is not None and baseline.endswith(".json"):
-        before = read_results(baseline, evaluation.suite, benchmarks)
-    elif baseline is not None:  # one model in memory at a time
-        before = measure_all(benchmarks, _load_baseline(evaluation, baseline), missing, reporter)
-    results = measure_all(benchmarks, _load_model(evaluation), missing, reporter)
+    if options.baseline is not None and options.baseline.endswith(".json"):
+        before = read_results(options.baseline, options.suite, benchmarks)
+    elif options.baseline is not None:  # one model in memory at a time; the baseline has its stored prompt
+        before = measure(options.baseline, replace(options, prompt="auto"))
+    results = measure(options.model, options, pooling=options.pooling, layer=options.layer)
     if before is not None:
-        settings = evaluation.settings
         results["comparisons"] = compare_scores(
-            before["scores"], results["scores"], resamples=settings.resamples, seed=settings.seed
+            before["scores"], results["scores"], resamples=options.resamples, seed=options.seed
         )
         results["baseline"] = before
     return results | {
-        "suite": evaluation.suite,
+        "suite": options.suite,
         "versions": versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }
-
-
-def _benchmarks(evaluation: Evaluation) -> tuple[list[Benchmark], dict[str, str]]:
-    benchmarks, missing = find_benchmarks(evaluation.data, evaluation.suites, evaluation.settings)
-    if not benchmarks:
-        needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
-        raise DataError(f"{evaluation.data} has no data for the suites {', '.join(evaluation.suites)}: {needs}.")
-    return benchmarks, missing
-
-
-def _load_model(evaluation: Evaluation) -> Subject:
-    model = prepare(
-        load_encoder(evaluation.model),
-        pooling=evaluation.pooling,
-        layer=evaluation.layer,
-        max_length=evaluation.max_length,
-    )
-    return _subject(evaluation, evaluation.model, model, evaluation.settings)
-
-
-def _load_baseline(evaluation: Evaluation, name: str) -> Subject:
-    """The baseline is measured with its stored prompt."""
-    model = prepare(load_encoder(name), max_length=evaluation.max_length)
-    return _subject(evaluation, name, model, replace(evaluation.settings, prompt="auto"))
-
-
-def _subject(evaluation: Evaluation, name: str, model: SentenceTransformer, settings: Settings) -> Subject:
-    return Subject.of(
-        name,
-        model,
-        evaluation.output_dir,
-        settings,
-        batch_size=evaluation.batch_size,
-        show_progress=evaluation.show_progress,
-    )
 
 
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
@@ -271,6 +293,25 @@ def _plan(benchmarks: Sequence[Benchmark], subject: Subject) -> list[dict[str, A
     return plan
 
 
+def _note_plan(plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], model: str, note: Note) -> None:
+    table = titled_table("Benchmarks")
+    for heading in ("name", "suite", "protocol", "minutes"):
+        table.add_column(heading, justify="right" if heading == "minutes" else "left")
+    for one in plan:
+        minutes = "?" if one["seconds"] is None else f"{one['seconds'] / 60:.1f}"
+        table.add_row(one["name"], one["suite"], one["protocol"], "done" if one["cached"] else minutes)
+    note(table)
+    for suite, reason in missing.items():
+        note(f"Skipped: {suite}, which {reason}.")
+    note(f"Estimate for {model}: {_duration(sum(one['seconds'] or 0 for one in plan))}.")
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
+
+
 def is_cached(benchmark: Benchmark, subject: Subject) -> bool:
     """Whether the result of a benchmark is cached."""
     return subject.folder is not None and cache_path(benchmark, subject).is_file()
@@ -336,7 +377,7 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
         "protocol": protocol,
         "model": subject.name,
         "model_hash": subject.sha,
-        "settings": asdict(subject.settings),
+        "settings": subject.settings.to_dict(),
         "data": {"files": [file.name for file in benchmark.files], "sha256": files_sha256(benchmark.files)},
         "scores": scores,
         "seconds": round(time.perf_counter() - start, 1),
@@ -350,7 +391,7 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
 
 
 def measure_all(
-    benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], reporter: Reporter
+    benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note
 ) -> dict[str, Any]:
     """Measure benchmarks one by one; the failure of one does not stop the others.
 
@@ -358,33 +399,36 @@ def measure_all(
         benchmarks: The benchmarks.
         subject: The model.
         missing: Description of the data that each suite without data needs.
-        reporter: Receives the progress.
+        note: Receives the progress.
 
     Raises:
         DataError: Nothing could be measured.
     """
-    reporter.planned(_plan(benchmarks, subject), missing, subject.name)
+    _note_plan(_plan(benchmarks, subject), missing, subject.name, note)
     scores: dict[str, Any] = {}
     parts: dict[str, Any] = {}
     skipped, failed = dict(missing), {}
     for number, benchmark in enumerate(benchmarks, 1):
-        reporter.started(benchmark, subject.name, number, len(benchmarks))
+        note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.name} …")
         cached = is_cached(benchmark, subject)
         try:
             content = run_benchmark(benchmark, subject)
         except DataUnavailable as reason:
             skipped[benchmark.name] = str(reason)
-            reporter.skipped(benchmark, str(reason))
+            note(f"Skipped: {benchmark.name}, {reason}.")
             continue
         except Exception as error:  # the other benchmarks may take hours and are still measured
             failed[benchmark.name] = str(error) or type(error).__name__
             if not isinstance(error, ValueError | OSError):
                 logger.exception("%s failed.", benchmark.name)
-            reporter.failed(benchmark, failed[benchmark.name])
+            note(Text(f"Failed: {benchmark.name}: {failed[benchmark.name]}", style="bold red"))
             continue
         scores |= content["scores"]
         parts[benchmark.name] = content | {"scores": list(content["scores"])}
-        reporter.finished(content, cached=cached)
+        averages = "; ".join(
+            f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in content["scores"].items()
+        )
+        note(f"  {averages} ({'cached' if cached else _duration(content['seconds'])})")
     if not scores:
         reasons = [f"{name}: {reason}" for name, reason in (skipped | failed).items()]
         raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")
@@ -395,5 +439,5 @@ def measure_all(
         "parts": parts,
         "skipped": skipped,
         "failed": failed,
-        "settings": asdict(subject.settings),
+        "settings": subject.settings.to_dict(),
     }

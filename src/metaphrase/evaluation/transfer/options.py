@@ -55,7 +55,9 @@ class FineTuningArguments(TrainingArguments):
     eval_strategy: str = option("epoch", "When to measure and save: epoch or steps.")
     logging_steps: float = option(50, "Number of steps between logs.")
     per_device_eval_batch_size: int = option(32, "Items per forward pass when measuring.")
-    report_to: str | list[str] | None = option("none", "Logger of the curves: tensorboard (if installed), none, …")
+    report_to: None | str | list[str] = option(  # noqa: RUF036 - the order that HfArgumentParser reads
+        "none", "Logger of the curves: tensorboard (if installed), none, …"
+    )
     remove_unused_columns: bool = option(False, "Must be false: the collator needs all columns.")
     logging_nan_inf_filter: bool = option(False, "Filter NaN and infinite losses from the log.")
 
