@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ import pyarrow.compute as pc
 import xxhash
 from datasets import Dataset, IterableDataset
 
+from metaphrase.corpus.files import BitextFile
+
 #: Rows hashed at a time.
 ROWS = 100_000
-#: Bytes hashed at each of three places in a file.
-SAMPLE = 64 << 10
 
 
 def data_digest(dataset: Dataset) -> str:
@@ -57,33 +56,28 @@ def _add(digest: Any, array: Any) -> None:
 
 
 def stream_digest(dataset: IterableDataset) -> str | None:
-    """Compute a digest of the files of a stream from `load_corpus`; None for another stream.
-
-    It covers the name and size of each file, and the bytes at its start, middle and end. A change elsewhere that keeps the
-    size of a large file is not detected.
-    """
+    """Compute a digest of the names and content of the files of a stream from `load_corpus`; None for another stream."""
     files = [
-        [file.name if not file.paths else "", file.revision, [[path.name, *_sample(path)] for path in file.paths]]
+        [file.name if not file.paths else "", file.revision, [path.name for path in file.paths], file.sha256]
         for file in _files(dataset._ex_iterable)  # noqa: SLF001 - `datasets` has no public accessor
     ]
     return xxhash.xxh3_64_hexdigest(json.dumps(files, default=str).encode()) if files else None
 
 
-def _files(iterable: Any) -> Iterator[Any]:
-    yield from (getattr(iterable, "kwargs", None) or {}).get("files", ())
+def check_stream(dataset: IterableDataset) -> None:
+    """Check that the files of a stream from `load_corpus` have the content that they had when it was loaded.
+
+    Raises:
+        CorpusError: A file has changed.
+    """
+    for file in _files(dataset._ex_iterable):  # noqa: SLF001 - `datasets` has no public accessor
+        for pin in file.pins:
+            pin.check()
+
+
+def _files(iterable: Any) -> Iterator[BitextFile]:
+    given = (getattr(iterable, "kwargs", None) or {}).get("files", ())
+    yield from (file for file in given if isinstance(file, BitextFile))
     for inner in (getattr(iterable, "ex_iterable", None), *(getattr(iterable, "ex_iterables", None) or ())):
         if inner is not None:
             yield from _files(inner)
-
-
-def _sample(path: Path) -> tuple[int | None, str | None]:
-    """A file's size, and a digest of its start, middle and end; None for both if it does not exist."""
-    if not path.is_file():
-        return None, None
-    digest = xxhash.xxh3_64()
-    with path.open("rb") as stream:
-        size = stream.seek(0, 2)
-        for first in sorted({0, max(0, (size - SAMPLE) // 2), max(0, size - SAMPLE)}):
-            stream.seek(first)
-            digest.update(stream.read(SAMPLE))
-    return size, digest.hexdigest()

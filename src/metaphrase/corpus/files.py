@@ -15,6 +15,7 @@ from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, MissingFileError
+from metaphrase.io.digests import PinnedFile
 
 SPLITS = ("train", "dev", "test")
 FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
@@ -40,6 +41,7 @@ class BitextFile:
         split: Split of a Hub data set.
         revision: Branch, tag or commit of a Hub data set; None is the default branch.
         max_expansion: Largest expansion of a compressed file; None disables the limit.
+        pins: The files of ``paths`` with the digests of their content, after `pinned`.
     """
 
     name: str
@@ -51,6 +53,16 @@ class BitextFile:
     split: str = "train"
     revision: str | None = None
     max_expansion: float | None = MAX_EXPANSION
+    pins: tuple[PinnedFile, ...] = ()
+
+    def pinned(self) -> BitextFile:
+        """The same file with the digests of its content, which is checked whenever it is read."""
+        return self if self.pins else dataclasses.replace(self, pins=tuple(map(PinnedFile.of, self.paths)))
+
+    @property
+    def sha256(self) -> str | None:
+        """The pinned digest, comma-separated for the two files of a Moses pair; None on the Hub."""
+        return ",".join(pin.sha256 for pin in self.pins) or None
 
     @property
     def language(self) -> str | None:
@@ -115,7 +127,7 @@ def file_names(files: Iterable[BitextFile]) -> str:
 
 
 def describe_file(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
-    """The facts of a file for a model card and a run's report: path, name, languages and revision.
+    """The facts of a file for a model card and a run's report: path, name, languages, digest and revision.
 
     Args:
         file: The file.
@@ -123,7 +135,13 @@ def describe_file(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
     """
     name = ",".join(path.name for path in file.paths) or file.name
     both = sorted({*languages, file.into})
-    facts = {"path": file.name, "file": name, "language": ", ".join(languages), "languages": both}
+    facts = {
+        "path": file.name,
+        "file": name,
+        "language": ", ".join(languages),
+        "languages": both,
+        "sha256": file.sha256,
+    }
     return facts | ({"revision": file.revision} if file.revision else {})
 
 

@@ -28,7 +28,7 @@ from metaphrase.corpus.selection import Selection, select_rows
 from metaphrase.corpus.streaming import stream_files
 from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, UsageError
-from metaphrase.io.digests import file_facts
+from metaphrase.io.digests import PinnedFile
 from metaphrase.io.files import replacing, write_json
 
 logger = logging.getLogger(__name__)
@@ -45,8 +45,8 @@ class Corpus:
         dataset: Rows ``source``, ``target``, ``source_lang``, ``target_lang``, and the columns of ``OPTIONAL`` that a file
             has.
         report: How many pairs were read, kept and dropped.
-        files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (of both sides) and,
-            except in a stream, ``pairs`` kept and ``sha256`` (comma-separated for the two files of a Moses pair).
+        files: One dict per file: ``path``, ``file`` (its bare name), ``language``, ``languages`` (of both sides), ``sha256``
+            (comma-separated for the two files of a Moses pair) and, except in a stream, ``pairs`` kept.
     """
 
     dataset: Dataset | IterableDataset
@@ -120,8 +120,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
 
     Raises:
         FileNotFoundError: A file, or a language of the folder, does not exist.
-        ValueError: A file is damaged, expands too far, cannot be paired, has too many unreadable lines, or has no
-            language.
+        ValueError: A file is damaged, expands too far, cannot be paired, has too many unreadable lines, has no language,
+            or changes while it is read. A stream checks this in every pass.
     """
     files = find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split)
     if cleaning is not None and cleaning.counts_pieces and cleaning.tokenizer is None:
@@ -147,6 +147,7 @@ def _pinned(file: BitextFile, max_expansion: float | None) -> BitextFile:
 
 def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
     report, tables = CorpusReport(), list[pa.Table]()
+    files = [file.pinned() for file in files]
     present, facts = _read_all(files, selection, report, tables.append)
     features = row_features(present)
     columns = {name: pa.chunked_array([table[name].chunk(0) for table in tables]) for name in features}
@@ -159,25 +160,26 @@ def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) ->
     with suppress(OSError, ValueError, KeyError):
         known = json.loads(about.read_text(encoding="utf-8"))
         if known["key"] == key and known["bytes"] == arrow.stat().st_size:
+            for pin in known["pins"]:
+                PinnedFile.from_dict(pin).check()
             logger.info("Reusing the corpus in %s.", arrow)
             dataset = Dataset.from_file(str(arrow)).select_columns(known["columns"])
             return Corpus(dataset, CorpusReport.from_dict(known["report"]), known["files"])
     about.unlink(missing_ok=True)
-    report = CorpusReport()
+    report, files = CorpusReport(), [file.pinned() for file in files]
     schema = pa.schema([(name, pa.string()) for name in Row._fields])
     with replacing(arrow) as partial, partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
         present, facts = _read_all(files, selection, report, writer.write_table)
     columns = list(row_features(present))
     known = {"key": key, "bytes": arrow.stat().st_size, "columns": columns, "report": report.to_dict(), "files": facts}
-    write_json(about, known)
+    write_json(about, known | {"pins": [pin.to_dict() for file in files for pin in file.pins]})
     return Corpus(Dataset.from_file(str(arrow)).select_columns(columns), report, facts)
 
 
 def _cache_key(files: Sequence[BitextFile], selection: Selection) -> str:
-    """The key of a corpus on disk: sizes and modification times of the files, and how they are read."""
-    stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for file in files for path in file.paths]
+    """The key of a corpus on disk: the names of its files, and how they are read."""
     how = dataclasses.replace(selection, languages=frozenset()), sorted(selection.languages)
-    return str(Hasher.hash((files, stats, how, importlib.metadata.version("metaphrase"))))
+    return str(Hasher.hash((files, how, importlib.metadata.version("metaphrase"))))
 
 
 def _read_all(
@@ -208,10 +210,9 @@ def _read_all(
     facts = []
     for file in files:
         counts = {language: c for (name, language), c in report.counts.items() if name == file.name}
-        hashes = ",".join(file_facts(path)["sha256"] for path in file.paths)
         found = [language for language, c in counts.items() if c.kept]
         pairs = sum(c.kept for c in counts.values())
-        facts.append(describe_file(file, found) | {"pairs": pairs, "sha256": hashes or None})
+        facts.append(describe_file(file, found) | {"pairs": pairs})
         if not pairs and report.of(file.name, file.language or "?").read:
             logger.warning("%s: no pair was kept.", file.name)
     return present, facts

@@ -16,6 +16,7 @@ from metaphrase.corpus.hub import is_hub_name, parse_hub_name, pin_revision, str
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, read_lines
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.digests import PinnedFile, unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ def load_monolingual(
     for name in map(str, names):
         lines = _hub_lines(name, split) if is_hub_name(name) else read_lines(Path(name), max_chars)
         before = len(texts)
-        texts += _contiguous(_readable(lines, name, max_chars))
+        with unchanged([] if is_hub_name(name) else [PinnedFile.of(name)]):
+            texts += _contiguous(_readable(lines, name, max_chars))
         if len(texts) == before:
             raise CorpusError(f"{name} contains no text. Monolingual text has one sentence a line.")
     return texts

@@ -14,6 +14,7 @@ from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport, Counts
 from metaphrase.corpus.rows import OPTIONAL, Row
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.digests import unchanged
 
 logger = logging.getLogger(__name__)
 
@@ -65,25 +66,26 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
         if is_full(file.language):
             continue
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=report)
-        for line, source, target, known in pairs:
-            language = _language_of(known, file)
-            counts = report.of(file.name, language)
-            row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
-            row, reason = _clean(row, selection)
-            if reason is None and is_full(language):
-                reason = "beyond the limit"
-            if reason is None and selection.drop_duplicates and _is_repeated(row, seen):
-                reason = "duplicate"
-            if reason is not None:
-                counts.drop(reason, f"{file.name}:{line}")
-                continue
-            counts.kept += 1
-            kept[language] += 1
-            if counts.kept <= _INSPECTED:
-                _inspect(counts, row, file.name)
-            yield row
-            if is_full(file.language):
-                break
+        with unchanged(file.pins):  # also if reading stops at the limit
+            for line, source, target, known in pairs:
+                language = _language_of(known, file)
+                counts = report.of(file.name, language)
+                row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
+                row, reason = _clean(row, selection)
+                if reason is None and is_full(language):
+                    reason = "beyond the limit"
+                if reason is None and selection.drop_duplicates and _is_repeated(row, seen):
+                    reason = "duplicate"
+                if reason is not None:
+                    counts.drop(reason, f"{file.name}:{line}")
+                    continue
+                counts.kept += 1
+                kept[language] += 1
+                if counts.kept <= _INSPECTED:
+                    _inspect(counts, row, file.name)
+                yield row
+                if is_full(file.language):
+                    break
 
 
 def _language_of(known: Mapping[str, str], file: BitextFile) -> str:

@@ -46,7 +46,7 @@ def stream_files(
     report = CorpusReport()
     groups: dict[str | None, list[BitextFile]] = defaultdict(list)
     facts, optional = [], set[str]()
-    for file in files:
+    for file in (file.pinned() for file in files):
         if file.format == "moses":
             check_line_counts(file)
         glance = CorpusReport(logged={file.name})

@@ -1,18 +1,27 @@
-"""Digests of files, texts and weights, the same in every process."""
+"""Digests of files, texts and weights, the same in every process, and files whose content must not change."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
+from metaphrase.exceptions import CorpusError
+
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
     from torch import nn
+
+
+#: A file that was modified this recently, in ns, may change again without another modification time.
+_RECENT = 2_000_000_000
 
 
 def file_sha256(path: str | Path) -> str:
@@ -24,6 +33,85 @@ def file_sha256(path: str | Path) -> str:
 def file_facts(path: str | Path) -> dict[str, Any]:
     """SHA-256 and size in bytes of a file, for a manifest."""
     return {"sha256": file_sha256(path), "bytes": Path(path).stat().st_size}
+
+
+@dataclass(frozen=True)
+class PinnedFile:
+    """A file and the digest of its content, which must not change while the file is in use.
+
+    Attributes:
+        path: The file.
+        sha256: Digest of its content.
+        size: Its size in bytes.
+        stamp: Inode, size and times of its last changes; None if these are too recent to reveal another change.
+    """
+
+    path: Path
+    sha256: str
+    size: int
+    stamp: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, path: str | Path) -> PinnedFile:
+        """Read a file to compute its digest."""
+        path = Path(path)
+        stamp, now = _stamp(path), time.time_ns()
+        return cls(path, file_sha256(path), stamp[1], stamp if now - max(stamp[2:]) > _RECENT else None)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> PinnedFile:
+        """Create a pin from the output of `to_dict`."""
+        stamp = content["stamp"]
+        return cls(**content | {"path": Path(content["path"]), "stamp": stamp and tuple(stamp)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The pin as plain data."""
+        return asdict(self) | {"path": str(self.path)}
+
+    def check(self) -> None:
+        """Check that the content is still the same; it is only read if the file was touched.
+
+        Raises:
+            CorpusError: It is not.
+        """
+        try:
+            if _stamp(self.path) == self.stamp or file_sha256(self.path) == self.sha256:
+                return
+            found = "has other content now"
+        except FileNotFoundError:
+            found = "disappeared"
+        raise CorpusError(
+            f"{self.path} changed while it was in use: it {found}. Pass a copy that no other process writes to, and run "
+            "again."
+        )
+
+
+@contextmanager
+def unchanged(files: Iterable[PinnedFile]) -> Iterator[None]:
+    """Check before and after a block that files have not changed, also if it fails, as the change may be the reason.
+
+    Raises:
+        CorpusError: A file has changed.
+    """
+    files = tuple(files)
+
+    def check() -> None:
+        for file in files:
+            file.check()
+
+    check()
+    try:
+        yield
+    except Exception:
+        check()
+        raise
+    check()
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Inode, size and times of the last changes of a file."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def files_sha256(files: Iterable[str | Path]) -> str:

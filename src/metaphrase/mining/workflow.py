@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, UsageError
-from metaphrase.io.digests import file_facts
+from metaphrase.io.digests import PinnedFile, unchanged
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
@@ -98,12 +98,16 @@ def mine_files(
     read = [partial(read_sentences, path, column) for path, column in inputs]
     for text in read:  # fail on missing files and columns before the model is loaded
         next(text(), None)
+    pins = [PinnedFile.of(path) for path, _ in inputs]
     model = load_encoder(search.model, max_length=search.max_length)
-    files = [{**file_facts(path), "column": column} for path, column in inputs]
+    files = [
+        {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
+    ]
     manifest = work_manifest(model, search, {"inputs": files})
     work = open_work_folder(output.with_name(f"{output.name}.partial"), manifest)
 
-    sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
+    with unchanged(pins):
+        sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
     note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
     size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
     check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)

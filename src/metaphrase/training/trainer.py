@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS
+from metaphrase.corpus.digests import check_stream
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.locks import make_folder
 from metaphrase.modeling.collator import ParallelCollator
@@ -152,6 +153,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
 
         Raises:
             CheckpointError: The checkpoint cannot be resumed, or a checkpoint cannot be written.
+            CorpusError: A file of a stream from `load_corpus` changed.
             MemoryBudgetError: Memory ran out, and smaller micro-batches of this step cannot help.
             NonFiniteError: Too many consecutive steps had a NaN or infinite loss or gradient, or a weight is NaN or
                 infinite.
@@ -172,6 +174,8 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         if 0 < self.state.global_step <= self._steps.skipped:
             logger.warning("All %d steps were skipped, so the weights are unchanged.", self._steps.skipped)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
+        if isinstance(self.train_dataset, IterableDataset):
+            check_stream(self.train_dataset)
         return result
 
     def _init_training_state(

@@ -19,6 +19,7 @@ from metaphrase.corpus.report import CorpusReport, format_examples
 from metaphrase.corpus.rows import Row, check_row
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.digests import unchanged
 
 #: The reader of each format of a `BitextFile`.
 READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | BadLine]]]] = {
@@ -55,10 +56,11 @@ def read_pairs(
         columns among ``source_lang``, ``target_lang`` and ``OPTIONAL``.
 
     Raises:
-        ValueError: The file is damaged, not UTF-8, not rectangular, or has too many unreadable lines; the message
-            names the file and the line.
+        ValueError: The file is damaged, not UTF-8, not rectangular, has too many unreadable lines, or changes while it is
+            read; the message names the file and the line.
     """
     file = path if isinstance(path, BitextFile) else find_file(path, source_lang=source_lang, target_lang=target_lang)
+    file = file.pinned()
     report = CorpusReport() if report is None else report
     report.restart(file.name)
     unreadable: dict[str, list[str]] = {}
@@ -72,21 +74,23 @@ def read_pairs(
             )
 
     try:
-        for line, row in READERS[file.format](file, max_chars):
-            read += 1
-            checked = row if isinstance(row, BadLine) else check_row(row, file.into, max_chars)
-            if isinstance(checked, Row):
-                report.of(file.name, checked.source_lang or "?").read += 1
-                known = zip(Row._fields[2:], checked[2:], strict=True)
-                yield line, checked.source, checked.target, {name: value for name, value in known if value is not None}
-                continue
-            counts = report.of(file.name, file.language or "?")
-            counts.read += 1
-            counts.drop(checked.reason, f"{file.name}:{line}" + (f" ({checked.detail})" if checked.detail else ""))
-            if checked.fault:
-                bad += 1
-                unreadable[checked.reason] = counts.examples[checked.reason]
-                check_rate()
+        with unchanged(file.pins):
+            for line, row in READERS[file.format](file, max_chars):
+                read += 1
+                checked = row if isinstance(row, BadLine) else check_row(row, file.into, max_chars)
+                if isinstance(checked, Row):
+                    report.of(file.name, checked.source_lang or "?").read += 1
+                    known = zip(Row._fields[2:], checked[2:], strict=True)
+                    named = {name: value for name, value in known if value is not None}
+                    yield line, checked.source, checked.target, named
+                    continue
+                counts = report.of(file.name, file.language or "?")
+                counts.read += 1
+                counts.drop(checked.reason, f"{file.name}:{line}" + (f" ({checked.detail})" if checked.detail else ""))
+                if checked.fault:
+                    bad += 1
+                    unreadable[checked.reason] = counts.examples[checked.reason]
+                    check_rate()
         check_rate()
         if not read:
             raise CorpusError(f"{file.name} has no pairs: it is empty, or has nothing but a header.")
@@ -113,9 +117,10 @@ def read_parallel(path: str | Path) -> list[tuple[str, str]]:
         raise CorpusError(f"{path} is not a TSV file.")
     check_header(file, MAX_CHARS)
     pairs = []
-    for line, row in read_tsv(file, MAX_CHARS):
-        checked = row if isinstance(row, BadLine) else check_row(row, file.into, MAX_CHARS)
-        if isinstance(checked, BadLine):
-            raise CorpusError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
-        pairs.append((checked.source, checked.target))
+    with unchanged(file.pinned().pins):
+        for line, row in read_tsv(file, MAX_CHARS):
+            checked = row if isinstance(row, BadLine) else check_row(row, file.into, MAX_CHARS)
+            if isinstance(checked, BadLine):
+                raise CorpusError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")
+            pairs.append((checked.source, checked.target))
     return pairs
