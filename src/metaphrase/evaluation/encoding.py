@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from itertools import chain
 from typing import Any, TypeAlias, TypedDict, Unpack
 
+import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -90,6 +91,42 @@ def embed_sides(
     texts, rows = distinct_texts(sides)
     embeddings_th = encode_texts(model, texts, **encoding)
     return (embeddings_th[row_n] for row_n in rows)
+
+
+class CachedEncoder:
+    """A model whose ``encode`` embeds each text once.
+
+    Attributes:
+        model: The model.
+        rows: Embeddings by prompt and text.
+    """
+
+    def __init__(self, model: SentenceTransformer) -> None:
+        self.model = model
+        self.rows: dict[tuple[str, str], NDArray[Any]] = {}
+
+    def missing(self, texts: Iterable[str], prompt: str = "") -> list[str]:
+        """Distinct texts without an embedding."""
+        return list(dict.fromkeys(text for text in texts if (prompt, text) not in self.rows))
+
+    def add(self, texts: Sequence[str], prompt: str, embeddings_nh: NDArray[Any]) -> None:
+        """Keep the embeddings of texts."""
+        self.rows.update(((prompt, text), row_h) for text, row_h in zip(texts, embeddings_nh, strict=True))
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str = "",
+        batch_size: int = 32,
+        show_progress_bar: bool = False,
+        **_: Any,
+    ) -> NDArray[Any]:
+        """Embeddings, shape ``(texts, hidden)``."""
+        if new := self.missing(texts, prompt):
+            settings = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": show_progress_bar}
+            self.add(new, prompt, self.model.encode(new, convert_to_numpy=True, **settings))
+        return np.stack([self.rows[prompt, text] for text in texts])
 
 
 def prepare(

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
-from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.encoding import CachedEncoder, encoder_settings
 from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
@@ -142,7 +143,7 @@ def report_run(
     machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
     analyses["cost"] = {
         "command": command,
-        "encoded": f"{sum(len(one.embeddings) for one in subjects.values())} sentences, each once per model",
+        "encoded": f"{sum(one.size for one in subjects.values())} sentences, each once per model",
         "time": f"{time.perf_counter() - started:.0f} seconds on {machine}",
     }
     output = Path(options.output_dir) if options.output_dir else folder / "report"
@@ -171,62 +172,47 @@ class SentenceEmbeddings:
 
     def __init__(self, name: str, models: Models, prompt: str = "") -> None:
         self.name = name
-        self.models = models
         self.prompt = prompt
-        self.embeddings: dict[tuple[str, str], NDArray[Any]] = {}
+        self.encoders = {language: CachedEncoder(model) for language, model in models.items()}
+
+    def encoder(self, language: str) -> CachedEncoder:
+        """The encoder of a language."""
+        return self.encoders.get("") or self.encoders[language]
 
     def model(self, language: str) -> SentenceTransformer:
         """The model of a language."""
-        return self.models.get("") or self.models[language]
+        return self.encoder(language).model
 
-    def _key(self, language: str) -> str:
-        return "" if "" in self.models else language
+    @property
+    def size(self) -> int:
+        """Number of encoded sentences."""
+        return sum(len(one.rows) for one in self.encoders.values())
 
-    def missing(self, texts: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """Distinct sentences without an embedding, by the key of their model."""
-        todo: dict[str, dict[str, None]] = {}
+    def missing(self, texts: Mapping[str, Sequence[str]]) -> list[tuple[CachedEncoder, list[str]]]:
+        """Distinct sentences without an embedding, with their encoders."""
+        sides: dict[CachedEncoder, list[str]] = {}
         for language, side in texts.items():
-            key = self._key(language)
-            todo.setdefault(key, {}).update((text, None) for text in side if (key, text) not in self.embeddings)
-        return {key: list(side) for key, side in todo.items() if side}
+            sides.setdefault(self.encoder(language), []).extend(side)
+        return [(one, one.missing(side, self.prompt)) for one, side in sides.items()]
 
     def encode(self, texts: Mapping[str, Sequence[str]], advance: Callable[[int], None] = lambda n: None) -> None:
         """Encode the sentences of some languages."""
-        for key, todo in self.missing(texts).items():
-            model = self.models[key]
+        for one, todo in self.missing(texts):
             for first in range(0, len(todo), 256):
                 batch = todo[first : first + 256]
-                embeddings_nh = encode(model, batch, prompt=self.prompt)
-                self.embeddings.update(zip([(key, text) for text in batch], np.asarray(embeddings_nh), strict=True))
+                one.add(batch, self.prompt, np.asarray(encode(one.model, batch, prompt=self.prompt)))
                 advance(len(batch))
 
     def of(self, language: str, texts: Sequence[str]) -> NDArray[Any]:
-        """Embeddings of encoded sentences, shape ``(n, hidden)``."""
-        return np.stack([self.embeddings[self._key(language), text] for text in texts])
+        """Embeddings of sentences, shape ``(n, hidden)``."""
+        return self.encoder(language).encode(texts, prompt=self.prompt)
 
     def measure(self, sets: Mapping[str, ParallelSet], **settings: Any) -> dict[str, Any]:
         """Run `evaluate_retrieval` on the embeddings."""
-        lookups: Any = {language: _Lookup(self, language) for language in (*sets, TARGET_LANGUAGE)}
-        result = evaluate_retrieval(lookups, sets, name=self.name, **settings).to_dict()
-        first = next(iter(self.models.values()))
-        result["settings"] |= {
-            "prompt": self.prompt,
-            "pooling": pooling_of(first),
-            "layer": first[0].auto_model.config.num_hidden_layers,
-            "max_length": first.max_seq_length,
-        }
+        encoders: Any = {language: self.encoder(language) for language in (*sets, TARGET_LANGUAGE)}
+        result = evaluate_retrieval(encoders, sets, name=self.name, prompt=self.prompt, **settings).to_dict()
+        result["settings"] |= encoder_settings(next(iter(self.encoders.values())).model)
         return result
-
-
-class _Lookup:
-    """The ``encode`` method of a model, from existing embeddings."""
-
-    def __init__(self, embeddings: SentenceEmbeddings, language: str) -> None:
-        self.embeddings = embeddings
-        self.language = language
-
-    def encode(self, texts: Sequence[str], **kwargs: Any) -> NDArray[Any]:
-        return self.embeddings.of(self.language, texts)
 
 
 def trained_languages(facts: Mapping[str, Any]) -> set[str]:
@@ -301,10 +287,10 @@ def _baseline_prompt(prompt: str, model: SentenceTransformer, earlier: Mapping[s
 
 def _measurable(sets: Sets, subjects: Mapping[str, SentenceEmbeddings], trained: set[str]) -> Sets:
     """The languages that can be measured: those of the models; without a baseline, those of the training data."""
-    models = subjects["after"].models
+    encoders = subjects["after"].encoders
     languages: set[str] | None = None
-    if "" not in models:
-        languages = set(models)
+    if "" not in encoders:
+        languages = set(encoders)
     elif "before" not in subjects:  # retention requires a baseline
         languages = trained
     measurable = {
@@ -332,7 +318,7 @@ def _encode_all(
         for language, one in by_language.items():
             texts.setdefault(language, []).extend(one.sources)
             texts[TARGET_LANGUAGE].extend(one.targets)
-    totals = {side: sum(map(len, one.missing(texts).values())) for side, one in subjects.items()}
+    totals = {side: sum(len(todo) for _, todo in one.missing(texts)) for side, one in subjects.items()}
     notify(
         f"Encoding {' and '.join(f'{totals[side]:,} sentences with {one.name}' for side, one in subjects.items())}: "
         f"{sum(map(len, sets.values()))} test sets of {', '.join(sets)}."

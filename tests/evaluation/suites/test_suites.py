@@ -13,6 +13,7 @@ from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.bucc import PROTOCOLS
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.encoding import CachedEncoder
 from metaphrase.evaluation.measures import MEASURES
 from metaphrase.evaluation.result import Measurement, Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval, retrieval_hits, xsim_error
@@ -20,7 +21,6 @@ from metaphrase.evaluation.suites import (
     FINETUNED,
     SUITES,
     Benchmark,
-    CachedEncoder,
     DataUnavailable,
     Settings,
     Subject,
@@ -336,7 +336,7 @@ def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
     monkeypatch.setattr(
         tiny_encoder, "encode", lambda texts, **options: seen.extend(texts) or encode(texts, **options)
     )
-    cached = CachedEncoder(tiny_encoder)
+    cached = CachedEncoder(tiny_encoder).encode
     texts = [row["source"] for row in bitext[:4]]
     first = cached(texts[:3])
     again = cached([texts[3], texts[0], texts[0]])

@@ -21,7 +21,6 @@ from functools import partial
 
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
-    CachedEncoder,
     DataUnavailable,
     Settings,
     Subject,
@@ -34,7 +33,7 @@ from metaphrase.evaluation.suites.sts import find_sts
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 from metaphrase.evaluation.suites.word_alignment import find_word_alignment
 
-__all__ = ["FINETUNED", "SUITES", "Benchmark", "CachedEncoder", "DataUnavailable", "Settings", "Subject", "Suite"]
+__all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
 
 _BOOTSTRAP = ("resamples", "seed")
 #: All suites by name.

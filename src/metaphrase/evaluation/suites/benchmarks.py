@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
-from metaphrase.evaluation.encoding import Encode
+from metaphrase.evaluation.encoding import CachedEncoder, Encode
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.io.configuration import option, split_list
@@ -129,7 +127,7 @@ class Subject:
         """
         sha = model_hash(model) if isinstance(model, SentenceTransformer) else None
         folder = Path(output) / sha[:12] if output is not None and sha is not None else None
-        return cls(name, model, sha, CachedEncoder(model), folder, settings, batch_size, show_progress)
+        return cls(name, model, sha, CachedEncoder(model).encode, folder, settings, batch_size, show_progress)
 
     def options(self) -> dict[str, Any]:
         """Options that all evaluations of sentence embeddings take."""
@@ -141,36 +139,6 @@ class Subject:
             "show_progress": self.show_progress,
             "encode": self.encode,
         }
-
-
-class CachedEncoder:
-    """A model's ``encode`` that embeds each text once.
-
-    Args:
-        model: The model.
-    """
-
-    def __init__(self, model: SentenceTransformer) -> None:
-        self.model = model
-        self.rows: dict[tuple[str, str], NDArray[np.float32]] = {}
-
-    def __call__(
-        self,
-        texts: Sequence[str],
-        *,
-        prompt: str = "",
-        batch_size: int = 32,
-        show_progress_bar: bool = False,
-        **_: Any,
-    ) -> NDArray[np.float32]:
-        """Embeddings, shape ``(texts, hidden)``."""
-        new = list(dict.fromkeys(text for text in texts if (prompt, text) not in self.rows))
-        if new:
-            rows_nh = self.model.encode(
-                new, prompt=prompt, batch_size=batch_size, show_progress_bar=show_progress_bar, convert_to_numpy=True
-            )
-            self.rows.update(((prompt, text), row_h) for text, row_h in zip(new, rows_nh, strict=True))
-        return np.stack([self.rows[prompt, text] for text in texts])
 
 
 class DataUnavailable(Exception):
