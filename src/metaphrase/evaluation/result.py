@@ -8,7 +8,7 @@ keys at the same level: retrieval has ``source_to_target``, ``target_to_source``
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -167,20 +167,10 @@ class Result:
 
     def to_dict(self) -> dict[str, Any]:
         """Dictionary for JSON."""
-        return {
-            "suite": self.suite,
-            "model": self.model,
-            "measure": self.measure,
-            "statistic": self.statistic,
-            "lower_is_better": self.lower_is_better,
-            "protocol": self.protocol,
-            "languages": {language: one.to_dict() for language, one in self.languages.items()},
-            "groups": {group: one.to_dict() for group, one in self.groups.items()},
-            "average": self.average.to_dict(),
-            "settings": dict(self.settings),
-            "versions": dict(self.versions),
-            "seconds": self.seconds,
-        } | ({"facts": dict(self.facts)} if self.facts else {})
+        content = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "facts" or self.facts}
+        for key in ("languages", "groups"):
+            content[key] = {name: one.to_dict() for name, one in content[key].items()}
+        return content | {"average": self.average.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Result:
@@ -189,21 +179,14 @@ class Result:
         Raises:
             DataError: A key is missing.
         """
+        known = {one.name: content[one.name] for one in fields(cls) if one.name in content}
         try:
-            return cls(
-                suite=content["suite"],
-                model=content["model"],
-                measure=content["measure"],
-                languages={key: Measurement.from_dict(one) for key, one in content["languages"].items()},
-                average=Measurement.from_dict(content["average"]),
-                groups={key: Measurement.from_dict(one) for key, one in content.get("groups", {}).items()},
-                statistic=content["statistic"],
-                lower_is_better=content["lower_is_better"],
-                protocol=content.get("protocol", ""),
-                settings=content.get("settings", {}),
-                versions=content.get("versions", {}),
-                seconds=content.get("seconds", 0.0),
-                facts=content.get("facts", {}),
-            )
+            known |= {key: content[key] for key in _REQUIRED}
+            for key in ("languages", "groups"):
+                known[key] = {name: Measurement.from_dict(one) for name, one in known.get(key, {}).items()}
+            return cls(**known | {"average": Measurement.from_dict(known["average"])})
         except KeyError as error:
             raise DataError(f"This is not a result of `metaphrase evaluate`: the key {error} is missing.") from error
+
+
+_REQUIRED = ("suite", "model", "measure", "languages", "average", "statistic", "lower_is_better")

@@ -25,7 +25,7 @@ from metaphrase.evaluation.suites import (
     Settings,
     Subject,
 )
-from metaphrase.evaluation.suites.retrieval import parallel_folders
+from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.evaluation.suites.running import (
     cache_path,
     compare_scores,

@@ -26,12 +26,9 @@ from metaphrase.evaluation.suites.benchmarks import (
     Subject,
     Suite,
 )
-from metaphrase.evaluation.suites.mining import find_mining
+from metaphrase.evaluation.suites.encoders import find_mining, find_retrieval, find_sts, find_word_alignment
 from metaphrase.evaluation.suites.mteb import find_mteb
-from metaphrase.evaluation.suites.retrieval import find_retrieval
-from metaphrase.evaluation.suites.sts import find_sts
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
-from metaphrase.evaluation.suites.word_alignment import find_word_alignment
 
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
 

@@ -185,6 +185,19 @@ class Suite:
     reads: tuple[str, ...]
 
 
+def load_mteb_tasks() -> Any:
+    """Import `metaphrase.evaluation.mteb_tasks`, which needs the extra ``mteb``.
+
+    Raises:
+        DataUnavailable: The extra is not installed.
+    """
+    try:
+        from metaphrase.evaluation import mteb_tasks
+    except ModuleNotFoundError as error:
+        raise DataUnavailable(f"{error.name} is not installed: pip install 'metaphrase[mteb]'") from error
+    return mteb_tasks
+
+
 def folders(data: Path | None) -> list[Path]:
     """A folder and its subfolders."""
     return [] if data is None else [data, *sorted(path for path in data.iterdir() if path.is_dir())]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.encoding import encode_texts
@@ -17,22 +16,10 @@ from metaphrase.evaluation.suites.benchmarks import (
     DataUnavailable,
     Settings,
     Subject,
+    load_mteb_tasks,
     text_size,
 )
-from metaphrase.evaluation.suites.retrieval import parallel_folders, stripped_note
-
-
-def load_mteb_tasks() -> Any:
-    """Import `metaphrase.evaluation.mteb_tasks`, which needs the extra ``mteb``.
-
-    Raises:
-        DataUnavailable: The extra is not installed.
-    """
-    try:
-        from metaphrase.evaluation import mteb_tasks
-    except ModuleNotFoundError as error:
-        raise DataUnavailable(f"{error.name} is not installed: pip install 'metaphrase[mteb]'") from error
-    return mteb_tasks
+from metaphrase.evaluation.suites.encoders import parallel_folders, stripped_note
 
 
 def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:

@@ -1,0 +1,264 @@
+"""The suites that measure an encoder as it is: ``retrieval``, ``mining``, ``sts`` and ``word-alignment``."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.evaluation.bucc import (
+    PROTOCOLS,
+    Protocol,
+    bucc_files,
+    bucc_languages,
+    bucc_protocol,
+    evaluate_mining,
+    load_bucc_folder,
+)
+from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
+from metaphrase.evaluation.sts import STS22_GROUPS, STSSet, cross_lingual, evaluate_sts, load_sts_folder
+from metaphrase.evaluation.suites.benchmarks import (
+    Benchmark,
+    DataUnavailable,
+    Settings,
+    Subject,
+    folders,
+    load_mteb_tasks,
+    text_size,
+    wanted_languages,
+)
+from metaphrase.evaluation.word_alignment import evaluate_word_alignment, load_wpt
+from metaphrase.io.digests import files_sha256
+
+logger = logging.getLogger(__name__)
+
+#: Number of neighbours in the margin of xsim.
+XSIM_K = 4
+#: Folders that hold a test set although their files name no split.
+_TEST_SETS = ("tatoeba", "udhr")
+_STS_FILE = re.compile(r"-([a-z]{2,3}(?:-[A-Z][a-z]{3})?)-test\.csv(\.gz)?$")
+_REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
+
+# Retrieval
+
+
+def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
+    """Remove each ``"`` from test sets.
+
+    Reference: Li et al. 2023 (DAP), whose released code reads Tatoeba in this way.
+    """
+    stripped = {}
+    for language, one in sets.items():
+        sources, targets = (tuple(text.replace('"', "") for text in side) for side in (one.sources, one.targets))
+        stripped[language] = replace(one, sources=sources, targets=targets)
+    return stripped
+
+
+def parallel_folders(
+    data: Path | None, settings: Settings
+) -> dict[str, tuple[dict[str, ParallelSet], tuple[Path, ...]]]:
+    """Test sets in a folder and its subfolders, with their files.
+
+    A folder that itself holds parallel files is the only test set; without ``settings.split``, its files without a split
+    are read, or else those of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
+    are a test set only in a subfolder that is named as one, because a corpus or a dictionary has the same format.
+
+    Raises:
+        FileNotFoundError: A folder that itself holds parallel files lacks the split or a language.
+        ValueError: One of its files is malformed. Malformed subfolders are skipped with a warning.
+    """
+    if data is not None and any(data.glob("*-en.*tsv*")):
+        tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
+        split = settings.split or ("test" if tested else None)
+        found = {data.resolve().name: load_parallel_folder(data, settings.languages, split)}
+    else:
+        found = dict(_subfolders(folders(data), settings))
+    if settings.strip_quotes:
+        found = {name: strip_quotes(sets) for name, sets in found.items()}
+    return {name: (sets, tuple(one.path for one in sets.values() if one.path)) for name, sets in found.items()}
+
+
+def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tuple[str, dict[str, ParallelSet]]]:
+    for folder in candidates:
+        split = settings.split or ("test" if any(folder.glob("*-en.test.tsv*")) else None)
+        pattern = f"*-en.{split}.tsv*" if split else "*-en.tsv*"
+        if not any(folder.glob(pattern)) or (split is None and folder.name not in _TEST_SETS):
+            continue
+        try:
+            sets = load_parallel_folder(folder, None, split)
+        except ValueError as error:
+            logger.warning("%s", error)
+            continue
+        if chosen := {language: sets[language] for language in wanted_languages(sets, settings)}:
+            yield folder.name, chosen
+
+
+def stripped_note(settings: Settings) -> str:
+    """Addition to a protocol if quotation marks are removed."""
+    return ", quotation marks stripped" if settings.strip_quotes else ""
+
+
+def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """The test sets of a folder or of its subfolders."""
+    retrieved_by = "cosine" if settings.margin_k is None else f"ratio margin, k={settings.margin_k}"
+    equal = ", equal texts count" if settings.text_equality else ""
+    protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
+    for name, (sets, files) in parallel_folders(data, settings).items():
+        yield Benchmark(name, "retrieval", protocol, files, text_size(files), partial(_measure_retrieval, name, sets))
+
+
+def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
+    """Accuracy and xsim error, each with both directions and their mean."""
+    settings = subject.settings
+    accuracy, margin = (
+        evaluate_retrieval(
+            subject.model,
+            sets,
+            text_equality=settings.text_equality,
+            margin_k=margin_k,
+            resamples=settings.resamples,
+            **subject.options(),
+        )
+        for margin_k in (settings.margin_k, XSIM_K)
+    )
+    results = {name: accuracy, f"{name} xsim": xsim_error(margin)}
+    return {
+        key: replace(one, settings={**one.settings, "strip_quotes": settings.strip_quotes})
+        for key, one in results.items()
+    }
+
+
+# Mining
+
+
+def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """A benchmark for each folder and each protocol whose splits are available."""
+    taken: set[tuple[str, Path]] = set()
+    for folder in folders(data):
+        for protocol in settings.protocols or PROTOCOLS:
+            tuned, scored, *defaults = bucc_protocol(protocol)
+            languages = wanted_languages(bucc_languages(folder, cast("Protocol", protocol)), settings)
+            files = bucc_files(folder)
+            parts = [files[language][split] for language in languages for split in dict.fromkeys((tuned, scored))]
+            used = tuple(chain.from_iterable(part.values() for part in parts))
+            if not used or taken.issuperset((protocol, path) for path in used):
+                continue
+            taken |= {(protocol, path) for path in used}
+            fixed = {
+                "duplicates": settings.duplicates or defaults[0],
+                "comparison": settings.comparison or defaults[1],
+            }
+            yield Benchmark(
+                f"{folder.name} {protocol}",
+                "mining",
+                f"{protocol}: threshold from {tuned}, scored on {scored}; {settings.margin} margin, k={settings.k}, "
+                f"{settings.retrieval} retrieval, {_REPEATED[fixed['duplicates']]}, score {fixed['comparison']} threshold",
+                used,
+                text_size(path for path in used if ".gold" not in path.name),
+                partial(_measure_mining, folder, protocol, languages, fixed),
+                fixed,
+            )
+
+
+def _measure_mining(
+    folder: Path, protocol: Any, languages: Sequence[str], fixed: Mapping[str, Any], subject: Subject
+) -> dict[str, Result]:
+    result = evaluate_mining(
+        subject.model,
+        load_bucc_folder(folder, protocol, languages),
+        protocol=protocol,
+        k=subject.settings.k,
+        margin=subject.settings.margin,
+        retrieval=subject.settings.retrieval,
+        device="cuda" if torch.cuda.is_available() else None,
+        resamples=subject.settings.resamples,
+        **fixed,
+        **subject.options(),
+    )
+    return {f"{folder.name} {protocol}": result}
+
+
+# Semantic similarity
+
+
+def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """STS-B in a folder and its subfolders, then STS22."""
+    for folder in folders(data):
+        files = {match[1]: path for path in folder.glob("*-test.csv*") if (match := _STS_FILE.search(path.name))}
+        if wanted := wanted_languages(sorted(files), settings):
+            used = tuple(files[language] for language in sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())}))
+            yield Benchmark(
+                folder.name,
+                "sts",
+                "Spearman of the cosine ×100, test set; in each language, and across it and English",
+                used,
+                text_size(used),
+                partial(_measure_sts, folder, wanted),
+            )
+    yield Benchmark("sts22", "sts", "Spearman of the cosine ×100; 18 subsets, and without fr-pl", (), 0, _sts22)
+
+
+def _measure_sts(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+    sets = load_sts_folder(folder)
+    crossed = cross_lingual({code: one for code, one in sets.items() if code in (TARGET_LANGUAGE, *languages)})
+    results = {folder.name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
+    return results | ({f"{folder.name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
+
+
+def _evaluate_sts(
+    subject: Subject, sets: Mapping[str, STSSet], groups: Mapping[str, Sequence[str]] | None = None
+) -> Result:
+    resamples = min(STS_RESAMPLES, subject.settings.resamples)
+    return evaluate_sts(subject.model, sets, groups=groups, resamples=resamples, **subject.options())
+
+
+def _sts22(subject: Subject) -> dict[str, Result]:
+    tasks = load_mteb_tasks()
+    try:
+        (task,) = tasks.get_tasks(["STS22"], subject.settings.languages)
+        sets = tasks.sts_sets(task)
+    except (OSError, ValueError) as error:
+        raise DataUnavailable(str(error).partition("\n")[0]) from error
+    return {"sts22": _evaluate_sts(subject, sets, STS22_GROUPS)}
+
+
+# Word alignment
+
+
+def find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """The gold links in a folder and its subfolders."""
+    for gold in chain.from_iterable(sorted(folder.glob("test.*.*.wa")) for folder in folders(data)):
+        _, one, other, _ = gold.name.split(".")
+        files = (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
+        yield Benchmark(
+            gold.parent.name,
+            "word-alignment",
+            "AER of links between token states",
+            files,
+            text_size(files),
+            partial(_measure_word_alignment, gold.parent.name, files),
+        )
+
+
+def _measure_word_alignment(name: str, files: tuple[Path, Path, Path], subject: Subject) -> dict[str, Result]:
+    result = evaluate_word_alignment(
+        subject.model,
+        {name: load_wpt(*files)},
+        sha256={name: files_sha256(files)},
+        name=subject.name,
+        batch_size=subject.batch_size,
+        resamples=subject.settings.resamples,
+        seed=subject.settings.seed,
+        show_progress=subject.show_progress,
+    )
+    return {name: result}
