@@ -36,9 +36,7 @@ _READ = ("source", "target", "source_lang", "target_lang", "alignment", "alignme
 class LineReader:
     """Sentence pairs, one per line, and their format.
 
-    Attributes:
-        header: Names of the columns, or None if the first line is a pair.
-        rows: The fields of each line.
+    The header is None if the first line is a pair.
     """
 
     header: list[str] | None
@@ -46,11 +44,7 @@ class LineReader:
 
     @classmethod
     def open(cls, stream: BinaryIO) -> LineReader:
-        """Read the first line, and infer the format: TSV with or without a header, or that of fast_align.
-
-        Raises:
-            CorpusError: The first line has none of these formats.
-        """
+        """Read the first line, and infer the format: TSV with or without a header, or that of fast_align."""
         lines = _decode(stream)
         first = next(lines, None)
         if first is None:
@@ -92,17 +86,7 @@ class LineReader:
 def align_lines(
     options: AlignOptions, stream: BinaryIO, out: BinaryIO, *, show_progress: bool = False
 ) -> AlignmentReport:
-    """Align lines of sentence pairs. An aligner that is not trained on them writes links as lines arrive.
-
-    Args:
-        options: The aligner and the output.
-        stream: UTF-8 lines: TSV with or without a header, or ``a b ||| x y``.
-        out: Receives one line per pair, in input order.
-        show_progress: Show progress bars on stderr.
-
-    Raises:
-        ValueError: A line or an option is invalid.
-    """
+    """Align lines of sentence pairs. An aligner that is not trained on them writes links as lines arrive."""
     options.check()
     lines = LineReader.open(stream)
     if lines.header is not None and not options.pharaoh:
@@ -116,8 +100,7 @@ def align_lines(
 def save_models(models: Path, folder: str | None) -> bool:
     """Copy trained aligners to the folder of ``save``.
 
-    Returns:
-        False if no aligner was trained.
+    False if no aligner was trained.
     """
     if folder is None:
         return True

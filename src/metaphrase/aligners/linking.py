@@ -229,15 +229,7 @@ def align_rows(
 ) -> dict[str, list[str | None]]:
     """Align some rows.
 
-    Args:
-        rows: Columns ``source`` and ``target``, and optionally ``source_lang``, ``target_lang`` and those of ``ADDED``.
-        aligner_of: Returns the aligner of a pair of languages, ``"sw-en"``.
-        segmenter: See :func:`add_alignment`.
-        overwrite: Align rows that already have links.
-        report: Receives the counts.
-
-    Returns:
-        The columns ``ADDED``.
+    Returns the columns ``ADDED``. ``aligner_of`` returns the aligner of a pair of languages, ``"sw-en"``.
     """
     report = AlignmentReport("") if report is None else report
     n = len(rows["source"])
@@ -273,11 +265,7 @@ def segmenter_of(languages: Sequence[str | None], segmenter: str) -> str:
 
 
 def check_segmenter(segmenter: str) -> None:
-    """Check the name of a segmenter.
-
-    Raises:
-        ValueError: The segmenter is unknown.
-    """
+    """Check the name of a segmenter."""
     if segmenter not in SEGMENTERS:
         raise UsageError(f"Unknown segmenter {segmenter!r}; choose from {', '.join(SEGMENTERS)}.")
 
@@ -374,15 +362,7 @@ def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:
 def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligner | dict[str, Aligner]:
     """Load statistical aligners that ``metaphrase align --save`` or ``StatisticalAligner.save`` wrote.
 
-    Args:
-        folder: Folder of one aligner, or of several, each in a folder named after its languages (``sw-en``).
-        heuristic: Replaces the heuristic of the aligners.
-
-    Returns:
-        A single aligner, for all languages, or one for each pair of languages.
-
-    Raises:
-        ValueError: The folder holds no aligner, or a damaged one.
+    Returns a single aligner, for all languages, or one for each pair of languages.
     """
     from metaphrase.aligners.statistical import FILE, StatisticalAligner
 

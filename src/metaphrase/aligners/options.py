@@ -85,11 +85,7 @@ class AlignOptions(BitextOptions):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def check(self) -> None:
-        """Check that the options are consistent.
-
-        Raises:
-            ValueError: Options contradict each other.
-        """
+        """Check that the options are consistent."""
         self._check_aligner()
         self._check_saving()
         if self.reads_lines:

@@ -25,13 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class AlignmentResult:
-    """The result of aligning files.
-
-    Attributes:
-        report: Counts and times.
-        facts: The content of the summary.
-        output: The file with the links.
-    """
+    """The result of aligning files."""
 
     report: AlignmentReport
     facts: dict[str, Any]
@@ -45,15 +39,6 @@ def align_files(
 
     Aligned chunks and trained aligners are kept in ``OUTPUT.partial`` until the corpus is written. If a call is killed,
     the same call resumes.
-
-    Args:
-        options: The files, the aligner and the output.
-        show_progress: Show progress bars on stderr.
-        note: Receives remarks: dropped lines, the size of the phrase table.
-
-    Raises:
-        ValueError: An option or a file is invalid.
-        ImportError: A required extra is not installed.
     """
     options.check()
     if options.output is None:

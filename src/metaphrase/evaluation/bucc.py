@@ -165,12 +165,7 @@ def load_bucc_folder(
 
 
 def bucc_languages(path: str | Path, protocol: Protocol) -> list[str]:
-    """Languages of a folder with all files of the splits of a protocol, in alphabetical order.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-        ValueError: The protocol is unknown.
-    """
+    """Languages of a folder with all files of the splits of a protocol, in alphabetical order."""
     needed = _needed(protocol)
     return sorted(
         language
@@ -180,11 +175,7 @@ def bucc_languages(path: str | Path, protocol: Protocol) -> list[str]:
 
 
 def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
-    """Files of a folder by language, split and content (``"zh"``, ``"en"``, ``"gold"``).
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-    """
+    """Files of a folder by language, split and content (``"zh"``, ``"en"``, ``"gold"``)."""
     folder = Path(path)
     if not folder.is_dir():
         raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as zh-en.sample.zh.gz.")
@@ -196,11 +187,7 @@ def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
 
 
 def bucc_protocol(protocol: str) -> BuccProtocol:
-    """Protocol of a name.
-
-    Raises:
-        ValueError: The protocol is unknown.
-    """
+    """Protocol of a name."""
     if protocol not in PROTOCOLS:
         raise ValueError(f"Unknown BUCC protocol {protocol!r}. The protocols are {', '.join(PROTOCOLS)}.")
     return PROTOCOLS[protocol]
@@ -251,8 +238,7 @@ def mine_set(
 ) -> Pairs:
     """Pairs that a model finds in a set, best first. The arguments are those of `evaluate_mining`.
 
-    Returns:
-        Pairs of positions in the set's texts.
+    Returns pairs of positions in the texts of the set.
     """
     sides = []
     for texts in (data.sources, data.targets):

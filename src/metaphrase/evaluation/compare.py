@@ -25,16 +25,8 @@ from metaphrase.exceptions import DataMismatchError
 class ComparedRow(TypedDict):
     """Two scores and the test of their difference, in percent and percentage points.
 
-    Attributes:
-        before: Score of the baseline.
-        after: Score of the model.
-        difference: After − before.
-        interval: 95 % bootstrap interval of the difference.
-        p_value: Two-sided bootstrap p-value.
-        n: Number of items.
-        p_adjusted: p-value after Holm's correction over the languages; languages only.
-        languages: Number of languages; pooled row only.
-        verdict: ``"better"``, ``"tie"`` or ``"worse"``.
+    ``p_adjusted``, after Holm's correction, is only in rows of languages; ``languages``, their number, only in the pooled
+    row.
     """
 
     before: float
@@ -128,12 +120,7 @@ def compare(
 
 
 def check_comparable(before: Result, after: Result) -> None:
-    """Check that two results measure the same items in the same way.
-
-    Raises:
-        DataMismatchError: The items, measures or settings differ.
-        DataError: A result keeps no items.
-    """
+    """Check that two results measure the same items in the same way."""
     measure = after.statistic_measure()
     if before.statistic != after.statistic:
         raise DataMismatchError(

@@ -146,13 +146,7 @@ def sentences_to_embed(sets: Mapping[str, ParallelSet], *, sample: int = SAMPLE,
 def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[ParallelSet, list[int]]:
     """A sample of pairs in blocks of neighbours, in the order of the file.
 
-    Args:
-        pairs: The pairs of a language.
-        sample: Maximum number of pairs.
-        seed: Seed of the choice of blocks.
-
-    Returns:
-        The sample, and the position in the file of the first pair of each of its blocks of `BLOCK` pairs.
+    Returns the sample, and the position in the file of the first pair of each of its blocks of `BLOCK` pairs.
     """
     n = len(pairs.sources)
     if n <= sample:
@@ -185,12 +179,7 @@ def _not_finite(sides: Embeddings) -> int:
 def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
     """Geometry of embeddings.
 
-    Args:
-        embedding_nh: Normalized embeddings, shape ``(n, hidden)``.
-
-    Returns:
-        ``mean_cosine`` of two random rows; ``first_component`` and ``first_ten``, shares of the variance of principal
-        components; ``effective_rank``, the exponential of the entropy of these shares, from 1 to ``dimensions``.
+    ``effective_rank``, the exponential of the entropy of the shares of variance, lies between 1 and ``dimensions``.
 
     Reference: Roy and Vetterli 2007, "The effective rank: A measure of effective dimensionality", definition 1, here of
     the spectrum of the covariance matrix.
@@ -266,12 +255,7 @@ def _compare(
 
 
 def measure(sides: Embeddings, seed: int = 0) -> dict[str, Any]:
-    """Retrieval accuracy, and cosines of pairs and of random pairs; see `Diagnosis.languages`.
-
-    Args:
-        sides: Normalized embeddings of sources and targets, shape ``(n, hidden)`` each.
-        seed: Seed of the interval.
-    """
+    """Retrieval accuracy, and cosines of pairs and of random pairs; see `Diagnosis.languages`."""
     source_nh, target_nh = sides
     hits_n = np.mean(retrieval_hits(source_nh, target_nh), axis=0)
     own_n = np.einsum("nh,nh->n", source_nh, target_nh)
@@ -336,13 +320,7 @@ def _fit(model: SentenceTransformer, language: str) -> float | None:
 
 
 def find_shift(source_nh: NDArray[Any], target_nh: NDArray[Any], starts: Sequence[int]) -> Shift | None:
-    """Find blocks whose sources are closer to targets some rows above or below than to their own targets.
-
-    Args:
-        source_nh: Normalized embeddings of blocks of neighbouring pairs, shape ``(n, hidden)``.
-        target_nh: Embeddings of the targets.
-        starts: Position in the file of the first row of each block of `BLOCK` rows.
-    """
+    """Find blocks whose sources are closer to targets some rows above or below than to their own targets."""
     found = []
     for at, start in enumerate(starts):
         block = slice(at * BLOCK, (at + 1) * BLOCK)
@@ -408,15 +386,8 @@ def under_aligned(
     A word is linked to a word of the other side if they are mutual nearest neighbours, by the states of the aligner's
     layer.
 
-    Args:
-        model: The model.
-        pairs: Pairs of one language; the first `WORD_PAIRS` are aligned.
-        target_lang: Language of the targets.
-        batch_size: Number of pairs per batch.
-
-    Returns:
-        Rows as in `Diagnosis.words`, the least linked first, and a finding if one of them is linked in less than half of
-        its occurrences.
+    Returns rows as in `Diagnosis.words`, the least linked first, and a finding if one of them is linked in less than half
+    of its occurrences.
     """
     language = pairs.language
     if language in UNSPACED:

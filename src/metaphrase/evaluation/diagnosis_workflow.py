@@ -39,11 +39,7 @@ class DiagnoseOptions:
     seed: int = option(0, "Seed of the samples.")
 
     def check(self) -> None:
-        """Check that the options are consistent.
-
-        Raises:
-            ValueError: Options contradict each other.
-        """
+        """Check that the options are consistent."""
         if self.baseline is not None and self.model is None:
             raise UsageError("--baseline requires a model: metaphrase diagnose MODEL --baseline …")
         if self.sample < 2 or self.lines < 1:
@@ -54,15 +50,7 @@ class DiagnoseOptions:
 
 @dataclass(frozen=True)
 class DiagnosisReport:
-    """The result of `diagnose_files`.
-
-    Attributes:
-        sets: The pairs of each language.
-        read: The report of the readers.
-        findings: All findings, errors first.
-        diagnosis: The measurements of the model, if one was given.
-        facts: Everything as plain data.
-    """
+    """The result of `diagnose_files`."""
 
     sets: dict[str, ParallelSet]
     read: CorpusReport
@@ -72,16 +60,7 @@ class DiagnosisReport:
 
 
 def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> DiagnosisReport:
-    """Check a corpus, and measure a model on it.
-
-    Args:
-        options: The corpus, the model and the test sets.
-        begin: Starts a progress bar.
-
-    Raises:
-        ValueError: An option or the corpus is invalid.
-        FileNotFoundError: There are no test sets for the languages of the corpus.
-    """
+    """Check a corpus, and measure a model on it."""
     options.check()
     sets, read = read_corpus(
         options.corpus, languages=options.languages or None, target_lang=options.target_lang, split=options.split

@@ -94,12 +94,7 @@ def embed_sides(
 
 
 class CachedEncoder:
-    """A model whose ``encode`` embeds each text once.
-
-    Attributes:
-        model: The model.
-        rows: Embeddings by prompt and text.
-    """
+    """A model whose ``encode`` embeds each text once."""
 
     def __init__(self, model: SentenceTransformer) -> None:
         self.model = model

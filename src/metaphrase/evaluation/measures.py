@@ -231,8 +231,7 @@ def draw_counts(n: int, resamples: int, rng: np.random.Generator) -> NDArray[np.
 def error_rates(counts_r4: NDArray[np.integer]) -> NDArray[np.float64]:
     """Alignment error rates in percent; 0 without links.
 
-    Args:
-        counts_r4: Numbers of predicted, sure, correct sure and correct possible links, shape ``(resamples, 4)``.
+    The counts are the numbers of predicted, sure, correct sure and correct possible links, shape ``(resamples, 4)``.
     """
     predicted_r, sure_r, correct_r, possible_r = counts_r4.T
     links_r = predicted_r + sure_r
@@ -258,13 +257,8 @@ def resampled_spearman(
     Equal values, and copies of one item, share their mean rank. The rank of an item in a sample follows from the number
     of items below it, so no sample has to be sorted.
 
-    Args:
-        gold_n: Gold score of each item, shape ``(n,)``.
-        predicted_n: Prediction for each item, shape ``(n,)``.
-        counts_rn: How often each item occurs in each sample, shape ``(resamples, n)``.
-
-    Returns:
-        Shape ``(resamples,)``; 0 if a side has a single value.
+    ``counts_rn`` is how often each item occurs in each sample; the correlation is 0 if a side of a sample has a single
+    value.
     """
     gold_n, predicted_n = np.asarray(gold_n), np.asarray(predicted_n)
     rows = max(1, CHUNK // len(gold_n))

@@ -65,9 +65,6 @@ _SCRIPTS = {
 def mteb_languages(languages: Sequence[str]) -> list[str]:
     """MTEB codes (ISO 639-3) of languages with two-letter codes, three-letter codes, or a script (``swh-Latn``).
 
-    Raises:
-        ValueError: A language is unknown.
-
     >>> mteb_languages(["sw", "eng"])
     ['swa', 'swh', 'eng']
     """
@@ -159,11 +156,7 @@ def get_tasks(names: Sequence[str], languages: Sequence[str] | None = None) -> l
 
 
 def sts_sets(task: AbsTask, split: str = "test") -> dict[str, STSSet]:
-    """The subsets of an STS task, such as those of ``mteb.get_task("STS22")``.
-
-    Raises:
-        OSError: The data cannot be loaded: the Hub is unreachable, and they are not cached.
-    """
+    """The subsets of an STS task, such as those of ``mteb.get_task("STS22")``."""
     task.load_data()
     sets = {}
     for subset in task.hf_subsets:
@@ -177,13 +170,7 @@ def sts_sets(task: AbsTask, split: str = "test") -> dict[str, STSSet]:
 def model_meta(model: SentenceTransformer, name: str, prompt: str | None = None) -> ModelMeta:
     """Metadata of a model for MTEB.
 
-    Args:
-        model: The model.
-        name: ``"starter"``, a folder or a Hub id. The organization of other names is ``local``.
-        prompt: Text before each sentence, or ``"auto"``.
-
-    Returns:
-        Metadata whose revision is :func:`metaphrase.io.digests.model_hash`.
+    The revision is :func:`metaphrase.io.digests.model_hash`, the organization of names without one is ``local``.
     """
     prompts = getattr(model, "prompts", {})
     text = "|".join(sorted(filter(None, prompts.values()))) if prompt == "auto" else resolve_prompt(model, prompt)
@@ -210,13 +197,7 @@ def _as_name(text: str) -> str:
 class MTEBEncoder(AbsEncoder):
     """An encoder with the interface of MTEB, without padding and with one prompt.
 
-    Args:
-        model: The model.
-        meta: From `model_meta`.
-        prompt: Text before each sentence: None for no prompt; ``"auto"`` for the prompts that the model stores,
-            ``passage`` for documents and ``query`` for all other texts.
-        encode: Replaces ``model.encode``, with its signature.
-        begin: Starts the progress bar of a subset.
+    With the prompt ``"auto"``, documents have the model's prompt ``passage`` and all other texts its prompt ``query``.
     """
 
     def __init__(

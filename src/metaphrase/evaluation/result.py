@@ -81,12 +81,7 @@ def with_intervals(
 ) -> dict[str, Any]:
     """Fields of a `Result` whose scores are resampled: the languages and their means, with bootstrap intervals.
 
-    Args:
-        statistic: Name of a `ScoreOfSamples` in `MEASURES`.
-        languages: Scores of the languages.
-        groups: Languages of groups, of which those with all their languages are averaged.
-        resamples: Number of bootstrap samples.
-        seed: Seed of the bootstrap.
+    Groups with all their languages are averaged. The statistic is a `ScoreOfSamples`.
     """
     measure = MEASURES[statistic]
     assert isinstance(measure, ScoreOfSamples)

@@ -12,14 +12,8 @@ def retention(comparison: Mapping[str, Any], limit: float = 1.0) -> dict[str, An
     This is a non-inferiority test of the mean over the languages. The verdict is ``"kept"`` if the whole interval of the
     difference lies above the red line ``-limit``, ``"lost"`` if the whole interval lies below it, else ``"uncertain"``.
 
-    Args:
-        comparison: Comparison of both models on the untrained languages of a test set, as `compare` returns it.
-        limit: Acceptable loss in percentage points.
-
-    Returns:
-        ``{"limit", "verdict", "pooled", "languages": [{"language", "below", …}], "worst": [codes], "settings"}``. Languages
-        are sorted from the largest loss to the largest gain; ``below`` is true if a language's difference lies below the red
-        line; ``worst`` lists the significantly worse languages and up to five with the largest losses.
+    Languages are sorted from the largest loss to the largest gain; ``below`` is true if a language's difference lies below
+    the red line; ``worst`` lists the significantly worse languages and up to five with the largest losses.
     """
     rows = [
         {"language": language, **row, "below": row["difference"] < -limit}

@@ -135,15 +135,7 @@ def retrieval_hits(
 def unrelated_cosine(source_nh: NDArray[Any], target_nh: NDArray[Any]) -> float | None:
     """Mean cosine of pairs of sentences, of either side, that are neither identical nor translations of each other.
 
-    Args:
-        source_nh: Embeddings of the sources, shape ``(n, hidden)``.
-        target_nh: Embeddings of the targets, row ``i`` translating source row ``i``, shape ``(n, hidden)``.
-
-    Returns:
-        The mean, or None for a single pair, which has no unrelated sentences.
-
-    Raises:
-        ModelError: An embedding is not finite.
+    None for a single pair, which has no unrelated sentences.
 
     >>> unrelated_cosine(np.eye(2), np.eye(2))
     0.0

@@ -130,12 +130,7 @@ def _read(language: str, path: Path) -> STSSet:
 def cross_lingual(sets: Mapping[str, STSSet], pairs: Iterable[tuple[str, str]] | None = None) -> dict[str, STSSet]:
     """Combine translations of one STS set: the first sentence in one language, the second of the same row in another.
 
-    Args:
-        sets: The set in each language, with the same rows.
-        pairs: Languages of the first and of the second sentences. None combines each language with English, both ways.
-
-    Raises:
-        DataMismatchError: The scores of two languages differ.
+    Without pairs, each language is combined with English, both ways.
     """
     if pairs is None:
         others = [language for language in sets if language != TARGET_LANGUAGE and TARGET_LANGUAGE in sets]

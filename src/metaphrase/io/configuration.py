@@ -27,8 +27,7 @@ MAX_BYTES, MAX_VALUES, MAX_DEPTH = 1_000_000, 50_000, 50
 class Keys(dict[Any, Any]):
     """A mapping from a YAML file with the positions of its keys.
 
-    Attributes:
-        places: ``"path:line:column"`` of each key, one-based.
+    ``places`` has ``"path:line:column"`` of each key, one-based.
     """
 
     places: Mapping[Any, str] = MappingProxyType({})
@@ -102,10 +101,7 @@ _Loader.add_implicit_resolver(
 def read_yaml(path: str | Path) -> Any:
     """Read a YAML file. Mappings are returned as `Keys`.
 
-    Raises:
-        MissingFileError: The file does not exist.
-        ConfigError: The file is not valid YAML, or contains Python objects, duplicate keys or aliases that expand without
-            bound. The message contains the line and the column.
+    Python objects, duplicate keys and aliases that expand without bound are errors, with line and column.
     """
     path = Path(path)
     if not path.is_file():
@@ -150,17 +146,7 @@ def _place(mark: yaml.Mark) -> str:
 
 
 def check_keys(given: Mapping[Any, Any], known: Iterable[str], where: str, error: type[ConfigError]) -> None:
-    """Reject unknown keys.
-
-    Args:
-        given: The keys, with their positions if they come from `read_yaml`.
-        known: The valid keys.
-        where: What contains them, for the message.
-        error: Class of the exception.
-
-    Raises:
-        ConfigError: A key is unknown. The message suggests the closest valid key.
-    """
+    """Reject unknown keys."""
     known = list(known)
     for key in given:
         if key not in known:
@@ -186,10 +172,7 @@ def plain(content: Any) -> Any:
 def option(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
     """Declare an option: a field of a dataclass, with its text for ``--help``.
 
-    Args:
-        default: Default value; an option without one is required.
-        help: The text.
-        **metadata: Further arguments of argparse, such as ``aliases``.
+    An option without a default is required. Further arguments of argparse, such as ``aliases``, are metadata.
     """
     metadata["help"] = help
     if isinstance(default, list | dict):

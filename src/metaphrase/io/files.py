@@ -22,12 +22,8 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
     """Write a file atomically: a reader never sees a partial file. The folder is created if necessary.
 
-    Args:
-        path: The file.
-        unique: Several processes may write the file at the same time.
-
-    Yields:
-        A path to write to. The file replaces ``path`` at the end of the block, and is deleted if the block raises.
+    Yields a path to write to, which replaces ``path`` at the end of the block, and is deleted if the block raises. If
+    ``unique``, several processes may write the file at the same time.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -40,31 +36,19 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
 
 
 def write_json(path: str | Path, content: Any) -> Path:
-    """Write JSON atomically.
-
-    Returns:
-        The path.
-    """
+    """Write JSON atomically."""
     return replace_text(path, json.dumps(content, indent=2, ensure_ascii=False, default=str) + "\n")
 
 
 def replace_text(path: str | Path, text: str) -> Path:
-    """Write text atomically. The folder is created if necessary.
-
-    Returns:
-        The path.
-    """
+    """Write text atomically. The folder is created if necessary."""
     with replacing(path, unique=True) as partial:
         partial.write_text(text, encoding="utf-8")
     return Path(path)
 
 
 def append_csv(path: str | Path, row: Mapping[str, Any]) -> Path:
-    """Append a row to a CSV file. A new file starts with a header of the row's keys.
-
-    Returns:
-        The path.
-    """
+    """Append a row to a CSV file. A new file starts with a header of the row's keys."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     is_new = not path.exists()

@@ -48,20 +48,7 @@ def download(
 
     The download is retried if the server fails or truncates a file. Files that are already in the cache are kept.
 
-    Args:
-        repo_id: `organisation/name`.
-        revision: Branch, tag or commit; None selects `main`.
-        repo_type: None or "dataset".
-        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
-        cache_dir: Cache folder; None selects the client's cache.
-
-    Returns:
-        The folder that contains the files.
-
-    Raises:
-        PermissionError: The Hub refuses the token, or a token is required and missing.
-        FileNotFoundError: The repository or the revision does not exist.
-        ConnectionError: The Hub cannot be reached, or all attempts fail.
+    The token is by default `HF_TOKEN`, then the token stored by `hf auth login`.
     """
     hint = f"Downloaded files are kept; run it again to download the rest of {repo_id}."
     with hub_errors(repo_id, "read", hint, token_given=token is not None):
@@ -81,9 +68,7 @@ def download(
 def retry(action: Callable[[], Result], pauses: Sequence[float] | None = None) -> Result:
     """Run requests, and run them again after a pause if they fail with a transient error.
 
-    Args:
-        action: Sends the requests.
-        pauses: Seconds between attempts; None selects ``RETRY_PAUSES``. A longer ``Retry-After`` of the Hub takes precedence.
+    A longer ``Retry-After`` of the Hub takes precedence over the pauses.
     """
     for pause in (*(RETRY_PAUSES if pauses is None else pauses), None):
         try:
@@ -124,11 +109,7 @@ def format_error(error: BaseException) -> str:
 def hub_errors(repo_id: str, access: str, hint: str, *, token_given: bool) -> Iterator[None]:
     """Translate the client's errors inside this block to a `HubError` with a one-sentence message and no token.
 
-    Args:
-        repo_id: The repository.
-        access: ``"read"`` or ``"write to"``.
-        hint: Last sentence of the message: what to do.
-        token_given: Whether the token was passed as an argument, for the message.
+    ``access`` is ``"read"`` or ``"write to"``; ``hint``, what to do, is the last sentence of the message.
     """
     try:
         yield

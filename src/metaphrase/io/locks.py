@@ -32,12 +32,6 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     The operating system releases the lock when the process ends, even if it is killed. A process that holds a folder can
     hold it again; forked children do not inherit the lock. File systems without locks cause a warning.
 
-    Args:
-        folder: The folder.
-
-    Raises:
-        CheckpointError: Another process holds the folder, the folder is a file, or it is not writable.
-
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive(folder):
     ...     (Path(folder) / LOCK).read_text().startswith(f"process {os.getpid()} on ")
@@ -60,11 +54,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Create an output folder if it is missing.
-
-    Raises:
-        CheckpointError: The folder is a file, or cannot be created.
-    """
+    """Create an output folder if it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:

@@ -22,15 +22,7 @@ def no_progress(description: str, total: int) -> Advance:
 
 @contextmanager
 def progress_bars(show: bool, console: Console | None = None) -> Iterator[Begin]:
-    """Draw progress bars. A finished bar is erased when the next one starts, and all of them at the end.
-
-    Args:
-        show: Draw them.
-        console: Where they are drawn; None is stderr.
-
-    Yields:
-        A function that starts a bar.
-    """
+    """Draw progress bars. A finished bar is erased when the next one starts, and all of them at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

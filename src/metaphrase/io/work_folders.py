@@ -18,15 +18,7 @@ MANIFEST = "manifest.json"
 def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
     """Start work that can be interrupted, or resume it.
 
-    Args:
-        folder: Where pieces are kept until the work is complete.
-        manifest: Plain data with every input and option of the work.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: The folder holds other work, or work with a damaged manifest.
+    The manifest is plain data with every input and option of the work.
     """
     folder = Path(folder)
     path = folder / MANIFEST

@@ -134,12 +134,7 @@ def is_sortable(model: SentenceTransformer) -> bool:
 def token_batches(length_n: Sequence[int], budget: int) -> Iterator[list[int]]:
     """Divide texts into batches by their number of tokens, including padding, the longest texts first.
 
-    Args:
-        length_n: Tokens of each text.
-        budget: Maximum number of tokens per batch; a longer text forms a batch alone.
-
-    Yields:
-        The indices of the texts of a batch.
+    A text longer than the budget forms a batch alone. Yields the indices of the texts of a batch.
 
     >>> list(token_batches([2, 9, 3, 3, 2], 6))
     [[1], [2, 3], [0, 4]]

@@ -120,23 +120,7 @@ def score_pairs(
     begin: Begin = no_progress,
     note: Callable[[str], Any] = logger.info,
 ) -> NDArray[np.float64]:
-    """Score every pair; neighbours are searched among the pairs of the same languages.
-
-    Args:
-        dataset: The bitext.
-        model: The encoder.
-        work: Folder of the shards.
-        options: The kind of score.
-        search: How neighbours are searched.
-        begin: Starts a progress bar.
-        note: Receives remarks.
-
-    Returns:
-        Shape ``(pairs,)``.
-
-    Raises:
-        StorageError: There is not enough disk space.
-    """
+    """Score every pair; neighbours are searched among the pairs of the same languages."""
     labels = [language_pair(*codes) for codes in zip(dataset["source_lang"], dataset["target_lang"], strict=True)]
     rows_of: dict[str, list[int]] = {}
     for at, label in enumerate(labels):

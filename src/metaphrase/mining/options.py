@@ -40,11 +40,7 @@ class SearchOptions:
     )
 
     def check(self) -> None:
-        """Check the numbers.
-
-        Raises:
-            ValueError: A number is below 1.
-        """
+        """Check the numbers."""
         for name in ("k", "shard_size", "batch_size", "probes"):
             if getattr(self, name) < 1:
                 raise UsageError(f"--{name} must be at least 1, but is {getattr(self, name)}.")

@@ -92,11 +92,7 @@ def write_sample(
 def draw_histogram(
     pairs: Pairs, runner_up_n: NDArray[np.floating], threshold: float | None, suggestion: float | None, path: Path
 ) -> list[Path]:
-    """Draw the distribution of the scores and of the runners-up.
-
-    Returns:
-        The file; nothing if there are no pairs.
-    """
+    """Draw the distribution of the scores and of the runners-up."""
     from matplotlib.figure import Figure  # slow to import
 
     if not len(pairs.score_c):

@@ -19,16 +19,7 @@ def estimate_needs(
 ) -> dict[str, int]:
     """Estimate the disk and memory of mining in bytes, without the activations of a forward pass.
 
-    Args:
-        sources: Number of sources.
-        targets: Number of targets.
-        model: The encoder.
-        search: How neighbours are searched.
-        text_bytes: Size of all texts.
-
-    Returns:
-        ``disk`` (texts, embeddings, neighbours, indexes, pairs) and ``memory`` (the model, shards, neighbours, the search,
-        scores). The page cache of the embeddings' files is not counted, as the system frees it on demand.
+    The page cache of the embeddings' files is not counted, as the system frees it on demand.
     """
     n, hidden = sources + targets, int(model.get_embedding_dimension() or 0)
     larger = max(sources, targets)
@@ -46,13 +37,7 @@ def estimate_needs(
 def check_disk(needed: Mapping[str, int], work: Path, note: Callable[[str], Any]) -> None:
     """Report the required resources, and check the free disk space.
 
-    Args:
-        needed: The result of `estimate_needs`.
-        work: Work folder; the files in it count as free space.
-        note: Receives the report.
-
-    Raises:
-        StorageError: The disk is too small.
+    Files in the work folder count as free space.
     """
     free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     note(

@@ -41,9 +41,8 @@ _UNIT = 1e-5
 class Rows:
     """Unit embeddings in blocks, which are arrays or memory-mapped files.
 
-    Args:
-        blocks: Rows of length 1, float32 or float16; all blocks except the last have the same length. float16 rows are
-            normalised again when they are read.
+    All blocks of float32 or float16 rows of length 1 except the last have the same length. float16 rows are normalised
+    again when they are read.
     """
 
     def __init__(self, blocks: Sequence[NDArray[Any]]) -> None:
@@ -279,11 +278,7 @@ def _torch(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, 
 def search_bytes(rows: int, hidden: int, *, k: int = 4, index: Index = "exact") -> int:
     """Estimate the peak memory of a search on the CPU, without its queries, a block of the pool and its results.
 
-    Args:
-        rows: Rows of the larger side.
-        hidden: Width of an embedding.
-        k: Neighbours per query.
-        index: Kind of index. An approximate index is held in memory, and is trained on a sample of the rows.
+    An approximate index is held in memory, and is trained on a sample of the rows.
     """
     queries = min(QUERIES, rows)
     exact = 2 * 4 * queries * (min(_CPU_TILE, rows) + 8 * k)  # the allocator keeps some freed memory

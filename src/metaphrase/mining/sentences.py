@@ -18,17 +18,8 @@ from metaphrase.io.work_folders import write_atomically
 def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str | None]:
     """Read the sentences of a text file, one per line, or of a column of a TSV file; both may be gzip files.
 
-    Args:
-        path: UTF-8 text, or TSV without quoting.
-        column: The column's name in the header, or its number, from 1, in a file without a header. None reads whole
-            lines.
-
-    Yields:
-        A stripped sentence, with tabs replaced by spaces; ``""`` for an empty line, None for an unreadable one.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: The file is damaged, or does not have the column.
+    A column is its name in the header, or its number, from 1, in a file without a header. Yields stripped sentences, with
+    tabs replaced by spaces; ``""`` for an empty line, None for an unreadable one.
     """
     path = Path(path)
     at = int(column) - 1 if column is not None and column.isdecimal() else None
@@ -54,11 +45,7 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
 class Sentences(Sequence[str]):
     """Distinct sentences on disk, in the order of their first occurrence.
 
-    Args:
-        folder: A folder that `write` wrote.
-
-    Attributes:
-        facts: The number of ``lines`` read, of ``empty``, ``unreadable`` and ``repeated`` lines, and of ``sentences``.
+    ``facts`` are the numbers of ``lines`` read, of ``empty``, ``unreadable`` and ``repeated`` lines, and of ``sentences``.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -70,12 +57,7 @@ class Sentences(Sequence[str]):
     def write(cls, folder: Path, read: Callable[[], Iterable[str | None]]) -> Sentences:
         """Write sentences to a folder, unless they are already there.
 
-        Args:
-            folder: The folder.
-            read: Returns an iterator over the lines. It is called twice, so that memory holds one number per line.
-
-        Raises:
-            ValueError: There are no sentences.
+        ``read`` returns an iterator over the lines. It is called twice, so that memory holds one number per line.
         """
         facts = folder / "sentences.json"
         if not facts.exists():

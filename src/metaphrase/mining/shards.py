@@ -41,16 +41,7 @@ def encode_shards(
 ) -> Rows:
     """Embed texts into shards.
 
-    Args:
-        texts: The texts.
-        folder: Folder of the shards; existing ones are reused.
-        encode: Returns embeddings of shape ``(texts, hidden)``.
-        size: Texts per shard.
-        half: Store float16 instead of float32.
-        advance: Called with the number of newly embedded texts.
-
-    Returns:
-        Unit rows, memory-mapped.
+    Existing shards are reused. Returns memory-mapped unit rows; ``half`` stores float16.
     """
     paths = []
     for at, first in enumerate(range(0, len(texts), size)):
@@ -73,11 +64,7 @@ def neighbour_shards(
 ) -> Neighbours:
     """Search the neighbours of rows into shards.
 
-    Args:
-        queries: The rows.
-        folder: Folder of the shards; existing ones are reused.
-        search: Finds the neighbours of some rows.
-        advance: Called with the number of rows whose neighbours were newly found.
+    Existing shards are reused.
     """
     shards = []
     for at in range(len(queries.blocks)):
@@ -127,17 +114,7 @@ def search_both(
 ) -> tuple[Neighbours, Neighbours, dict[str, float]]:
     """Embed both sides and find their neighbours.
 
-    Args:
-        model: The encoder.
-        sources: Sentences of one side.
-        targets: Sentences of the other side.
-        work: Folder of the shards.
-        search: How neighbours are searched.
-        begin: Starts a progress bar.
-        note: Receives the recall of an approximate search, as a sentence.
-
-    Returns:
-        Neighbours of the sources and of the targets, and the recall of an approximate search per side.
+    Returns neighbours of the sources and of the targets, and the recall of an approximate search per side.
     """
     rows = [
         embed_texts(model, texts, work / side / "embeddings", search, begin(f"Embedding {side}s", len(texts)))
@@ -163,12 +140,7 @@ def describe_recall(search: SearchOptions, share: float, side: str) -> str:
 
 
 class CountedRows(Rows):
-    """Rows that report how many of them have been read, block by block.
-
-    Args:
-        rows: The rows.
-        advance: Called with the number of newly read rows.
-    """
+    """Rows that report how many of them have been read, block by block."""
 
     def __init__(self, rows: Rows, advance: Advance) -> None:
         super().__init__(rows.blocks)
@@ -196,8 +168,7 @@ def search_shards(
 ) -> tuple[Neighbours, float | None]:
     """Find the neighbours of rows in a pool, in shards.
 
-    Returns:
-        The neighbours, and the recall of an approximate search, whose index is built unless it exists.
+    Returns also the recall of an approximate search, whose index is built unless it exists.
     """
     device = search.search_device or ("cuda" if torch.cuda.is_available() else None)
 

@@ -175,11 +175,7 @@ def _select(
     options: MiningOptions,
     threshold: float | Literal["auto"] | None,
 ) -> _Selection:
-    """Score pairs and apply the threshold.
-
-    Raises:
-        DataError: The threshold is automatic, and none can be suggested.
-    """
+    """Score pairs and apply the threshold."""
     pairs = select_pairs(forward, backward, margin=options.margin, retrieval=options.retrieval)
     candidates = len(pairs.score_c)
     if not options.copies:

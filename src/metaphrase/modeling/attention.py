@@ -31,9 +31,8 @@ class Observer:
     def probabilities(self) -> Tensor:
         """Compute the attention probabilities of the top layer.
 
-        Returns:
-            Shape ``(batch, heads, length, length)``, float32 or wider. Row ``i`` holds the attention of position ``i``; rows
-            of padding are undefined.
+        Shape ``(batch, heads, length, length)``, float32 or wider. Row ``i`` holds the attention of position ``i``; rows of
+        padding are undefined.
         """
         wide = torch.promote_types(self.query.dtype, torch.float32)
         with torch.autocast(self.query.device.type, enabled=False):
@@ -73,15 +72,7 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
     Inside the block, its forward accepts ``visible``, a boolean mask of shape ``(batch, length, length)``, and ``observer``,
     the object that this context manager yields.
 
-    Args:
-        encoder: A model that supports the attention interface of transformers (see :func:`can_observe`).
-
-    Yields:
-        Observer that holds the queries and keys of the top layer after a pass.
-
-    Raises:
-        ValueError: The encoder uses gradient checkpointing, which would recompute its layers outside of this block, without
-            the masks.
+    Gradient checkpointing is refused: it would recompute the layers outside of this block, without the masks.
     """
     if encoder.is_activation_checkpointing and encoder.training:
         raise ValueError(

@@ -11,11 +11,7 @@ from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_posi
 
 
 def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
-    """Freeze an encoder in place: no pooler, no gradient, and no padding if its architecture supports that.
-
-    Returns:
-        The same encoder.
-    """
+    """Freeze an encoder in place: no pooler, no gradient, and no padding if its architecture supports that."""
     remove_pooler(encoder)
     if can_pack(encoder):
         encoder.set_attn_implementation(ATTENTION)
@@ -26,13 +22,7 @@ def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
 def token_states(encoder: PreTrainedModel, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
     """Compute the last layer's states of a frozen encoder.
 
-    Args:
-        encoder: A model returned by :func:`frozen`.
-        ids_bl: Piece ids, shape ``(batch, length)``.
-        mask_bl: True at tokens, false at padding.
-
-    Returns:
-        Shape ``(batch, length, hidden)``.
+    Returns shape ``(batch, length, hidden)``.
     """
     if not can_pack(encoder):
         states_blh: Tensor = encoder(input_ids=ids_bl, attention_mask=mask_bl.long()).last_hidden_state

@@ -158,12 +158,6 @@ def liger_kernel(*, enabled: bool = True) -> Iterator[None]:
     Liger (Hsu et al. 2025) processes the positions in chunks instead of the vocabulary in blocks. It computes the gradients
     together with the loss and overwrites them in the backward pass, so a graph supports one backward pass. It supports one
     label per position; weighted labels use the default implementation.
-
-    Args:
-        enabled: False makes this a no-op.
-
-    Raises:
-        MissingExtraError: ``liger-kernel`` is not installed.
     """
     global _liger
     before = _liger
@@ -192,9 +186,6 @@ def accumulated_in_place(*, enabled: bool = True) -> Iterator[None]:
     autograd then adds to that of the embedding layer. Use this with ``backward()`` only: ``torch.autograd.grad`` and the
     hooks of distributed training do not see gradients that are accumulated in place. For a table with hooks, or one that is
     not a leaf, the gradient is returned as usual.
-
-    Args:
-        enabled: False makes this a no-op.
     """
     global _accumulate_in_place
     before, _accumulate_in_place = _accumulate_in_place, enabled
@@ -320,12 +311,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def inside_spans(spans_bw2: Tensor, length: int) -> Tensor:
     """Mask of the positions that each span covers.
 
-    Args:
-        spans_bw2: Start and exclusive end of each span, shape ``(batch, words, 2)``.
-        length: Length of the sequence.
-
-    Returns:
-        Boolean, shape ``(batch, words, length)``.
+    Spans have a start and an exclusive end. Returns a boolean tensor, shape ``(batch, words, length)``.
     """
     place_l = torch.arange(length, device=spans_bw2.device)
     return (place_l >= spans_bw2[..., :1]) & (place_l < spans_bw2[..., 1:])
@@ -408,11 +394,5 @@ def gather_with_gradient(tensor_bh: Tensor) -> Tensor:
 
     The gradient of every process's loss flows back to the process that the rows come from. Without distributed training,
     the tensor is returned unchanged.
-
-    Args:
-        tensor_bh: Rows of this process, shape ``(batch, hidden)``, the same on every process.
-
-    Returns:
-        All rows, shape ``(processes × batch, hidden)``.
     """
     return all_gather_with_grad(tensor_bh) if get_world_size() > 1 else tensor_bh

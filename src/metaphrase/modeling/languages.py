@@ -68,11 +68,7 @@ class LanguageEmbedding(nn.Module):
 
 
 def check_language_embedding(encoder: PreTrainedModel) -> nn.Embedding:
-    """Return the token type embeddings of an encoder, into which a language vector is folded after training.
-
-    Raises:
-        ValueError: The encoder has no token types of its hidden size, so no stock model can reproduce the trained one.
-    """
+    """Return the token type embeddings of an encoder, into which a language vector is folded after training."""
     table = getattr(getattr(encoder, "embeddings", None), "token_type_embeddings", None)
     if not isinstance(table, nn.Embedding) or table.embedding_dim != encoder.config.hidden_size:
         raise ValueError(

@@ -72,8 +72,7 @@ class Packing:
     def of(cls, mask_bl: Tensor) -> Packing:
         """Compute the layout of a padded batch.
 
-        Args:
-            mask_bl: Attention mask, shape ``(batch, length)``. The tokens of a sentence need not be contiguous.
+        The tokens of a sentence need not be contiguous.
         """
         mask_bl = mask_bl.bool()
         length_b = mask_bl.sum(dim=1)
@@ -120,19 +119,8 @@ def grouped_attention(
     On a CUDA device, tests compare both kernels with the groups. Without one, they check the schema of the operator, that it
     is differentiable, and the choice between the three.
 
-    Args:
-        module: The attention layer (unused).
-        query: Shape ``(1, heads, tokens, head)``, as are ``key`` and ``value``.
-        key: See ``query``.
-        value: See ``query``.
-        attention_mask: Ignored if ``packing`` is given, else passed to SDPA.
-        dropout: Dropout probability of the attention weights.
-        scaling: Factor of the dot products.
-        packing: Layout of the stream. None is a padded batch.
-        **kwargs: Further arguments of the model (unused).
-
-    Returns:
-        Output of shape ``(1, tokens, heads, head)``, and no weights.
+    Queries, keys and values have shape ``(1, heads, tokens, head)``, the output ``(1, tokens, heads, head)``. Without a
+    packing, the batch is padded, and the mask is passed to SDPA.
     """
     if packing is None:
         out = F.scaled_dot_product_attention(query, key, value, attention_mask, dropout_p=dropout, scale=scaling)
@@ -155,9 +143,7 @@ def grouped_attention(
 def one_kernel(query: Tensor, dropout: float) -> bool:
     """Whether sentences of all lengths can attend in one kernel: FlashAttention, on NVIDIA Ampere or later.
 
-    Args:
-        query: Shape ``(1, heads, tokens, head)``; the kernel supports head sizes up to 256 in steps of 8.
-        dropout: Dropout probability of the attention weights.
+    The kernel supports head sizes up to 256 in steps of 8.
     """
     fits = query.is_cuda and query.dtype in HALVES and query.shape[3] % 8 == 0 and query.shape[3] <= 256
     if not fits or (dropout and flash_attention is None):

@@ -222,12 +222,7 @@ def swapped(rng: np.random.Generator) -> bool:
 
 
 def own_stream(rng: np.random.Generator, name: str) -> np.random.Generator:
-    """Create a generator for one view, so that the masks of two views of an example are independent.
-
-    Args:
-        rng: The example's generator, which is the same for all views.
-        name: Name of the view.
-    """
+    """Create a generator for one view, so that the masks of two views of an example are independent."""
     return np.random.default_rng((int(rng.integers(1 << 63)), fingerprint(name)))
 
 
@@ -285,9 +280,8 @@ def tokenize_words(
     Words share no pieces: a piece that crosses a word boundary belongs to one word only. A word that owns no piece,
     like a truncated word, has the empty span ``(0, 0)``.
 
-    Returns:
-        For each example, its truncated ids and the spans of its words, shape ``(words, 2)`` (see
-        :func:`metaphrase.corpus.words.piece_spans`).
+    Returns for each example its truncated ids and the spans of its words, shape ``(words, 2)`` (see
+    :func:`metaphrase.corpus.words.piece_spans`).
     """
     encoded = tokenizer([example[side] for example in examples], truncation=True, max_length=max_length)
     spans = [
@@ -308,17 +302,8 @@ def kept_links(
 
     A link that occurs several times counts once, with its highest score.
 
-    Args:
-        example: A row with the column ``alignment`` and optionally ``alignment_scores``.
-        source_w2: First piece and exclusive end of each source word, shape ``(words, 2)``.
-        target_w2: The same for the target.
-        mutual: Keep only links whose two words are each other's surest partner; decided before links are dropped.
-
-    Returns:
-        Links, their scores (1 if the corpus has none) and the number of dropped links.
-
-    Raises:
-        ValueError: A link points beyond the words, or the number of scores differs from that of the links.
+    If ``mutual``, a link is kept if its two words are each other's surest partner, which is decided before links are
+    dropped. Returns links, their scores (1 if the corpus has none) and the number of dropped links.
     """
     links = parse_links(example["alignment"] or "")
     scores = [float(score) for score in (example.get("alignment_scores") or "").split()] or [1.0] * len(links)
@@ -371,14 +356,7 @@ def mask_pieces(
 
     Special tokens are never selected. ``[UNK]`` counts as one, as in the data collator of transformers.
 
-    Args:
-        ids_l: Ids of one sequence, shape ``(length,)``.
-        rate: Probability of selecting a piece.
-        tokenizer: Defines the mask token and the special tokens.
-        rng: Random generator.
-
-    Returns:
-        The ids to encode and the labels, ``UNSCORED`` at pieces that are not selected, each of shape ``(length,)``.
+    Returns the ids to encode and the labels, ``UNSCORED`` at pieces that are not selected.
 
     Reference: Devlin et al. 2019 (BERT), section 3.1.
     """
@@ -393,12 +371,8 @@ def mask_pieces(
 def pad_rows(tokenizer: PreTrainedTokenizerBase, **rows: Sequence[Any]) -> dict[str, Tensor]:
     """Pad ragged rows on the right to the longest row and stack them.
 
-    Args:
-        tokenizer: Defines the padding id of ``input_ids``.
-        **rows: Rows of each tensor; ``input_ids`` is required. ``labels`` are padded with ``UNSCORED``, others with 0.
-
-    Returns:
-        int64 tensors of shape ``(batch, length)``, and the ``attention_mask``.
+    ``labels`` are padded with ``UNSCORED``, other rows with 0. Returns int64 tensors of shape ``(batch, length)``, and the
+    ``attention_mask``.
     """
     lengths = np.array([len(row) for row in rows["input_ids"]])
     shape = (len(lengths), int(lengths.max(initial=1)))
@@ -415,13 +389,8 @@ def pad_rows(tokenizer: PreTrainedTokenizerBase, **rows: Sequence[Any]) -> dict[
 def pad_arrays(arrays: Sequence[np.ndarray], tail: tuple[int, ...], fill: float = 0) -> Tensor:
     """Pad arrays of different lengths and stack them.
 
-    Args:
-        arrays: One per example, shape ``(length, …)``.
-        tail: Minimum length and further axes of the result, ``(length, …)``.
-        fill: Padding value.
-
-    Returns:
-        Tensor of shape ``(batch, length, …)``.
+    ``tail`` is the minimum length and the further axes of the result, ``(length, …)``. Returns shape ``(batch, length,
+    …)``.
     """
     longest = max([tail[0], *(len(array) for array in arrays)])
     padded = np.full((len(arrays), longest, *tail[1:]), fill, dtype=arrays[0].dtype)

@@ -45,14 +45,7 @@ def word_states(
 ) -> list[tuple[list[int], NDArray[np.float32]]]:
     """States of words in an encoder: each the mean over the states of its pieces.
 
-    Args:
-        model: The encoder.
-        sentences: The words of each sentence.
-        layer: 0 for the embeddings up to the number of layers; None selects the last layer.
-
-    Returns:
-        For each sentence the indices of the words that have states (truncation may remove some), and their states,
-        shape ``(n, hidden)``.
+    Returns for each sentence the indices of the words that have states (truncation may remove some), and their states.
     """
     layers = model[0].auto_model.config.num_hidden_layers
     aligner = EmbeddingAligner(model, layer=layers if layer is None else layer, level="word")
@@ -71,12 +64,7 @@ def segmented(text: str, language: str) -> Words | None:
 def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tuple[str, Words, list[int]]]:
     """Sample the words of a map from the first translation pairs of each language; English words come from all of them.
 
-    Args:
-        sets: Parallel sentences per language.
-        limit: Number of words per language.
-
-    Returns:
-        ``(language, sentence, indices of words)``. Words without a letter and repeated spellings are skipped.
+    Words without a letter and repeated spellings are skipped. Returns language, sentence and indices of words.
     """
     sample: list[tuple[str, Words, list[int]]] = []
     for side in ("sources", "targets"):
@@ -103,13 +91,8 @@ def sample_words(sets: Mapping[str, ParallelSet], limit: int = 100) -> list[tupl
 def token_map(states_nh: NDArray[Any], languages: Sequence[str]) -> dict[str, Any]:
     """Two projections of word states onto a plane, and a measure of how separate the languages are.
 
-    Args:
-        states_nh: States of words, shape ``(n, hidden)``; only their directions matter.
-        languages: The language of each word.
-
-    Returns:
-        ``pca`` and ``tsne``: a point per word; ``explained``: share of the variance on each axis of the PCA;
-        ``own_language``: share of the nearest words by cosine that are in the same language, in percent.
+    Returns ``pca`` and ``tsne``, a point per word; ``explained``, the share of the variance on each axis of the PCA;
+    ``own_language``, the share of the nearest words by cosine that are in the same language, in percent.
 
     Reference: Li et al. 2023 (DAP), figure 1 (PCA); Miao et al. 2024 (WACSE), figure 1 (t-SNE).
     """
@@ -176,16 +159,8 @@ def choose_pairs(
 ) -> list[tuple[str, int, tuple[Words, Words]]]:
     """Select the pairs whose alignment is drawn.
 
-    Args:
-        sets: Parallel sentences per language.
-        chosen: Pairs as ``language:number``, counted from 1. If empty, the first pair of each language with four to nine
-            words per side, all of which have a letter.
-
-    Returns:
-        ``(language, number from 1, (source, target))``.
-
-    Raises:
-        ValueError: A pair does not exist.
+    Pairs are given as ``language:number``, counted from 1. By default, it is the first pair of each language with four to
+    nine words per side, all of which have a letter.
     """
     pairs = []
     for name in chosen:
@@ -226,8 +201,7 @@ def alignment_matrix(
 
     States come from the aligner's default layer, at two thirds of the encoder's depth.
 
-    Returns:
-        ``source``, ``target`` (words), ``layer``, ``cosine`` (a row per source word) and ``links`` (``[source, target]``).
+    Returns ``source``, ``target`` (words), ``layer``, ``cosine`` (a row per source word) and ``links``.
     """
     aligners = [EmbeddingAligner(model, level="word") for model in (source_model, target_model)]
     states, texts = [], []
@@ -254,14 +228,6 @@ def margins(source_nh: NDArray[Any], target_nh: NDArray[Any], data: ParallelSet)
 
     Copies of the source or of its translation are not wrong targets. Sources without a wrong target are skipped.
 
-    Args:
-        source_nh: Embeddings of the sources, shape ``(n, hidden)``.
-        target_nh: Embeddings of the targets, shape ``(n, hidden)``.
-        data: Their texts.
-
-    Returns:
-        Margins of the pairs and of the best wrong targets, shape ``(n,)`` each.
-
     Reference: Artetxe and Schwenk 2019, section 3.1.
     """
     source_nh, target_nh = unit_rows(source_nh), unit_rows(target_nh)
@@ -281,12 +247,7 @@ def margin_histogram(margins_of: Mapping[str, tuple[NDArray, NDArray]]) -> dict[
 
     Training can multiply the spread of margins by ten; with common bins, one side would consist of a few bars.
 
-    Args:
-        margins_of: Results of `margins` per side (``"before"``, ``"after"``).
-
-    Returns:
-        Per side the ``edges`` of the bins, the counts ``translations`` and ``others``, their medians, and ``overlap``: the
-        share of sources, in percent, whose best wrong target has at least the margin of the translation.
+    ``overlap`` is the share of sources, in percent, whose best wrong target has at least the margin of the translation.
     """
     sides: dict[str, Any] = {}
     for side, (pair_n, other_n) in margins_of.items():
@@ -316,15 +277,9 @@ def nearest_errors(
 ) -> dict[str, Any]:
     """List retrieval errors: sentences whose nearest English sentence is not their translation.
 
-    Args:
-        sets: Parallel sentences per language.
-        found: Results of `nearest_found` per language and side.
-        limit: Maximum length of each list.
-
-    Returns:
-        Lists by language, with the largest gap between both cosines first: ``wrong`` after training, and with a baseline
-        ``fixed`` (wrong before, right after) and ``broken`` (right before, wrong after); ``counts`` of each. Languages take
-        turns; if one has fewer errors than its share, the others have more.
+    The lists are ``wrong`` after training, and with a baseline ``fixed`` (wrong before, right after) and ``broken`` (right
+    before, wrong after), with the largest gap between both cosines first, and ``counts`` of each. Languages take turns; if
+    one has fewer errors than its share, the others have more.
     """
     lists: dict[str, dict[str, list[dict[str, Any]]]] = {"wrong": {}, "fixed": {}, "broken": {}}
     for language, data in sets.items():

@@ -339,15 +339,7 @@ POOLINGS = {
 def corpus_card(
     repo_id: str, *, pairs: int, columns: Sequence[str], languages: Sequence[str], license: str | None = None
 ) -> str:
-    """Return the card of a bitext that is pushed as a data set.
-
-    Args:
-        repo_id: `organisation/name`.
-        pairs: Number of pairs.
-        columns: Names of the columns.
-        languages: Languages of both sides.
-        license: Licence of the text, as the Hub spells it.
-    """
+    """Return the card of a bitext that is pushed as a data set."""
     metadata = {
         "language": list(languages),
         "license": license,

@@ -140,11 +140,7 @@ class Export:
     write_card: Callable[[Export, str], str] = field(repr=False)
 
     def publish(self, command: str) -> Path:
-        """Move the reduced model to its destination, with a card.
-
-        Args:
-            command: The command line, for the card.
-        """
+        """Move the reduced model to its destination, with a card."""
         return self.draft.publish(self.write_card(self, command))
 
 
@@ -244,11 +240,7 @@ def drafted(
 
 
 def check_destination(output_dir: str | Path) -> None:
-    """Check that an export overwrites nothing.
-
-    Raises:
-        UsageError: The destination is a file or a folder that is not empty.
-    """
+    """Check that an export overwrites nothing."""
     folder = Path(output_dir)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or delete it.")

@@ -68,23 +68,14 @@ _TOOLTIP = "tooltip:"
 
 @dataclass(frozen=True)
 class Chart:
-    """A part of a report that can be drawn.
-
-    Attributes:
-        label: Alternative text.
-        draw: Draws it on an empty figure.
-    """
+    """A part of a report that can be drawn."""
 
     label: str
     draw: Callable[[Figure], None]
 
 
 def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
-    """The charts of a report by name.
-
-    Args:
-        report: Content of ``report.json``.
-    """
+    """The charts of a report by name."""
     analysis, before = report["analysis"], report["before"] or {}
     found = {
         f"accuracy-{name}": Chart(
@@ -119,9 +110,7 @@ def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
 def svg(name: str, chart: Chart) -> str:
     """A chart as markup for an HTML page, without references to other files.
 
-    Args:
-        name: A name that no other chart of the page has.
-        chart: The chart.
+    The name must be unique on the page.
     """
     stream = io.StringIO()
     with _style({"svg.fonttype": "none", "svg.hashsalt": name}):
@@ -146,15 +135,7 @@ def svg(name: str, chart: Chart) -> str:
 
 
 def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
-    """Save the charts of a report as PNG files.
-
-    Args:
-        report: Content of ``report.json``.
-        folder: Destination folder.
-
-    Returns:
-        The files.
-    """
+    """Save the charts of a report as PNG files."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
@@ -169,12 +150,6 @@ def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
 
 def learning_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """The loss, each objective and each accuracy measured during training, if they have two finite values.
-
-    Args:
-        history: The trainer's ``log_history``.
-
-    Returns:
-        ``(step, value)`` by the name of the scalar.
 
     >>> learning_curves([{"step": 5, "tr": 2.0, "epoch": 0.1}, {"step": 10, "tr": 1.5, "epoch": 0.2}])
     {'tr': [(5, 2.0), (10, 1.5)]}

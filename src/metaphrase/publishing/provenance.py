@@ -31,11 +31,8 @@ def provenance(
 ) -> dict[str, str]:
     """Return the origin and licence of a training file, if they are known.
 
-    Args:
-        file: A row of ``Corpus.files``.
-        origins: Known ``origin`` and ``license``, of files by their names without folder, of data sets on the Hub by their
-            ids.
-        data_license: Licence of files that have no other.
+    ``origins`` has known origins and licences, of files by their names without folder, of data sets on the Hub by their
+    ids; ``data_license`` is that of all other files.
     """
     name = str(file.get("file", ""))
     packaged = PACKAGED if Path(str(file.get("path", ""))).parent == DEMO else {}
@@ -44,11 +41,7 @@ def provenance(
 
 
 def hub_licenses(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """Return the licences in the cards of data sets on the Hub, by id; each card is read once.
-
-    Args:
-        files: Rows of ``Corpus.files``.
-    """
+    """Return the licences in the cards of data sets on the Hub, by id; each card is read once."""
     revisions = {name: file.get("revision") for file in files if (name := hub_data_set(file.get("file")))}
     stated = {name: stated_licenses(name, repo_type="dataset", revision=at) for name, at in revisions.items()}
     return {name: {"license": ", ".join(licenses)} for name, licenses in stated.items() if licenses}
@@ -67,14 +60,8 @@ def hub_data_set(name: Any) -> str | None:
 def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
     """Return the licences in the front matter of a card, of a folder or of a repository on the Hub.
 
-    Args:
-        name: The folder, or the id of the repository.
-        repo_type: ``model`` or ``dataset``.
-        revision: Branch, tag or commit of the repository.
-
-    Returns:
-        The licences as the Hub spells them; empty if the card cannot be read or states none. For a data set with another
-        licence, the card's ``license_name``.
+    Returns the licences as the Hub spells them; none if the card cannot be read. For a data set with another licence, the
+    card's ``license_name``.
     """
     try:
         card: str | Path = Path(name) / constants.REPOCARD_NAME

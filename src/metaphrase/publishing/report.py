@@ -48,11 +48,8 @@ def render_table(
 ) -> Table:
     """Format a result for the console: a row per language, with intervals; for retrieval, both directions and their mean.
 
-    Args:
-        after: The result, as `Result.to_dict` returns it.
-        before: The baseline's result on the same data; adds before → after, the difference and its verdict.
-        comparison: Result of `compare`; computed if ``before`` is given without it and the results keep items.
-        title: Title of the table; the model's name if None.
+    The results are those of `Result.to_dict`. A baseline on the same data adds before → after, the difference and its
+    verdict; the comparison is computed if it is not given and the results keep items.
     """
     if before is not None and comparison is None and after["statistic"] is not None:
         comparison = compare(before, after)

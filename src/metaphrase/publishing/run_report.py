@@ -164,10 +164,7 @@ def report_run(
 class SentenceEmbeddings:
     """Sentence embeddings of one model, or of a model per language; each distinct sentence is encoded once.
 
-    Args:
-        name: Name of the model.
-        models: The model under the key ``""``, or a model per language.
-        prompt: Prompt of each sentence.
+    A single model has the key ``""``.
     """
 
     def __init__(self, name: str, models: Models, prompt: str = "") -> None:

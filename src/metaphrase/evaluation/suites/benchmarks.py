@@ -186,11 +186,7 @@ class Suite:
 
 
 def load_mteb_tasks() -> Any:
-    """Import `metaphrase.evaluation.mteb_tasks`, which needs the extra ``mteb``.
-
-    Raises:
-        DataUnavailable: The extra is not installed.
-    """
+    """Import `metaphrase.evaluation.mteb_tasks`, which needs the extra ``mteb``."""
     try:
         from metaphrase.evaluation import mteb_tasks
     except ModuleNotFoundError as error:

@@ -73,9 +73,7 @@ def parallel_folders(
     are read, or else those of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
     are a test set only in a subfolder that is named as one, because a corpus or a dictionary has the same format.
 
-    Raises:
-        FileNotFoundError: A folder that itself holds parallel files lacks the split or a language.
-        ValueError: One of its files is malformed. Malformed subfolders are skipped with a warning.
+    Malformed subfolders are skipped with a warning.
     """
     if data is not None and any(data.glob("*-en.*tsv*")):
         tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))

@@ -56,11 +56,7 @@ Note = Callable[[Any], None]
 
 @dataclass(kw_only=True)
 class EvaluateOptions(Settings):
-    """The encoder to measure, the data, and the settings.
-
-    Attributes:
-        show_progress: Show progress bars.
-    """
+    """The encoder to measure, the data, and the settings."""
 
     model: str = option(help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.")
     data: str | None = option(
@@ -106,11 +102,7 @@ class EvaluateOptions(Settings):
     def check(self) -> list[str]:
         """Check that each option has an effect.
 
-        Returns:
-            A note for each option that affects only some of the suites.
-
-        Raises:
-            UsageError: An option applies to none of the suites, or there are no data.
+        Returns a note for each option that affects only some of the suites.
         """
         if self.data is None and self.suite != "sts" and not (self.suite == "mteb" and self.tasks):
             raise UsageError(
@@ -134,19 +126,9 @@ class EvaluateOptions(Settings):
 def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[str, Any]:
     """Measure an encoder, and compare it with a baseline if there is one.
 
-    Args:
-        options: What is measured.
-        note: Receives the progress, as lines and a table.
-
-    Returns:
-        A dictionary for JSON: ``scores`` are the results by name (`Result.to_dict`), next to ``model``, ``model_hash``,
-        ``parts``, ``skipped``, ``failed``, ``suite``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
-        ``baseline``, in the same form, and ``comparisons`` by name.
-
-    Raises:
-        UsageError: An option has no effect.
-        DataError: No benchmark can be measured, or the file of the baseline has none of the benchmarks.
-        DataMismatchError: The baseline was measured on other data, or with other settings.
+    Returns a dictionary for JSON: ``scores`` are the results by name (`Result.to_dict`), next to ``model``, ``model_hash``,
+    ``parts``, ``skipped``, ``failed``, ``suite``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
+    ``baseline``, in the same form, and ``comparisons`` by name.
     """
     for line in options.check():
         note(line)
@@ -187,16 +169,7 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
 
 
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
-    """Read the JSON file of an earlier evaluation as a baseline.
-
-    Args:
-        path: The file.
-        suite: The suite to compare; ``"all"`` compares with any suite.
-        benchmarks: The benchmarks to compare.
-
-    Raises:
-        DataError: The file is not JSON, not a result of `evaluate`, or has another suite or none of the benchmarks.
-    """
+    """Read the JSON file of an earlier evaluation as a baseline."""
     try:
         results = json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -222,17 +195,8 @@ def find_benchmarks(
 ) -> tuple[list[Benchmark], dict[str, str]]:
     """The benchmarks of some suites that a folder has data for.
 
-    Args:
-        data: The folder; without a folder, benchmarks whose data are on the Hub: STS22, and the named tasks of MTEB.
-        suites: Names in `SUITES`.
-        settings: How they are measured.
-
-    Returns:
-        The benchmarks, and for each suite without data a description of the data that it needs.
-
-    Raises:
-        FileNotFoundError: The folder does not exist.
-        ValueError: A data set is malformed.
+    Without a folder, these are the ones whose data are on the Hub. Returns also, for each suite without data, a description
+    of the data that it needs.
     """
     folder = Path(data) if data is not None else None
     if folder is not None and not folder.is_dir():
@@ -354,15 +318,7 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
 
 
 def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
-    """Measure a benchmark, or read its cached result.
-
-    Returns:
-        A dictionary for JSON: ``scores`` (`Result.to_dict` by name), ``part``, ``suite``, ``protocol``, ``settings``,
-        ``data`` (files and digest), ``model``, ``model_hash``, ``seconds``, ``hardware`` and ``versions``.
-
-    Raises:
-        DataUnavailable: Its data are missing.
-    """
+    """Measure a benchmark, or read its cached result."""
     path = cache_path(benchmark, subject)
     if is_cached(benchmark, subject):
         return json.loads(path.read_text(encoding="utf-8"))
@@ -393,17 +349,7 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
 def measure_all(
     benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note
 ) -> dict[str, Any]:
-    """Measure benchmarks one by one; the failure of one does not stop the others.
-
-    Args:
-        benchmarks: The benchmarks.
-        subject: The model.
-        missing: Description of the data that each suite without data needs.
-        note: Receives the progress.
-
-    Raises:
-        DataError: Nothing could be measured.
-    """
+    """Measure benchmarks one by one; the failure of one does not stop the others."""
     _note_plan(_plan(benchmarks, subject), missing, subject.name, note)
     scores: dict[str, Any] = {}
     parts: dict[str, Any] = {}

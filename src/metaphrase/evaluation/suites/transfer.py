@@ -125,10 +125,6 @@ def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
     Only the first keeps the items that `compare` tests: whether a pair is correct, the F1 of an answer, or the share of
     correctly tagged words of a sentence. For tags, the tested difference is thus one of accuracy within sentences, not
     of chunk F1.
-
-    Args:
-        name: Name of the benchmark.
-        found: What :func:`metaphrase.evaluation.transfer.running.fine_tune` returned.
     """
     results: dict[str, Result] = {}
     tested = found.get("data", {}).get("test", {})

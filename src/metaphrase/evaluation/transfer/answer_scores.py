@@ -50,14 +50,8 @@ class AnswerScores:
 def normalise_answer(text: str, language: str | None) -> str:
     """An answer in lower case, without punctuation and articles, its words separated by single spaces.
 
-    Args:
-        text: The answer.
-        language: One of the seven languages of MLQA: en es hi vi de ar zh. Punctuation is then Unicode's punctuation and
-            the ASCII symbols, and each Chinese character is a word. None normalizes as SQuAD does: English articles,
-            ASCII punctuation.
-
-    Raises:
-        DataError: MLQA does not have the language.
+    In the seven languages of MLQA, punctuation is Unicode's and the ASCII symbols, and each Chinese character is a word.
+    None normalizes as SQuAD does: English articles, ASCII punctuation.
 
     >>> normalise_answer("The U.S. «Army»", "en"), normalise_answer("The U.S. «Army»", None)
     ('us army', 'us «army»')
@@ -107,13 +101,7 @@ def answer_scores(
 ) -> AnswerScores:
     """Score answers against gold answers; the best gold answer of a question counts.
 
-    Args:
-        predictions: Answers by question id. A missing question scores 0.
-        golds: Gold answers by question id, at least one per question.
-        language: Language of the contexts, see :func:`normalise_answer`.
-
-    Raises:
-        ValueError: There are no questions.
+    A missing question scores 0.
     """
     if not golds:
         raise ValueError("There are no questions to score.")

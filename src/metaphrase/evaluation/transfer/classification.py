@@ -45,13 +45,7 @@ class ClassificationOptions(FineTuningOptions):
 
 @dataclass(frozen=True)
 class PairCollator:
-    """Turns pairs of texts into a batch. If a pair is too long, its longer text is truncated.
-
-    Attributes:
-        tokenizer: Tokenizer of the encoder.
-        columns: Names of the two texts.
-        max_length: Maximum number of pieces of a pair, including special tokens.
-    """
+    """Turns pairs of texts into a batch. If a pair is too long, its longer text is truncated."""
 
     tokenizer: PreTrainedTokenizerBase
     columns: PairedTexts
@@ -103,13 +97,8 @@ class PairTask(Task):
 def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict[str, Any]:
     """Whether a classifier does more than predicting a single class.
 
-    Args:
-        correct_n: Whether each item is correct.
-        label_n: Gold class of each item.
-
-    Returns:
-        ``majority``, the accuracy in percent of always predicting the largest class; ``learned``, False if the correct
-        items are exactly those of one class, or as many as the largest class has.
+    ``majority`` is the accuracy in percent of always predicting the largest class. ``learned`` is false if the correct
+    items are exactly those of one class, or as many as the largest class has.
 
     >>> against_majority([1, 1, 0, 1], [0, 0, 1, 0])
     {'majority': 75.0, 'learned': False}

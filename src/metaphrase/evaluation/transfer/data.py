@@ -85,19 +85,8 @@ def read_languages(
 ) -> Languages:
     """Read a source.
 
-    Args:
-        source: See the module docstring.
-        form: Format of the task.
-        split: Split to read if the source does not name one.
-        languages: Languages to read; None reads all. A file without a language in its name is English.
-        limit: Maximum number of rows per language.
-
-    Returns:
-        English first, then the others sorted by code.
-
-    Raises:
-        FileNotFoundError: The folder, the split or a language does not exist.
-        ValueError: A file is malformed or empty.
+    The form of a source is in the module docstring; ``split`` is read if it names none. A file without a language in its
+    name is English. English comes first, then the others sorted by code.
     """
     place, _, asked = source.partition("@")
     split = asked or split
@@ -186,10 +175,6 @@ def pairs_format(columns: PairedTexts, labels: Sequence[str]) -> Format:
 
     Lines are ``first<TAB>second<TAB>label``, optionally preceded by an identifier. A header is skipped, and quotation marks
     are text. Untranslated rows ("NS" in PAWS-X, or empty) are dropped.
-
-    Args:
-        columns: Names of the two columns.
-        labels: The classes; the label of a row is an index into them.
     """
     classes = {label: number for number, label in enumerate(labels)}
     if "contradiction" in classes:
@@ -279,10 +264,8 @@ QUESTIONS = Format(
 def treebank_format(*, fused: bool = False) -> Format:
     """Words and their universal part-of-speech tags, from CoNLL-U.
 
-    Args:
-        fused: Read written words. A written word that consists of several syntactic words ("del", "don't") has the tag of
-            the one that is highest in the tree, as in XTREME. By default syntactic words are read, as in Universal
-            Dependencies.
+    If ``fused``, written words are read: one that consists of several syntactic words ("del", "don't") has the tag of the
+    one that is highest in the tree, as in XTREME.
     """
 
     def read(path: Path, language: str) -> Iterator[Row]:
@@ -359,15 +342,6 @@ def split_items(english: Dataset, group: str, shares: Mapping[str, float], *, se
 
     Items with the same premise or paragraph are assigned to the same part. Parts are filled one by one with random groups;
     the last part receives the rest.
-
-    Args:
-        english: The English data set.
-        group: Column whose equal values stay together.
-        shares: Share of the items for each part.
-        seed: Seed of the random order.
-
-    Returns:
-        The part of each item.
     """
     members: dict[str, list[str]] = {}
     for item, key in zip(english["item"], english[group], strict=True):
@@ -395,16 +369,7 @@ def take(sets: Languages, part_of: Mapping[str, str], part: str) -> Languages:
 
 
 def with_originals(translated: Dataset, english: Dataset, columns: PairedTexts) -> Dataset:
-    """Add the English originals as columns to translated items, for code-switching.
-
-    Args:
-        translated: Items of another language.
-        english: The original items.
-        columns: The columns that have an original.
-
-    Returns:
-        The items that have an original.
-    """
+    """Add the English originals as columns to translated items, for code-switching."""
     place = {item: at for at, item in enumerate(english["item"])}
     rows = []
     for row in translated:

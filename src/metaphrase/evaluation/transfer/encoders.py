@@ -21,9 +21,7 @@ from metaphrase.io.digests import file_sha256
 class EncoderSource:
     """Location of the transformer of an encoder.
 
-    Attributes:
-        name: Folder or Hub id.
-        subfolder: Subfolder; ``0_Transformer`` in older SentenceTransformers.
+    The subfolder is ``0_Transformer`` in older SentenceTransformers.
     """
 
     name: str
@@ -43,15 +41,7 @@ class EncoderSource:
 
 
 def encoder_source(name_or_path: str | Path) -> EncoderSource:
-    """Find the transformer of an encoder.
-
-    Args:
-        name_or_path: ``"starter"``, a Hub id or a folder, of a SentenceTransformer or of a bare transformer.
-
-    Raises:
-        ModelError: It is a SentenceTransformer whose first module is not a transformer.
-        OSError: The encoder does not exist.
-    """
+    """Find the transformer of an encoder."""
     name = str(name_or_path)
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
@@ -79,15 +69,7 @@ def load_with_head(
     freeze_word_embeddings: bool = False,
     **config: Any,
 ) -> PreTrainedModel:
-    """Load the weights of an encoder into a model with a randomly initialized head.
-
-    Args:
-        source: The encoder.
-        head: ``AutoModelForSequenceClassification`` or another auto class of transformers.
-        dropout: Dropout of hidden states and attention; None keeps that of the encoder.
-        freeze_word_embeddings: Freeze the word embeddings.
-        config: Settings of the head, such as ``num_labels``.
-    """
+    """Load the weights of an encoder into a model with a randomly initialized head."""
     settings = AutoConfig.from_pretrained(source.name, subfolder=source.subfolder, **config)
     if dropout is not None:
         settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
@@ -98,11 +80,7 @@ def load_with_head(
 
 
 def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of an encoder.
-
-    Raises:
-        ModelError: The tokenizer has no character offsets.
-    """
+    """Load the tokenizer of an encoder."""
     tokenizer = AutoTokenizer.from_pretrained(source.name, subfolder=source.subfolder)
     if not tokenizer.is_fast:
         raise ModelError(f"{source.name} has a tokenizer without character offsets. The tasks need a fast tokenizer.")
@@ -118,13 +96,7 @@ class FirstToken(nn.Module):
 
 
 class LinearClassifier(nn.Module):
-    """Dropout and one linear map over the state of the first token.
-
-    Args:
-        hidden: Width of the encoder.
-        labels: Number of classes.
-        dropout: Dropout rate of the state.
-    """
+    """Dropout and one linear map over the state of the first token."""
 
     def __init__(self, hidden: int, labels: int, dropout: float) -> None:
         super().__init__()
@@ -140,9 +112,6 @@ def make_linear(model: PreTrainedModel) -> None:
     """Remove the dense layer and its tanh from the head of a sequence classifier: BERT's pooler, or that of XLM-R's head.
 
     Reference: Li et al. 2021 (MGC), section 3.3: a linear classifier on top of the first token.
-
-    Raises:
-        ModelError: The model has neither.
     """
     config = model.config
     if getattr(model.base_model, "pooler", None) is not None:

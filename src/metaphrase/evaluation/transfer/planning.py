@@ -38,12 +38,7 @@ class Run:
 
 
 def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> TransferData:
-    """Read the data that the options name.
-
-    Raises:
-        UsageError: Sources are missing, or exclude each other.
-        FileNotFoundError: A source does not exist.
-    """
+    """Read the data that the options name."""
     languages = split_languages(options.languages)
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
     if options.halves is not None:
@@ -93,11 +88,7 @@ def _head(data: Dataset, limit: int | None) -> Dataset:
 
 
 def plan(benchmark: TransferData, mode: Mode, originals: PairedTexts | None) -> dict[str, Run]:
-    """The training runs of a mode, by name.
-
-    Raises:
-        ValueError: The task does not support code-switching, or a language has no training data.
-    """
+    """The training runs of a mode, by name."""
     tested = tuple(benchmark.test)
     if mode == "zero-shot":
         return {ENGLISH: Run(benchmark.train[ENGLISH], tested)}

@@ -71,11 +71,7 @@ class Window:
 class Windows:
     """Splits questions with their contexts into windows.
 
-    Attributes:
-        tokenizer: Tokenizer of the encoder.
-        max_length: Maximum number of pieces of a window.
-        doc_stride: Pieces of the context between the starts of two windows.
-        max_query_length: Maximum number of pieces of a question.
+    ``doc_stride`` is the number of pieces between the starts of two windows.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -153,11 +149,7 @@ def _with_central(windows: Sequence[Window], step: int) -> list[Window]:
 
 @dataclass(frozen=True)
 class WindowCollator:
-    """Pads windows to the same length.
-
-    Attributes:
-        tokenizer: Tokenizer of the encoder.
-    """
+    """Pads windows to the same length."""
 
     tokenizer: PreTrainedTokenizerBase
 
@@ -183,15 +175,8 @@ def best_answer(
 
     A span starts at a piece that is central in its window. The first of ties is the answer.
 
-    Args:
-        context: The text.
-        windows: Its windows.
-        logits: Logits of the start and of the end for each window, shape ``(2, pieces)``.
-        n_best: Number of highest starts and ends to consider in each window.
-        max_answer_length: Maximum number of pieces of a span.
-
-    Returns:
-        The text of the span; empty if no span is possible.
+    The logits of a window have shape ``(2, pieces)``: start and end. ``n_best`` starts and ends are considered in each
+    window.
     """
     best, answer = -np.inf, ""
     for window, scores_2t in zip(windows, logits, strict=True):

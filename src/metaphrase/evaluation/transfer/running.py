@@ -57,21 +57,9 @@ OPTIMIZER = "optimizer.pt"
 def fine_tune(task: Task, options: FineTuningOptions) -> dict[str, Any]:
     """Train, choose checkpoints and measure. Finished runs are not repeated.
 
-    Args:
-        task: The task, with its hyperparameters. ``results.json``, and a folder for each run with its checkpoints, are
-            written to ``output_dir``.
-        options: How the encoder is trained and measured.
-
-    Returns:
-        The content of ``results.json``: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and
-        ``checkpoint``, ``average`` and ``average_without_english``, settings, data with their digests, runs with their dev
-        scores, and seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts it to ``Result``
-        objects.
-
-    Raises:
-        ValueError: The folder holds results of other settings, or options exclude each other.
-        CheckpointError: Another process uses the folder, the folder is not writable, or a checkpoint is damaged.
-        NonFiniteError: A weight is NaN or infinite.
+    Returns the content of ``results.json``: ``languages`` with ``metrics``, ``interval``, ``items``, ``facts`` and
+    ``checkpoint``, ``average`` and ``average_without_english``, settings, data with their digests, runs with their dev
+    scores, and seconds. :func:`metaphrase.evaluation.suites.transfer.finetuned_results` converts it to ``Result`` objects.
     """
     benchmark = load_benchmark(options, task.form, seed=task.arguments.seed)
     run = partial(_run_all, task, benchmark, options)
@@ -87,15 +75,7 @@ def run_once(
 ) -> dict[str, Any]:
     """Run a program in its folder and write ``results.json``, unless the folder has it already.
 
-    Args:
-        task: Name of the task.
-        source: The encoder, which is recorded in the results.
-        options: Options of the program.
-        arguments: Hyperparameters and ``output_dir``.
-        run: Trains and measures in the folder; returns None in all processes except the first.
-
-    Returns:
-        The results with the settings; empty in all processes except the first.
+    Only the first process receives results; in the others ``run`` returns None.
     """
     if not arguments.output_dir:
         raise UsageError("Fine-tuning needs a folder for its results. Pass --output_dir.")
@@ -147,11 +127,7 @@ def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, fo
 def check_settings(
     folder: Path, task: str, source: EncoderSource, options: Any, arguments: TrainingArguments
 ) -> dict[str, Any]:
-    """Write the settings of a program to its folder, or compare them with the settings in it.
-
-    Raises:
-        UsageError: The folder belongs to other settings.
-    """
+    """Write the settings of a program to its folder, or compare them with the settings in it."""
     trained = {name: getattr(arguments, name) for name in _HYPERPARAMETERS}
     trained["lr_scheduler_type"] = str(arguments.lr_scheduler_type.value)
     settings = {
@@ -272,9 +248,7 @@ def _measure(
 class FineTuner(AtomicCheckpoints):
     """transformers' Trainer that measures each dev language with the score of the task, and writes complete checkpoints.
 
-    Args:
-        score: Measures a model on the data of one language; None without dev data.
-        kwargs: Arguments of the Trainer; ``eval_dataset`` is a data set per language.
+    ``eval_dataset`` is a data set per language; the score is None without dev data.
     """
 
     # The models return the mean over a batch. Without this, accumulated gradients would be summed.
@@ -312,10 +286,6 @@ class KeepChosen(TrainerCallback):
     """Deletes checkpoints that no language would choose, and the optimizer state of all but the last checkpoint.
 
     Nothing is deleted if the last checkpoint is damaged.
-
-    Args:
-        languages: Languages that the run measures.
-        selection: How checkpoints are chosen.
     """
 
     def __init__(self, languages: Sequence[str], selection: Selection) -> None:
@@ -376,11 +346,7 @@ def choose(
 
     The first of equally good checkpoints is chosen. A language without dev data uses the best one on the mean.
 
-    Args:
-        history: Dev scores, see :func:`dev_history`.
-        languages: Languages to choose for.
-        selection: See the module.
-        last: The last step, which is chosen if there are no dev scores.
+    A language without dev scores uses the best checkpoint on the mean; ``last`` is chosen if there are no dev scores.
 
     >>> history = [{"step": 10, "mean": 60, "en": 70, "sw": 50}, {"step": 20, "mean": 59, "en": 66, "sw": 52}]
     >>> choose(history, ["en", "sw"], "mean", 20), choose(history, ["en", "sw"], "language", 20)

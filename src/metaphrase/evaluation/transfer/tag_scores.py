@@ -49,13 +49,9 @@ class TagScores:
 def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, int, int]]:
     """The chunks of tagged sentences, as seqeval defines them.
 
-    Args:
-        sentences: Tags of each sentence. The numbering of words has a gap of one after each sentence.
-        whole_types: Use the whole tag as the type of a chunk, as seqeval did before version 1.0. This distinguishes
-            ``SCONJ`` from ``CCONJ``.
-
-    Returns:
-        Type, first and last word of each chunk.
+    Returns type, first and last word of each chunk; the numbering of words has a gap of one after each sentence.
+    ``whole_types`` uses the whole tag as the type, as seqeval did before version 1.0, which distinguishes ``SCONJ`` from
+    ``CCONJ``.
 
     >>> sorted(tag_chunks([["DET", "NOUN", "NOUN", "SYM", "SYM"]]))
     [('ET', 0, 0), ('OUN', 1, 2), ('YM', 3, 3), ('YM', 4, 4)]
@@ -78,14 +74,6 @@ def tag_scores(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Tag
 
     A chunk is correct if a gold chunk of the same type has the same first and last word. Scores are means over chunks
     ("micro"); without chunks they are 0.
-
-    Args:
-        gold: Tags of each sentence.
-        predicted: Predicted tags of each sentence.
-        whole_types: See :func:`tag_chunks`.
-
-    Raises:
-        ValueError: The numbers of predicted and gold tags of a sentence differ, or there are no words.
 
     >>> scores = tag_scores([["DET", "NOUN", "NOUN"]], [["DET", "NOUN", "VERB"]])
     >>> round(scores.f1, 1), round(scores.accuracy, 1)

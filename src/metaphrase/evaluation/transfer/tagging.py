@@ -54,12 +54,7 @@ class TaggedPieces:
 
 @dataclass(frozen=True)
 class Tagger:
-    """Splits sentences into parts and turns these into batches.
-
-    Attributes:
-        tokenizer: Tokenizer of the encoder.
-        max_length: Maximum number of pieces of a part, including special tokens.
-    """
+    """Splits sentences into parts and turns these into batches."""
 
     tokenizer: PreTrainedTokenizerBase
     max_length: int = 128

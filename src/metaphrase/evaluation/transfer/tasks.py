@@ -109,14 +109,7 @@ def predict(
 ) -> list[Any]:
     """Predictions of a model for some rows, in their order. Rows of similar length share a batch.
 
-    Args:
-        model: The model, which is set to evaluation mode.
-        rows: The inputs.
-        collate: Turns rows into a batch.
-        read: Turns the output of the model, and the rows, into one result for each row.
-        length: Length of a row, by which rows are sorted.
-        batch_size: Number of rows in a batch.
-        forward: Replaces the forward pass of the model.
+    ``read`` turns the output of the model, and the rows, into a result for each row; ``forward`` replaces the forward pass.
     """
     model.eval()
     order = sorted(range(len(rows)), key=lambda at: -length(rows[at]))
@@ -132,10 +125,6 @@ def predict(
 
 def ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, float]:
     """Percentile bootstrap interval of a ratio of sums over items in percent, such as the F1 of chunks over sentences.
-
-    Args:
-        parts: Numerator of each item.
-        wholes: Denominator of each item.
 
     >>> ratio_interval([1, 1, 1], [2, 2, 2])
     (50.0, 50.0)

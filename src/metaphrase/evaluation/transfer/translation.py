@@ -87,10 +87,7 @@ class TranslationOptions:
 class TargetPieces:
     """Vocabulary of the decoder: some pieces of the tokenizer, in the same order.
 
-    Args:
-        ids: Sorted ids of the pieces, including special tokens.
-        size: Size of the vocabulary of the tokenizer.
-        unknown: Id of the unknown token, which replaces all other pieces.
+    The unknown token replaces all pieces that are not among the sorted ``ids``.
     """
 
     def __init__(self, ids: Tensor, size: int, unknown: int) -> None:
@@ -158,15 +155,6 @@ def make_translator(
     states. Input and output embeddings are tied. The weights are initialized as in Transformers for translation (Glorot),
     about three times larger than BERT's. With the initialization of BERT, cross-attention is too weak at the start: the
     decoder memorizes the targets and ignores the source.
-
-    Args:
-        source: The encoder.
-        tokenizer: Tokenizer of the encoder.
-        pieces: Vocabulary of the decoder.
-        layers: Number of layers of the decoder.
-        dropout: Dropout of encoder and decoder; None keeps that of the encoder.
-        freeze_word_embeddings: Freeze the word embeddings of the encoder.
-        freeze_encoder: Freeze the encoder.
     """
     encoder = load_with_head(source, AutoModel, dropout=dropout, freeze_word_embeddings=freeze_word_embeddings)
     remove_pooler(encoder)
@@ -219,11 +207,7 @@ class TranslationTrainer(FineTuner):
 
 
 def average_checkpoints(checkpoints: Sequence[Path]) -> dict[str, Tensor]:
-    """Mean of the weights of checkpoints, each a folder with ``model.safetensors``.
-
-    Raises:
-        ValueError: There are no checkpoints.
-    """
+    """Mean of the weights of checkpoints, each a folder with ``model.safetensors``."""
     if not checkpoints:
         raise ValueError("There is no checkpoint to average.")
     mean: dict[str, Tensor] = {}
@@ -244,18 +228,7 @@ def translate(
     length_penalty: float = 1.0,
     batch_size: int = 32,
 ) -> list[str]:
-    """Translate with beam search.
-
-    Args:
-        model: From :func:`make_translator`.
-        texts: Sentences.
-        tokenizer: Tokenizer of the encoder.
-        pieces: Vocabulary of the decoder.
-        max_length: Maximum number of pieces of a sentence and of a translation.
-        num_beams: Width of the beam.
-        length_penalty: Exponent of the length by which the log-probability of a hypothesis is divided.
-        batch_size: Sentences per batch.
-    """
+    """Translate with beam search."""
     return predict(
         model,
         texts,
@@ -272,12 +245,7 @@ def translate(
 
 
 def load_pairs(source: str, language: str, *, split: str, direction: str, limit: int | None) -> Dataset:
-    """Read pairs without cleaning. ``source`` is the side that is translated.
-
-    Raises:
-        FileNotFoundError: The bitext does not exist.
-        DataError: The bitext is empty.
-    """
+    """Read pairs without cleaning. ``source`` is the side that is translated."""
     corpus = load_corpus(source, languages=[language], split=split, cleaning=None, limit=limit)
     data = corpus.dataset.select_columns(["source", "target"])
     if not len(data):
@@ -399,12 +367,6 @@ def translation_scores(
     translations: Sequence[str], references: Sequence[str], language: str, tokenisation: str | None = None
 ) -> tuple[dict[str, float], dict[str, str]]:
     """BLEU and chrF, with sacreBLEU's signatures.
-
-    Args:
-        translations: Detokenized translations.
-        references: Reference translations.
-        language: Target language, which determines the tokenization.
-        tokenisation: Tokenization of sacreBLEU that overrides it.
 
     >>> translation_scores(["It rains in the town."], ["It rains in the town."], "en")[0]["bleu"]
     100.0
