@@ -12,6 +12,7 @@ A fault applies to requests whose raw path matches the regular expression `path`
 applies `times` times (default 1), after the first `skip` matching requests:
 
     status, error, code, headers    answer with these instead of handling the request
+    body                            the same, with these bytes as the body
     delay                           seconds to wait before the request is handled
     late                            seconds to wait between handling the request and the answer
     then                            function to call first, e.g. to kill the client
@@ -500,10 +501,8 @@ class Hub:
                         await asyncio.sleep(fault.get("delay", 0))
                         if "then" in fault:
                             fault["then"]()
-                        if "status" in fault:
-                            message, headers = fault.get("error", "injected fault"), fault.get("headers")
-                            error = HubError(fault["status"], message, fault.get("code"), headers)
-                            return await error_answer(None, error)(scope, receive, send)
+                        if "body" in fault or "status" in fault:
+                            return await injected(fault)(scope, receive, send)
                         if "late" in fault:
                             send = late(send, fault["late"])
                         if "truncate" in fault:
@@ -531,6 +530,14 @@ def with_slashes(answer: Any) -> Any:
         return await answer(request)
 
     return answered
+
+
+def injected(fault: dict[str, Any]) -> Response:
+    """Return the answer of a fault."""
+    status, headers = fault.get("status", 200), fault.get("headers")
+    if "body" in fault:
+        return Response(fault["body"], status, headers)
+    return error_answer(None, HubError(status, fault.get("error", "injected fault"), fault.get("code"), headers))
 
 
 def cut_after(send: Any, size: int) -> Any:

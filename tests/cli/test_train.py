@@ -304,6 +304,23 @@ class TestPush:
         self.assert_finished(self.card(hub))
         fault("G3", "the last push of a run fails", tried=1, survived=1)
 
+    @pytest.mark.parametrize("commit", ["step 2", "the last"])
+    def test_a_private_repository_that_turns_public_is_told(self, run, hub, capsys, caplog, fault, commit):
+        def publish() -> None:
+            hub.repositories["model", "acme/run"].private = False
+
+        hub.faults.append({"path": "/commit/", "then": publish, "skip": 0 if commit == "step 2" else 2})
+        status, _ = run(*self.PUSH, "--hub_private_repo", "true", "--save_steps", "2")
+        assert status == 2
+        err = capsys.readouterr().err
+        if commit == "step 2":  # told at once, and nothing more is pushed
+            assert "acme/run became public during the push" in caplog.text
+            assert "acme/run exists and is public" in err
+        else:
+            assert "acme/run became public during the push" in err
+        assert len(hub.repositories["model", "acme/run"].commits) == (2 if commit == "step 2" else 4)
+        fault("G2", f"a run's private repository becomes public during {commit}", tried=1, survived=1)
+
     def test_a_release_for_each_language_goes_to_no_single_repository(self, run, hub, capsys):
         status, output = run(*self.PUSH, recipe="wacse-language")
         assert status == 2

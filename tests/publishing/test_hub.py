@@ -1,6 +1,5 @@
 """Push and pull over real HTTP, to a Hub on loopback that fails in every way that Hubs fail."""
 
-import copy
 import gc
 import json
 import re
@@ -31,11 +30,12 @@ from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder, origin_of
-from metaphrase.exceptions import HubAccessError, HubConnectionError, MetaphraseError, UsageError
+from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, MetaphraseError, UsageError
 from metaphrase.io import hub as hub_requests
 from metaphrase.io.hub import download
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.contents import release_files, write_manifest
 from metaphrase.publishing.hub import push_corpus
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.arguments import AlignmentTrainingArguments
@@ -44,26 +44,16 @@ from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.hub_server import Hub, Repository, environment, reach, serve_hub
+from tests.publishing.conftest import RECIPE
 from tests.xet_store import available
 
 # huggingface_hub hands httpx2 a stream as `data` where `content` is wanted by now.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
-RECIPE = {"name": "tr", "terms": [{"objective": "tr", "weight": 1.0}]}
 TEXTS = ["the dog sleeps", "der Hund schläft tief und fest"]
 CANARY = "hf_CANARYcanaryCANARYcanary0123456789"
 #: What comes back is compared with its reference embeddings where a test is about that; elsewhere it takes too long.
 push = partial(publishing.push, check=False)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory, _encoder) -> Path:
-    return release(copy.deepcopy(_encoder), tmp_path_factory.mktemp("template") / "out", recipe=RECIPE)
-
-
-@pytest.fixture
-def released(template, tmp_path) -> Path:
-    return Path(shutil.copytree(template, tmp_path / "out"))
 
 
 @pytest.fixture
@@ -73,29 +63,8 @@ def other(released, tmp_path) -> Path:
     weights = {name: tensor * 2 for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "recipe.yaml").unlink()
+    write_manifest(folder)
     return folder
-
-
-@pytest.fixture
-def hub():
-    with serve_hub() as server:
-        yield server
-
-
-@pytest.fixture
-def waits(monkeypatch) -> list[float]:
-    """What was slept, without sleeping."""
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
-    return slept
-
-
-@pytest.fixture
-def online(hub: Hub, monkeypatch, tmp_path, waits) -> Hub:
-    """Lets this process reach the loopback Hub as one without Xet, with the token of `tester`."""
-    reach(hub, monkeypatch.setattr, tmp_path / "client")
-    monkeypatch.setenv("HF_TOKEN", "hf_write")
-    return hub
 
 
 def repository(hub: Hub, repo_id: str = "acme/tiny") -> Repository:
@@ -104,10 +73,6 @@ def repository(hub: Hub, repo_id: str = "acme/tiny") -> Repository:
 
 def remote_files(hub: Hub, repo_id: str = "acme/tiny", revision: str = "main") -> list[str]:
     return sorted(repository(hub, repo_id).resolve(revision).tree)
-
-
-def files_of(folder: Path) -> list[str]:
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def requests(hub: Hub, path: str, method: str | None = None) -> int:
@@ -126,7 +91,7 @@ class TestPush:
             (released / path).parent.mkdir(exist_ok=True)
             (released / path).write_bytes(b"not for the world")
         url = push(released, "acme/tiny")
-        assert remote_files(online) == files_of(template)
+        assert remote_files(online) == release_files(template)
         assert url == f"{online.url}/acme/tiny/commit/{repository(online).branches['main']}"
 
     def test_the_card_learns_its_address(self, online, released):
@@ -149,7 +114,7 @@ class TestPush:
         push(other, "acme/tiny", commit_message="Twice as large")
         assert requests(online, "^/__lfs/", "PUT") == 1
         assert remote_files(online) == sorted(
-            [*(set(files_of(template)) - {"recipe.yaml"}), "LICENSE", "notes/a.json"]
+            [*(set(release_files(template)) - {"recipe.yaml"}), "LICENSE", "notes/a.json"]
         )
         head = repository(online).resolve("main")
         assert (head.title, head.user) == ("Twice as large", "tester")
@@ -157,7 +122,7 @@ class TestPush:
     def test_to_a_branch_leaves_main_alone(self, online, released, template):
         push(released, "acme/tiny", revision="next/one")
         assert remote_files(online) == []
-        assert remote_files(online, revision="next/one") == files_of(template)
+        assert remote_files(online, revision="next/one") == release_files(template)
 
     def test_private_stays_private(self, online, released):
         push(released, "acme/secret", private=True)
@@ -166,6 +131,30 @@ class TestPush:
         with pytest.raises(ValueError, match="acme/open exists and is public"):
             push(released, "acme/open", private=True)
         assert remote_files(online, "acme/open") == []
+
+    @pytest.mark.parametrize("kind", ["model", "dataset"])
+    def test_a_private_repository_that_turns_public_is_told(
+        self, online, released, bitext, tmp_path, capsys, fault, kind
+    ):
+        """During the commit, that is after the check before it."""
+        corpus = write_corpus(Dataset.from_list(bitext), tmp_path / "pairs.parquet")
+        what, call = (released, push) if kind == "model" else (corpus, push_corpus)
+        message = r"acme/a became public during the push, so everybody can read http://\S+/commit/[0-9a-f]{40}. Make it private"
+
+        def publish(name: str) -> None:
+            online.repositories[kind, name].private = False
+
+        online.faults.append({"path": "/commit/", "then": lambda: publish("acme/a")})
+        with pytest.raises(HubError, match=message):
+            call(what, "acme/a", private=True)
+        online.faults.append({"path": "/commit/", "then": lambda: publish("acme/b")})
+        assert main(["push", str(what), "--repo", "acme/b", "--private"]) == 2
+        said = capsys.readouterr()
+        assert re.search(message.replace("acme/a", "acme/b"), said.err)
+        assert "Pushed" not in said.out
+        assert main(["push", str(what), "--repo", "acme/b", "--private"]) == 2  # as long as it is public
+        assert "acme/b exists and is public" in capsys.readouterr().err
+        fault("G2", f"a private {kind} repository becomes public during the commit", tried=2, survived=2)
 
     def test_what_differs_from_its_reference_is_not_pushed(self, online, other):
         with pytest.raises(
@@ -182,11 +171,11 @@ class TestPush:
             return folder
 
         monkeypatch.setattr(publishing, "download", altered)
-        with pytest.raises(RuntimeError, match="does not reproduce its reference embeddings"):
+        with pytest.raises(RuntimeError, match=r"model.safetensors in \S+ differs from the file that was pushed"):
             push(released, "acme/tiny", check=True)
 
     def test_refuses_what_is_no_release(self, online, released, tmp_path):
-        with pytest.raises(ValueError, match=r"named organisation/name; got 'tiny'"):
+        with pytest.raises(ValueError, match=r"named organisation/name, .*; got 'tiny'"):
             push(released, "tiny")
         with pytest.raises(UsageError, match=r"organisation/name, in letters, .*; got 'acme/my model'"):
             push(released, "acme/my model")
@@ -194,11 +183,11 @@ class TestPush:
             push(released, "acme/tiny", with_heads=True)
         (tmp_path / "empty").mkdir()
         with pytest.raises(
-            FileNotFoundError, match=r"is not a release folder: missing modules.json and config.json. Push the output"
+            FileNotFoundError, match=r"missing modules.json and config.json and release.json. Push the output"
         ):
             push(tmp_path / "empty", "acme/tiny")
         weights = (released / "model.safetensors").rename(tmp_path / "weights")
-        with pytest.raises(FileNotFoundError, match=r"missing weights in safetensors format. Push the output folder"):
+        with pytest.raises(FileNotFoundError, match=r"missing model.safetensors. Push the output folder"):
             push(released, "acme/tiny")
         weights.rename(released / "model.safetensors")
         (released / "reference.json").rename(tmp_path / "reference")
@@ -216,6 +205,7 @@ class TestPush:
         weights = load_file(released / "model.safetensors")
         weights[next(iter(weights))].view(-1)[3] = torch.inf
         save_file(weights, released / "model.safetensors", metadata={"format": "pt"})
+        write_manifest(released)
         with pytest.raises(
             ValueError, match=r"Tensor \S+ in \S+ has NaN or infinite values; .* Release an earlier checkpoint"
         ):
@@ -226,7 +216,7 @@ class TestPush:
         modules = json.loads((released / "modules.json").read_text())
         modules[1]["path"] = "../elsewhere"
         (released / "modules.json").write_text(json.dumps(modules))
-        with pytest.raises(ValueError, match=r"must lie directly in"):
+        with pytest.raises(ValueError, match=r"modules.json was altered after the release was written"):
             push(released, "acme/tiny")
 
 
@@ -364,7 +354,7 @@ class TestFaults:
         online.faults.append(dict(trouble))
         url = push(released, "acme/tiny")
         assert online.faults[0].get("times", 1) < 1
-        assert remote_files(online) == files_of(template)
+        assert remote_files(online) == release_files(template)
         assert len(repository(online).commits) == 2
         assert url.endswith(repository(online).branches["main"])
         if "headers" in trouble:
@@ -387,7 +377,7 @@ class TestFaults:
         push(released, "acme/tiny", private=True, revision="next")
         assert online.faults[0]["times"] < 1
         assert waits == [1.0]
-        assert remote_files(online, revision="next") == files_of(template)
+        assert remote_files(online, revision="next") == release_files(template)
         assert remote_files(online) == []
         kind = (
             f"{trouble['path'].strip('^$')} {'answers ' + str(trouble['status']) if 'status' in trouble else 'is cut'}"
@@ -411,7 +401,7 @@ class TestFaults:
         online.faults.append({"path": path, wait: 2.0})
         url = push(released, "acme/tiny")
         assert waits == [1.0]
-        assert remote_files(online) == files_of(template)
+        assert remote_files(online) == release_files(template)
         assert len(repository(online).commits) == 2
         assert url.endswith(repository(online).branches["main"])
         assert requests(online, "/commit/", "POST") == (2 if path == "/commit/" and wait == "delay" else 1)
@@ -429,7 +419,7 @@ class TestFaults:
         push(released, "acme/tiny", revision=revision)
         assert all(left.get("times", 1) < 1 for left in online.faults)
         assert len(waits) == 2
-        assert remote_files(online) == files_of(template)
+        assert remote_files(online) == release_files(template)
         assert len(repository(online).commits) == 2
         assert len(get_session().event_hooks["request"]) == 1  # the client is as it was
         fault("G3", f"a push gets no answer to {path.strip('^$')} within the limit", tried=1, survived=1)
@@ -483,7 +473,7 @@ class TestFaults:
         push(released, "acme/tiny")
         head = repository(online).resolve("main")
         assert head.parent == theirs[0]
-        assert sorted(head.tree) == sorted([*files_of(template), "LICENSE"])
+        assert sorted(head.tree) == sorted([*release_files(template), "LICENSE"])
         fault("G2", "another commit between upload and commit", tried=1, survived=1)
 
     def test_a_retry_after_a_lost_answer_keeps_a_later_push(self, online, released, other, monkeypatch, fault):
@@ -518,7 +508,7 @@ class TestFaults:
         assert failures == []
         head = repository(online).resolve("main")
         last = {"out": released, "other": other}[head.title]
-        assert sorted(head.tree) == sorted([*files_of(last), "LICENSE"])
+        assert sorted(head.tree) == sorted([*release_files(last), "LICENSE"])
         assert online.blobs[head.tree["model.safetensors"].blob] == (last / "model.safetensors").read_bytes()
         assert len(repository(online).commits) == 4
         fault("G2", "two pushers at once", tried=2, survived=2)
@@ -570,7 +560,9 @@ class TestStrangers:
         return pickle.dumps(Payload())
 
     def without_weights(self, template: Path) -> dict[str, bytes]:
-        return {path: (template / path).read_bytes() for path in files_of(template) if path != "model.safetensors"}
+        return {
+            path: (template / path).read_bytes() for path in release_files(template) if path != "model.safetensors"
+        }
 
     def test_pickles_are_not_read(self, online, template, marker, tmp_path, fault):
         pickled = {"pytorch_model.bin": self.hostile_pickle(marker), "training_args.bin": self.hostile_pickle(marker)}
@@ -593,7 +585,7 @@ class TestStrangers:
 
     @pytest.mark.parametrize("wish", ["modules", "config", "arguments"])
     def test_their_code_is_not_run(self, online, template, marker, wish, fault):
-        files = {path: (template / path).read_bytes() for path in files_of(template)}
+        files = {path: (template / path).read_bytes() for path in release_files(template)}
         files["evil.py"] = f"from pathlib import Path\nPath({str(marker)!r}).touch()\nclass Evil: pass\n".encode()
         if wish == "modules":
             modules = json.loads(files["modules.json"])
@@ -644,7 +636,9 @@ class TestStrangers:
 
     @pytest.mark.parametrize("path", ["../../escaped.txt", "a/../../../escaped.txt", "/tmp/escaped-metaphrase.txt"])
     def test_files_do_not_leave_their_folder(self, online, template, tmp_path, path, fault):
-        online.put("evil/path", {name: (template / name).read_bytes() for name in files_of(template)} | {path: b"out"})
+        online.put(
+            "evil/path", {name: (template / name).read_bytes() for name in release_files(template)} | {path: b"out"}
+        )
         with pytest.raises((OSError, ValueError)):
             download("evil/path", cache_dir=tmp_path / "cache" / "deep" / "inside")
         assert not list(tmp_path.rglob("*escaped*"))
@@ -683,7 +677,7 @@ class TestHeadsAndCorpora:
         heads.save_pretrained(released / "heads")
         push(released, "acme/tiny", with_heads=True)
         added = {"heads/config.json", "heads/model.safetensors"}
-        assert set(remote_files(online)) == {*files_of(template), *added}
+        assert set(remote_files(online)) == {*release_files(template), *added}
         self.assert_equal(AlignmentHeads.from_pretrained("acme/tiny", subfolder="heads"), heads)
         assert isinstance(load_encoder("acme/tiny"), SentenceTransformer)
         assert tiny_encoder[0].auto_model.config._name_or_path not in (released / "heads" / "config.json").read_text()
@@ -782,7 +776,7 @@ class TestOverXet:
     def test_a_private_branch(self, xet, released, other, template, tmp_path):
         push(released, "acme/secret", private=True, revision="next/one")
         push(other, "acme/secret", private=True)
-        assert remote_files(xet, "acme/secret", "next/one") == files_of(template)
+        assert remote_files(xet, "acme/secret", "next/one") == release_files(template)
         self.assert_comes_back(released, tmp_path / "a", repo_id="acme/secret", revision="next/one")
         self.assert_comes_back(other, tmp_path / "b", repo_id="acme/secret")
         with pytest.raises(FileNotFoundError, match="or does not show it to the given token"):
@@ -801,7 +795,7 @@ class TestOverXet:
         xet.faults.append(dict(trouble))
         push(released, "acme/tiny")
         assert xet.faults[0]["times"] < 1
-        assert remote_files(xet) == files_of(template)
+        assert remote_files(xet) == release_files(template)
         assert len(repository(xet).commits) == 2
         kind = f"{trouble['path'].strip('/')} {trouble.get('status', 'is cut after the work')}"
         fault("G5" if "truncate" in trouble else "G3", f"over Xet: {kind}", tried=1, survived=1)
@@ -878,7 +872,9 @@ def test_push_and_pull_with_faults_along_the_way(hub, released, tmp_path, monkey
 def test_killed_at_every_request(hub, released, tmp_path, template, fault, monkeypatch):
     """The head is the old one or the whole release, and the next push uploads only what is missing."""
     wanted = {
-        hub_path: (template / hub_path).stat().st_size for hub_path in files_of(template) if hub_path != "README.md"
+        hub_path: (template / hub_path).stat().st_size
+        for hub_path in release_files(template)
+        if hub_path != "README.md"
     }
     reach(hub, monkeypatch.setattr, tmp_path / "client")
     monkeypatch.setenv("HF_TOKEN", CANARY)
@@ -897,7 +893,7 @@ def test_killed_at_every_request(hub, released, tmp_path, template, fault, monke
         uploaded = len(hub.blobs)
         if ("model", "acme/tiny") in hub.repositories:
             assert len(repository(hub).commits) == (2 if remote_files(hub) else 1)
-            assert remote_files(hub) in ([], files_of(template))
+            assert remote_files(hub) in ([], release_files(template))
         hub.faults.clear()
         hub.requests.clear()
         push(released, "acme/tiny")

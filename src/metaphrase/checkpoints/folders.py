@@ -24,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError
 from metaphrase.io.digests import file_facts
 from metaphrase.io.environment import versions
+from metaphrase.io.files import follow_umask
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
         place: Path of the checkpoint; an existing one is replaced.
         facts: Content of the manifest besides format, versions and files.
     """
+    follow_umask(partial)
     paths = sorted(path for path in partial.rglob("*") if path.name != MANIFEST)
     for path in paths:
         _flush(path)
@@ -230,6 +232,11 @@ def _read(folder: Path) -> dict[str, Any]:
         if size != facts["bytes"]:
             raise CheckpointError(f"{folder}: {name} has {size} bytes instead of {facts['bytes']}.")
     return dict(manifest)
+
+
+def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
+    """The manifest of a verified checkpoint."""
+    return dict(json.loads((Path(checkpoint) / MANIFEST).read_text(encoding="utf-8")))
 
 
 def newest(output: str | Path) -> Path | None:

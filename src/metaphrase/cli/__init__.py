@@ -17,7 +17,7 @@ from metaphrase.cli.options import EXIT_CODES, FLAGS, parse
 from metaphrase.cli.output import emit, is_json, is_quiet, notes, session, show_progress
 from metaphrase.exceptions import MetaphraseError, UsageError
 from metaphrase.io.configuration import did_you_mean
-from metaphrase.io.redaction import redact, without_tokens
+from metaphrase.io.redaction import redact, visible, without_tokens
 
 __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", "show_progress"]
 
@@ -119,7 +119,7 @@ def _answer_for(error: Exception, name: str, *, show: bool) -> int:
         return 70
     if show:
         print(without_tokens("".join(traceback.format_exception(error))), end="", file=sys.stderr)
-    print(without_tokens(f"metaphrase {name}: {message}"), file=sys.stderr)
+    print(visible(without_tokens(f"metaphrase {name}: {message}")), file=sys.stderr)
     return 2
 
 

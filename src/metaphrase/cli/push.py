@@ -35,7 +35,9 @@ class PushOptions:
     revision: str | None = option(None, "Branch to commit to; default: main.")
     message: str | None = option(None, "Title of the commit.")
     with_heads: bool = option(False, "Also push the objectives' heads, for further training (folder heads/).")
-    check: bool = option(True, "Download the pushed model and compare it with its reference embeddings.")
+    check: bool = option(
+        True, "Compare the model with its reference embeddings before, and its files with a download after the push."
+    )
     license: str | None = option(None, "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0.")
 
 

@@ -47,6 +47,17 @@ def replace_text(path: str | Path, text: str) -> Path:
     return Path(path)
 
 
+def follow_umask(folder: Path) -> None:
+    """Give the files of a new folder the permissions that the umask gives to new files.
+
+    safetensors creates files that only their owner can read, whatever the umask.
+    """
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
 def append_csv(path: str | Path, row: Mapping[str, Any]) -> Path:
     """Append a row to a CSV file. A new file starts with a header of the row's keys."""
     path = Path(path)

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from httpx2 import HTTPError, Request, Timeout, TransportError
+from httpx2 import HTTPError, Request, Response, Timeout, TransportError
 from huggingface_hub import constants, get_session, get_token, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, HubMissingError, UsageError
-from metaphrase.io.redaction import redact
+from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, HubMissingError, MetaphraseError
+from metaphrase.io.redaction import hide, redact, visible
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +31,10 @@ UNSAFE_FILES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl", "*.pickle", "*.h5",
 RETRY_PAUSES = (1.0, 4.0, 15.0)
 #: Timeout in seconds of requests for which the client sets none.
 REQUEST_TIMEOUT = 300.0
+#: Longest pause in seconds before a retry, whatever the Hub asks for.
+LONGEST_PAUSE = 60
+#: Longest message of a cause that is repeated in ours, in characters.
+_MESSAGE_LENGTH = 500
 
 #: Errors that the client raises: its own HTTP errors, transport errors, and a RuntimeError for a failed file upload.
 _CLIENT_ERRORS = (HTTPError, OSError, RuntimeError)
@@ -51,7 +55,7 @@ def download(
     The token is by default `HF_TOKEN`, then the token stored by `hf auth login`.
     """
     hint = f"Downloaded files are kept; run it again to download the rest of {repo_id}."
-    with hub_errors(repo_id, "read", hint, token_given=token is not None):
+    with hub_errors(repo_id, "read", hint, token=token):
         folder = retry(
             lambda: snapshot_download(
                 repo_id,
@@ -72,7 +76,7 @@ def retry(action: Callable[[], Result], pauses: Sequence[float] | None = None) -
     """
     for pause in (*(RETRY_PAUSES if pauses is None else pauses), None):
         try:
-            with _request_timeout():
+            with _limits():
                 return action()
         except _CLIENT_ERRORS as error:
             if pause is None or not _may_succeed_later(error):
@@ -99,40 +103,67 @@ def format_error(error: BaseException) -> str:
     messages: list[str] = []
     for cause in _causes(error):
         message = re.sub(r"For more information check: \S+", "", redact(str(cause)))
-        message = " ".join(message.split()).rstrip(".:")
+        message = visible(" ".join(message.split()))[:_MESSAGE_LENGTH].rstrip(".:")
         if not any(message in known for known in messages):
             messages.append(message)
     return ": ".join(messages)
 
 
 @contextlib.contextmanager
-def hub_errors(repo_id: str, access: str, hint: str, *, token_given: bool) -> Iterator[None]:
+def hub_errors(repo_id: str, access: str, hint: str, *, token: str | None) -> Iterator[None]:
     """Translate the client's errors inside this block to a `HubError` with a one-sentence message and no token.
 
-    ``access`` is ``"read"`` or ``"write to"``; ``hint``, what to do, is the last sentence of the message.
+    ``access`` is ``"read"`` or ``"write to"``; ``hint``, what to do, is the last sentence of the message;
+    ``token`` is the one that was passed as an argument.
     """
     try:
+        used = token or get_token() or ""
+        hide(used)
+        if re.search(r"[^!-~]", used):
+            raise HubAccessError(
+                f"The access token ({_name_of_token(token)}) contains a space, a line break or a letter outside ASCII, so it "
+                f"cannot be one: copy it again. {hint}"
+            )
         yield
-    except (HubError, UsageError):
+    except (MetaphraseError, HFValidationError):
         raise
-    except _CLIENT_ERRORS as error:
-        raise _translated(error, repo_id, access, hint, token_given) from error
+    except Exception as error:  # the client does not expect answers that are not those of a Hub
+        raise _translated(error, repo_id, access, hint, token) from error
 
 
 @contextlib.contextmanager
-def _request_timeout() -> Iterator[None]:
-    """Set a timeout on every request for which the client sets none."""
+def _limits() -> Iterator[None]:
+    """Limit the requests inside this block: their duration, the pauses between them, and where they are redirected to."""
 
-    def limit(request: Request) -> None:
+    def limit_time(request: Request) -> None:
         if all(seconds is None for seconds in request.extensions.get("timeout", {}).values()):
             request.extensions["timeout"] = Timeout(REQUEST_TIMEOUT).as_dict()
 
-    hooks = get_session().event_hooks["request"]
-    hooks.append(limit)
+    hooks = get_session().event_hooks
+    hooks["request"].append(limit_time)
+    hooks["response"].append(_limit_answer)
     try:
         yield
     finally:
-        hooks.remove(limit)
+        hooks["request"].remove(limit_time)
+        hooks["response"].remove(_limit_answer)
+
+
+def _limit_answer(response: Response) -> None:
+    """Shorten the pauses that an answer asks for, and follow no redirect of an upload to another host."""
+    headers, request = response.headers, response.request
+    if "Retry-After" in headers:
+        pause = re.fullmatch(r"\s*([0-9]{1,9})\s*", headers.pop("Retry-After"))
+        headers["Retry-After"] = str(min(int(pause[1]), LONGEST_PAUSE)) if pause else ""
+    if "RateLimit" in headers:
+        headers["RateLimit"] = re.sub(r"\bt\s*=\s*[0-9]{4,}", f"t={LONGEST_PAUSE}", headers["RateLimit"])
+    if response.has_redirect_location and request.method not in ("GET", "HEAD"):
+        target = request.url.join(headers["Location"])
+        if (target.host, target.port) != (request.url.host, request.url.port):
+            raise HubConnectionError(
+                f"The Hub at {constants.ENDPOINT} redirects uploads to {target.netloc.decode()}, where nothing is sent. If "
+                "you trust that host, set HF_ENDPOINT to its address."
+            )
 
 
 def _may_succeed_later(error: BaseException) -> bool:
@@ -153,16 +184,22 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
-def _retry_after(error: BaseException) -> float:
+def _retry_after(error: BaseException) -> int:
     responses = (cause.response for cause in _causes(error) if isinstance(cause, HfHubHTTPError))
-    value = next((response.headers.get("Retry-After", "") for response in responses if response is not None), "")
-    return min(float(value), 60.0) if value.isdigit() else 0.0
+    value = next((response.headers.get("Retry-After") for response in responses if response is not None), None)
+    return int(value or 0)  # see `_limit_answer`
 
 
-def _translated(error: Exception, repo_id: str, access: str, hint: str, token_given: bool) -> HubError:
-    status, message = status_of(error), format_error(error)
+def _name_of_token(token: str | None) -> str:
+    """The token in words: where it comes from."""
+    if token is not None:
+        return "the given token"
     stored = "HF_TOKEN" if os.environ.get("HF_TOKEN") else "the token of `hf auth login`"
-    token = "the given token" if token_given else stored if get_token() else "an anonymous user"
+    return stored if get_token() else "an anonymous user"
+
+
+def _translated(error: Exception, repo_id: str, access: str, hint: str, given: str | None) -> HubError:
+    status, message, token = status_of(error), format_error(error), _name_of_token(given)
     causes = list(_causes(error))
     if any(isinstance(cause, OfflineModeIsEnabled) for cause in causes):
         return HubConnectionError(f"The Hub could not be reached, as HF_HUB_OFFLINE is set: unset it. {hint}")
@@ -191,4 +228,9 @@ def _translated(error: Exception, repo_id: str, access: str, hint: str, token_gi
     if status is None and any(isinstance(cause, TransportError) for cause in causes):
         return HubConnectionError(f"The Hub at {constants.ENDPOINT} could not be reached: {message}. {hint}")
     operation = "download of" if access == "read" else "upload to"
+    if not isinstance(error, _CLIENT_ERRORS):
+        message = (
+            f"the answer of the Hub at {constants.ENDPOINT} is not understood ({type(error).__name__}: {message}); check "
+            "that HF_ENDPOINT is the address of a Hub"
+        )
     return HubConnectionError(f"The {operation} {repo_id} failed: {message}. {hint}")

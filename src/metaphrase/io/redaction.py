@@ -1,4 +1,4 @@
-"""Remove access tokens and the path of the home folder from text that is written or printed."""
+"""Remove access tokens, the path of the home folder and control characters from text that is written or printed."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 
 #: Environment variables that contain tokens.
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
+
+#: Control characters except tabs and line breaks, marks that change the direction of text, and lone surrogates.
+_INVISIBLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 _hidden: set[str] = set()
 
@@ -25,7 +28,7 @@ def without_tokens(text: str) -> str:
     'push with hf_***'
     """
     for name in SECRETS:
-        if secret := os.environ.get(name):
+        if secret := os.environ.get(name, "").strip():
             text = text.replace(secret, f"${name}")
     for secret in _hidden:
         text = text.replace(secret, "***")
@@ -36,6 +39,15 @@ def redact(text: str) -> str:
     """Remove access tokens and the path of the home folder from text."""
     text, home = without_tokens(text), _home()
     return text if home is None else re.sub(re.escape(home) + r"(?![\w.-])", "~", text)
+
+
+def visible(text: str) -> str:
+    r"""Escape characters that change how a terminal shows the rest of the text.
+
+    >>> visible("\x1b[2Jname")
+    '\\x1b[2Jname'
+    """
+    return _INVISIBLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def _home() -> str | None:

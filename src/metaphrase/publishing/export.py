@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,7 +34,8 @@ from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
-from metaphrase.publishing.release import CARD, RECIPE, is_weights, load_release, release
+from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
+from metaphrase.publishing.release import load_release, release
 
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
@@ -108,8 +109,8 @@ class Draft:
             card: Text of its model card.
         """
         (self.folder / CARD).write_text(card, encoding="utf-8")
+        write_manifest(self.folder)
         check_destination(self.destination)
-        self.folder.chmod(0o755)
         return self.folder.replace(self.destination)
 
 
@@ -218,7 +219,7 @@ def drafted(
     check_destination(output_dir)
     destination = Path(output_dir)
     destination.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".export", dir=destination.parent))
+    folder = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}.export")
     try:
         recipe = None if source is None else Path(source) / RECIPE
         release(
@@ -233,7 +234,7 @@ def drafted(
         content["default_prompt_name"] = model.default_prompt_name
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if source is not None and (Path(source) / "LICENSE").is_file():
-            shutil.copy(Path(source) / "LICENSE", folder)
+            shutil.copyfile(Path(source) / "LICENSE", folder / "LICENSE")
         yield Draft(folder, load_release(folder, device=str(model.device)), destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

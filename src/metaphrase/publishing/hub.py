@@ -8,7 +8,9 @@ are uploaded before the commit: an interrupted push leaves the repository unchan
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
 import shlex
 import tempfile
 import uuid
@@ -19,33 +21,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-import torch
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
-from safetensors import safe_open
 
-from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints
-from metaphrase.exceptions import HubAccessError, HubError, MissingFileError, ModelError, UsageError
+from metaphrase.checkpoints.folders import TRAINING_ARGS
+from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, MissingFileError, UsageError
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import RETRY_PAUSES, download, hub_errors, retry, status_of
-from metaphrase.io.redaction import redact
+from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.publishing.card import MODEL_ID_PLACEHOLDER, corpus_card
-from metaphrase.publishing.release import (
-    CARD,
-    MODULE_FILES,
-    REFERENCE,
-    belongs_to_release,
-    is_weights,
-    matches,
-    missing_files,
-    release_files,
-    verify,
-)
+from metaphrase.publishing.contents import CARD, belongs_to_release, copy_release
+from metaphrase.publishing.release import compare_with_reference
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_FILES = ("optimizer.pt", "optimizer.bin", "scheduler.pt")
 #: Path of a pushed corpus in its repository.
 CORPUS_FILE = "data/train.parquet"
 
@@ -63,43 +53,51 @@ def push(
 ) -> str:
     """Upload a release to a Hub, in one commit; `HF_ENDPOINT` selects a Hub other than huggingface.co.
 
-    The same commit deletes files of an earlier release that this one does not have. Other files of the repository are kept.
+    The files that the release's manifest lists are copied, verified and uploaded. Only the model card may differ from what
+    was released. The same commit deletes files of an earlier release that this one does not have. Other files of the
+    repository are kept.
 
     Args:
-        folder: A folder that :func:`metaphrase.publishing.release.release` wrote. Only its release files are uploaded.
+        folder: A folder that :func:`metaphrase.publishing.release.release` wrote.
         repo_id: `organisation/name`; the repository is created if it does not exist.
-        private: Make a new repository private.
+        private: Make a new repository private, and push nothing to a public one.
         revision: Branch to commit to; created if it does not exist.
         token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
         commit_message: Title of the commit.
         with_heads: Also upload the objectives' heads, to the folder `heads` of the repository, where
             ``AlignmentHeads.from_pretrained(repo_id, subfolder="heads")`` finds them. They come from `folder`/heads if it
             exists, else from the last checkpoint in `folder` that has the released encoder.
-        check: Compare the release with its reference embeddings before the upload, and once more after a download.
+        check: Compare the release with its reference embeddings before the upload, and its files with a download after it.
 
     Returns:
         URL of the commit; of the current one if nothing has changed.
 
     Raises:
         FileNotFoundError: `folder` has no complete release, or no heads that belong to it.
-        ValueError: `folder` is a training checkpoint or has weights that are not finite, or `repo_id` is not a valid name.
+        ValueError: `folder` is a training checkpoint, a file was altered or is a link, weights are not finite, or `repo_id`
+            is not a valid name.
         PermissionError: The Hub refuses the token, or it is missing.
         ConnectionError: The Hub cannot be reached, or the upload failed.
-        RuntimeError: The release does not reproduce its reference embeddings, before or after the upload.
+        RuntimeError: The release does not reproduce its reference embeddings, its download differs, or the repository became
+            public during the push although `private` is set.
     """
-    folder = Path(folder)
-    files = {name: _content(path, repo_id) for name, path in _files_to_push(folder, with_heads=with_heads).items()}
-    check = check and REFERENCE in files
-    if check:
-        verify(folder)
     command = push_command(folder, repo_id, private=private, revision=revision, with_heads=with_heads)
-    upload = _Upload(repo_id, None, private, revision, token, command=command)
-    sha = upload.run(files, commit_message or "Release by metaphrase", replaces=belongs_to_release)
-    if check:
-        with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
-            verify(download(repo_id, revision=sha, token=token, cache_dir=cache))
-        logger.info("%s at %s reproduces its reference embeddings.", repo_id, sha)
-    return upload.url(sha)
+    repository = _Repository(repo_id, None, private=private, token=token, hint=_hint(command))
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
+        copy = Path(place)
+        names = copy_release(Path(folder), copy, with_heads=with_heads)
+        for path in (copy / name for name in (CARD, TRAINING_ARGS) if name in names):
+            text = redact(path.read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id)
+            path.write_text(text, encoding="utf-8")
+        if check:
+            compare_with_reference(copy, str(folder))
+        return repository.commit(
+            {name: copy / name for name in names},
+            commit_message or "Release by metaphrase",
+            revision,
+            replaces=belongs_to_release,
+            check=check,
+        )
 
 
 def push_corpus(
@@ -133,17 +131,14 @@ def push_corpus(
         ConnectionError: The Hub cannot be reached, or the upload failed.
         RuntimeError: The downloaded file differs from the uploaded one.
     """
-    path = Path(path)
-    facts = _corpus_facts(path)
-    card = corpus_card(repo_id, license=license, **facts).encode()
     command = push_command(path, repo_id, private=private, revision=revision, license=license)
-    upload = _Upload(repo_id, "dataset", private, revision, token, command=command)
-    sha = upload.run({CARD: card, CORPUS_FILE: str(path)}, commit_message or "Corpus by metaphrase")
-    with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
-        folder = download(repo_id, revision=sha, repo_type="dataset", token=token, cache_dir=cache)
-        if file_sha256(folder / CORPUS_FILE) != file_sha256(path):
-            raise HubError(f"{upload.url(sha)} and {path} have different content; push it again.")
-    return upload.url(sha)
+    repository = _Repository(repo_id, "dataset", private=private, token=token, hint=_hint(command))
+    card = corpus_card(repo_id, license=license, **_corpus_facts(Path(path)))
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
+        (Path(place) / CARD).write_text(card, encoding="utf-8")
+        return repository.commit(
+            {CARD: Path(place, CARD), CORPUS_FILE: Path(path)}, commit_message or "Corpus by metaphrase", revision
+        )
 
 
 def push_command(
@@ -185,199 +180,172 @@ def make_repository(repo_id: str, *, private: bool = False, token: str | None = 
         HubConnectionError: The Hub cannot be reached, or fails; see :func:`metaphrase.io.hub.is_transient`.
         UsageError: `repo_id` is not a valid name, or the repository is public and a private one is required.
     """
-    _check_name(repo_id)
-    _check_token(repo_id, token, later)
-    api = HfApi(token=token)
-    with hub_errors(repo_id, "write to", later, token_given=token is not None):
-        made = _make(api, private, repo_id=repo_id)
+    repository = _Repository(repo_id, None, private=private, token=token, hint=later, bare=True)
+    with repository.errors():
+        repository.create()
         try:
-            retry(lambda: api.auth_check(made, write=True), RETRY_PAUSES[:1])
+            retry(lambda: repository.api.auth_check(repository.repo_id, write=True), RETRY_PAUSES[:1])
         except HfHubHTTPError as error:
             if status_of(error) != 404:  # the repository exists, but not every Hub implements this request
                 raise
-    return made
+    return repository.repo_id
 
 
-def _check_name(repo_id: str) -> None:
-    try:
-        validate_repo_id(repo_id)
-    except HFValidationError as error:
-        raise UsageError(
-            f"A repository is named organisation/name, in letters, digits, '-', '_' and '.'; got {repo_id!r}."
-        ) from error
+def _hint(command: str) -> str:
+    return f"Nothing is lost; push it later with `{command}`."
 
 
-def _check_token(repo_id: str, token: str | None, hint: str) -> None:
-    if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
-        raise HubAccessError(
-            f"Pushing to {repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. {hint}"
-        )
-
-
-def _make(api: HfApi, private: bool, **where: Any) -> str:
-    """Create a repository if it does not exist; returns its full name.
-
-    Raises:
-        UsageError: The repository is public, and a private one is required.
-    """
-    made = retry(lambda: api.create_repo(**where, private=private or None, exist_ok=True), RETRY_PAUSES[:1]).repo_id
-    if private and not retry(lambda: api.repo_info(**where | {"repo_id": made})).private:
-        raise UsageError(f"{made} exists and is public. Make it private in its settings, or choose another name.")
-    return made
-
-
-class _Upload:
-    """One push: creates the repository and the branch, and commits.
+class _Repository:
+    """A repository on the Hub.
 
     Args:
         repo_id: `organisation/name`.
         repo_type: None or "dataset".
-        private: Make a new repository private.
-        revision: Branch; None is `main`.
+        private: Make a new repository private, and refuse a public one.
         token: Access token, or None.
-        command: The command that repeats the push, for error messages.
+        hint: Last sentence of error messages.
+        bare: Accept a name without an organisation.
+
+    Raises:
+        UsageError: `repo_id` is not a valid name.
+        HubAccessError: There is no token.
     """
 
+    _start: str | None = None  # head before the first attempt to commit
+
     def __init__(
-        self,
-        repo_id: str,
-        repo_type: str | None,
-        private: bool,
-        revision: str | None,
-        token: str | None,
-        *,
-        command: str,
+        self, repo_id: str, repo_type: str | None, *, private: bool, token: str | None, hint: str, bare: bool = False
     ) -> None:
-        if "/" not in repo_id:
-            raise UsageError(f"A repository is named organisation/name; got {repo_id!r}.")
-        _check_name(repo_id)
-        self.hint = f"Nothing is lost; push it later with `{command}`."
-        _check_token(repo_id, token, self.hint)
-        self.repo_id, self.private, self.token_given = repo_id, private, token is not None
-        self.where: dict[str, Any] = {"repo_id": repo_id, "repo_type": repo_type}
-        self.revision = revision
+        _check_name(repo_id, bare=bare)
+        if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
+            raise HubAccessError(
+                f"Pushing to {repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. {hint}"
+            )
+        self.repo_id, self.repo_type, self.private = repo_id, repo_type, private
+        self.token, self.hint = token, hint
         self.api = HfApi(token=token)
-        self.name = uuid.uuid4().hex
-        self.start: str | None = None
+        self._name = uuid.uuid4().hex  # identifies the commit of this push
 
-    def run(
+    @property
+    def where(self) -> dict[str, Any]:
+        return {"repo_id": self.repo_id, "repo_type": self.repo_type}
+
+    def errors(self) -> contextlib.AbstractContextManager[None]:
+        """Translate the errors of the client inside a block."""
+        return hub_errors(self.repo_id, "write to", self.hint, token=self.token)
+
+    def create(self) -> None:
+        """Create the repository if it does not exist, and complete its name.
+
+        Raises:
+            UsageError: The repository is public, and a private one is required.
+        """
+        made = retry(
+            lambda: self.api.create_repo(**self.where, private=self.private or None, exist_ok=True), RETRY_PAUSES[:1]
+        ).repo_id
+        if self.repo_id.casefold() not in (made.casefold(), made.casefold().partition("/")[2]):
+            raise HubConnectionError(
+                f"{self.repo_id} was requested, and the Hub names {made!r}. If the repository was renamed, use its new name."
+            )
+        self.repo_id = made
+        if self.private and not self._is_private():
+            raise UsageError(f"{made} exists and is public. Make it private in its settings, or choose another name.")
+
+    def commit(
         self,
-        files: Mapping[str, str | bytes],
+        files: Mapping[str, Path],
         message: str,
+        revision: str | None,
+        *,
         replaces: Callable[[str], bool] = lambda path: False,
+        check: bool = True,
     ) -> str:
-        """Make the repository contain `files`, and no other file that `replaces` accepts; returns the commit's SHA."""
-        with hub_errors(self.repo_id, "write to", self.hint, token_given=self.token_given):
-            _make(self.api, self.private, **self.where)
-            if (branch := self.revision) is not None:
-                retry(lambda: self.api.create_branch(**self.where, branch=branch, exist_ok=True))
-            return retry(lambda: self._commit(files, message, replaces))
+        """Make the repository contain `files`, and no other file that `replaces` accepts, with one commit.
 
-    def _commit(self, files: Mapping[str, str | bytes], message: str, replaces: Callable[[str], bool]) -> str:
-        """One attempt: find the commit of an earlier attempt, or commit onto the current head."""
-        if self.start is not None and (landed := self._landed()):
+        Args:
+            files: The files by their paths in the repository.
+            message: Title of the commit.
+            revision: Branch; created if it does not exist.
+            replaces: Which other files of the repository are deleted.
+            check: Download the commit and compare it with the files.
+
+        Returns:
+            Address of the commit.
+
+        Raises:
+            HubError: The push failed, a private repository became public, or the download differs.
+        """
+        digests = {name: file_sha256(path) for name, path in files.items()} if check else {}
+        with self.errors():
+            self.create()
+            if revision is not None:
+                retry(lambda: self.api.create_branch(**self.where, branch=revision, exist_ok=True))
+            sha = retry(lambda: self._attempt(files, redact(message), revision, replaces))
+            kind = "datasets/" if self.repo_type == "dataset" else ""
+            url = f"{self.api.endpoint}/{kind}{self.repo_id}/commit/{sha}"
+            if self.private and not self._is_private():
+                raise HubError(
+                    f"{self.repo_id} became public during the push, so everybody can read {url}. Make it private in its "
+                    "settings or delete it, and regard what was pushed as published."
+                )
+        if check:
+            with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
+                there = download(**self.where, revision=sha, token=self.token, cache_dir=cache)
+                for name, digest in digests.items():
+                    if not (there / name).is_file() or file_sha256(there / name) != digest:
+                        raise HubError(f"{name} in {url} differs from the file that was pushed. {self.hint}")
+            logger.info("The files in %s are those that were pushed.", url)
+        return url
+
+    def _is_private(self) -> bool:
+        return retry(lambda: self.api.repo_info(**self.where)).private is True
+
+    def _attempt(
+        self, files: Mapping[str, Path], message: str, revision: str | None, replaces: Callable[[str], bool]
+    ) -> str:
+        """Find the commit of an earlier attempt, or commit onto the current head; returns the commit."""
+        if self._start is not None and (landed := self._landed(revision)):
             logger.warning("The commit exists; only the Hub's response was lost.")
             return landed
-        head: Any = self.api.repo_info(**self.where, revision=self.revision)
-        self.start = self.start or str(head.sha)
+        head: Any = self.api.repo_info(**self.where, revision=revision)
+        self._start = self._start or str(head.sha)
         existing = {sibling.rfilename for sibling in head.siblings or ()}
         deletions = [CommitOperationDelete(path) for path in sorted(existing - files.keys()) if replaces(path)]
         commit = self.api.create_commit(
             **self.where,
             operations=[*(CommitOperationAdd(path, content) for path, content in files.items()), *deletions],
             commit_message=message,
-            commit_description=f"metaphrase push {self.name}",
-            revision=self.revision,
+            commit_description=f"metaphrase push {self._name}",
+            revision=revision,
             parent_commit=head.sha,
         )
+        if not re.fullmatch(r"[0-9a-f]{40}", str(commit.oid)):
+            raise HubConnectionError(
+                f"The Hub at {self.api.endpoint} names {commit.oid!r} as the commit, which is not the id of one. Check "
+                f"{self.repo_id} on its page, and push again."
+            )
         return str(commit.oid)
 
-    def _landed(self) -> str | None:
+    def _landed(self, revision: str | None) -> str | None:
         """The commit of this push among those since its first attempt."""
-        for commit in self.api.list_repo_commits(**self.where, revision=self.revision):
-            if commit.commit_id == self.start:
+        for commit in self.api.list_repo_commits(**self.where, revision=revision):
+            if commit.commit_id == self._start:
                 break
-            if self.name in commit.message:
+            if self._name in commit.message:
                 return str(commit.commit_id)
         return None
 
-    def url(self, sha: str) -> str:
-        """Address of a commit."""
-        kind = "datasets/" if self.where["repo_type"] == "dataset" else ""
-        return f"{self.api.endpoint}/{kind}{self.repo_id}/commit/{sha}"
 
-
-def _files_to_push(folder: Path, *, with_heads: bool = False) -> dict[str, Path]:
-    """The local path of each file, by its path in the repository."""
-    for name in CHECKPOINT_FILES:
-        if (folder / name).exists():
-            raise ModelError(
-                f"{folder} contains {name}: it is a training checkpoint, not a release. Push the run's own folder, "
-                "or write a release with `metaphrase.release`."
-            )
-    if missing := missing_files(folder):
-        raise MissingFileError(
-            f"{folder} is not a release folder: missing {' and '.join(missing)}. Push the output folder of a training run, "
-            "or one that `metaphrase.release` wrote."
-        )
-    files = {name: folder / name for name in release_files(folder)}
-    if with_heads:
-        files |= _heads_of(folder)
-    for path in (path for name, path in files.items() if is_weights(name)):
-        _check_finite(path)
-    return files
-
-
-def _check_finite(path: Path) -> None:
-    with safe_open(path, "pt") as tensors:
-        for name in tensors.keys():  # noqa: SIM118 (a safetensors file is not a mapping)
-            tensor = tensors.get_tensor(name)
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise ModelError(
-                    f"Tensor {name} in {path} has NaN or infinite values; the model is not pushed. Release an earlier "
-                    "checkpoint with `metaphrase.release`, and push that."
-                )
-
-
-def _heads_of(folder: Path) -> dict[str, Path]:
-    """The heads in the folder of a release, or those of the last checkpoint with the same encoder."""
-    others = []
-    for place in (folder, *reversed(checkpoints(folder))):
-        files = [path for path in sorted((place / HEADS).glob("*")) if matches(path.name, MODULE_FILES)]
-        if not any(is_weights(path.name) for path in files):
-            continue
-        if place == folder or _same_weights(folder, place):
-            return {f"{HEADS}/{path.name}": path for path in files}
-        others.append(place.name)
-    if others:
-        raise MissingFileError(
-            f"{folder} has no heads for the released encoder: those of {', '.join(others)} were trained with other weights. "
-            f"Push without heads, or copy the heads to {folder / HEADS}."
-        )
-    raise MissingFileError(
-        f"{folder} has no heads to push: neither {folder / HEADS} nor a checkpoint has weights of heads. Push without heads."
+def _check_name(repo_id: str, *, bare: bool) -> None:
+    if without_tokens(repo_id) != repo_id:
+        raise UsageError("The name of the repository contains an access token. Nothing was sent; choose another name.")
+    with contextlib.suppress(HFValidationError):
+        validate_repo_id(repo_id)  # accepts letters of any script
+        if repo_id.isascii() and (bare or "/" in repo_id):
+            return
+    raise UsageError(
+        f"A repository is named organisation/name, in letters, digits, '-', '_' and '.' (ASCII only); got {repo_id!r}."
     )
-
-
-def _same_weights(release: Path, checkpoint: Path) -> bool:
-    """Whether a checkpoint has every tensor of a release, with equal values."""
-    for name in filter(is_weights, release_files(release)):
-        if not (checkpoint / name).is_file():
-            return False
-        with safe_open(release / name, "pt") as ours, safe_open(checkpoint / name, "pt") as theirs:
-            keys = set(ours.keys())
-            if not keys <= set(theirs.keys()):
-                return False
-            if not all(torch.equal(ours.get_tensor(key), theirs.get_tensor(key)) for key in keys):
-                return False
-    return True
-
-
-def _content(path: Path, repo_id: str) -> str | bytes:
-    """Content to upload: the path of a file, or the text of a card or of arguments, without secrets, with the model's id."""
-    if path.name not in (CARD, TRAINING_ARGS):
-        return str(path)
-    return redact(path.read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id).encode()
 
 
 def _corpus_facts(path: Path) -> dict[str, Any]:

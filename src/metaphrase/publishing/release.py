@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import fnmatch
 import inspect
 import json
 import logging
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,47 +19,36 @@ from typing import Any
 
 import numpy as np
 import yaml
-from huggingface_hub import constants, eval_result_entries_to_yaml
+from huggingface_hub import eval_result_entries_to_yaml
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
-from metaphrase.checkpoints.folders import HEADS, PARTIAL, TRAINING_ARGS
+from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
 from metaphrase.io.digests import file_sha256
+from metaphrase.io.files import follow_umask
 from metaphrase.io.hub import download
 from metaphrase.io.locks import exclusive
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.contents import (
+    CARD,
+    EVAL_RESULTS,
+    MANIFEST,
+    PICKLED_ARGS,
+    RECIPE,
+    REFERENCE,
+    SEAL,
+    is_weights,
+    release_files,
+    write_manifest,
+)
 
 logger = logging.getLogger(__name__)
 
-CARD = constants.REPOCARD_NAME
-RECIPE, REFERENCE = "recipe.yaml", "reference.json"
-#: Results that the Hub shows on the pages of benchmarks.
-EVAL_RESULTS = ".eval_results/metaphrase.yaml"
-# A folder without this file does not load: it is deleted first and moved into place last.
-_SEAL = "config.json"
-_ROOT_FILES = (
-    *(
-        "modules.json",
-        "config_sentence_transformers.json",
-        "sentence_bert_config.json",
-        _SEAL,
-        CARD,
-        RECIPE,
-        REFERENCE,
-    ),
-    TRAINING_ARGS,
-    *("model.safetensors", "model-*-of-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
-)
-MODULE_FILES = ("*.json", "*.safetensors")
-#: Written by transformers' trainer, which pickles it. A release replaces it by ``training_args.json``.
-_PICKLED_ARGS = "training_args.bin"
 #: Largest difference between the components of two embeddings that count as equal.
 TOLERANCE = 1e-5
 LANGUAGE_NOTE = (
@@ -137,6 +124,7 @@ def release(
                     "Release an earlier checkpoint, or train again with a lower learning rate."
                 )
             model.save_pretrained(str(staging), create_model_card=False)
+            _remove_other_files(staging)
             has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
             if has_option and (staging / CONFIG_FILE).is_file():
                 disable_pooler(staging)
@@ -152,6 +140,8 @@ def release(
             _write_yaml(staging / EVAL_RESULTS, eval_result_entries_to_yaml(entries))
         reference = {"texts": list(texts), "tolerance": TOLERANCE, "embeddings": embeddings_bh.tolist()}
         (staging / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_manifest(staging)
+        follow_umask(staging)
         _check_release(model, staging)
         _move_into_place(staging, folder)
     logger.info("Released to %s.", folder)
@@ -219,64 +209,18 @@ def verify(name_or_path: str | Path, *, revision: str | None = None, device: str
     folder = Path(name_or_path)
     if not folder.is_dir():
         folder = download(str(name_or_path), revision=revision)
+    return compare_with_reference(folder, str(name_or_path), device=device)
+
+
+def compare_with_reference(folder: Path, name: str, *, device: str | None = None) -> float:
+    """As :func:`verify`, for a folder that messages call `name`."""
     if not (folder / REFERENCE).is_file():
         raise MissingFileError(
-            f"A release is verified with its reference embeddings, but {name_or_path} has no {REFERENCE}. Name a "
+            f"A release is verified with its reference embeddings, but {name} has no {REFERENCE}. Name a "
             "release, or release the model again."
         )
     reference = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
-    return _compare(load_release(folder, device=device), reference, str(name_or_path))
-
-
-def release_files(folder: str | Path) -> list[str]:
-    """Paths of the files that belong to the release in `folder`, relative to it and sorted.
-
-    Checkpoints, heads, logs, pickles and other files of a run are not included.
-    """
-    folder = Path(folder)
-    modules = folder / "modules.json"
-    listed = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
-    files = [path.name for path in folder.iterdir() if path.is_file() and matches(path.name, _ROOT_FILES)]
-    files += [EVAL_RESULTS] if (folder / EVAL_RESULTS).is_file() else []
-    for module_folder in {module["path"] for module in listed} - {""}:
-        if Path(module_folder).name != module_folder:
-            raise ModelError(
-                f"{modules} names the module folder {module_folder!r}, which must lie directly in {folder}. Release the "
-                "model again."
-            )
-        inside = (folder / module_folder).glob("*")  # a module without settings has no folder on a Hub
-        files += [
-            f"{module_folder}/{path.name}" for path in inside if path.is_file() and matches(path.name, MODULE_FILES)
-        ]
-    return sorted(files)
-
-
-def missing_files(folder: Path) -> list[str]:
-    """Files that are missing in `folder` for a complete release."""
-    missing = [name for name in ("modules.json", _SEAL) if not (folder / name).is_file()]
-    if not missing and not any(map(is_weights, release_files(folder))):
-        missing = ["weights in safetensors format"]
-    return missing
-
-
-def belongs_to_release(path: str) -> bool:
-    """Whether a file of a repository came with a release, so that the next release replaces it."""
-    folder, _, name = path.rpartition("/")
-    if not folder:
-        return matches(name, (*_ROOT_FILES, _PICKLED_ARGS))
-    return path == EVAL_RESULTS or (
-        re.fullmatch(rf"\d+_\w+|{HEADS}", folder) is not None and matches(name, MODULE_FILES)
-    )
-
-
-def is_weights(path: str) -> bool:
-    """Whether a file has weights in safetensors format."""
-    return path.endswith(".safetensors")
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a file name matches one of some shell patterns."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    return _compare(load_release(folder, device=device), reference, name)
 
 
 def _write_yaml(path: Path, content: Any) -> None:
@@ -361,10 +305,17 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
+def _remove_other_files(staging: Path) -> None:
+    """Delete what no release contains; the release is compared with the model without it."""
+    kept = release_files(staging)
+    for path in staging.rglob("*"):
+        if path.is_file() and path.relative_to(staging).as_posix() not in kept:
+            path.unlink()
+
+
 def _move_into_place(staging: Path, folder: Path) -> None:
-    old = [_SEAL, *(path for path in release_files(folder) if path != _SEAL), _PICKLED_ARGS]
-    for path in old:
+    for path in (SEAL, MANIFEST, *release_files(folder), PICKLED_ARGS):
         (folder / path).unlink(missing_ok=True)
-    for path in sorted(release_files(staging), key=lambda path: path == _SEAL):
+    for path in sorted([MANIFEST, *release_files(staging)], key=lambda path: path == SEAL):
         (folder / path).parent.mkdir(exist_ok=True)
         (staging / path).replace(folder / path)

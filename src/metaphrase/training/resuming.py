@@ -15,7 +15,7 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from metaphrase.checkpoints.folders import MANIFEST, checkpoint_folders, differences, last_good, newest, verify
+from metaphrase.checkpoints.folders import checkpoint_folders, differences, last_good, newest, read_manifest, verify
 from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.loading import origin_of
 from metaphrase.exceptions import CheckpointError
@@ -167,11 +167,6 @@ def verify_best(folder: Path, output: str | Path) -> None:
             f"{last_good(output)} Restore {folder.name}, or delete it and resume: the run then ends with the last weights, "
             "or with a better checkpoint still to come."
         ) from error
-
-
-def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
-    """The manifest of a verified checkpoint."""
-    return dict(json.loads((Path(checkpoint) / MANIFEST).read_text(encoding="utf-8")))
 
 
 @dataclass

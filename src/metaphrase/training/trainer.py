@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from transformers import PreTrainedTokenizerBase
 from transformers.trainer import TRAINING_ARGS_NAME
 
-from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS
+from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
 from metaphrase.corpus.digests import check_stream
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.locks import make_folder
@@ -44,7 +44,6 @@ from metaphrase.training.resuming import (
     ResumableCollator,
     RunFacts,
     choose_checkpoint,
-    read_manifest,
     verify_best,
 )
 
