@@ -370,16 +370,16 @@ def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict
         The encoder, or one encoder per language; the test sets; facts about the run.
     """
     started = time.perf_counter()
-    work.mkdir(parents=True, exist_ok=True)
     links.mkdir(parents=True, exist_ok=True)
-    for path in links.glob("alignment-*.parquet"):
-        (work / path.name).unlink(missing_ok=True)
-        (work / path.name).symlink_to(path.resolve())
     run = TrainingRun(replace(config, output_dir=str(work), retention=["none"]))
     with run.claim_output():
+        for path in links.glob("alignment-*.parquet"):
+            (work / path.name).unlink(missing_ok=True)
+            (work / path.name).symlink_to(path.resolve())
         run.load_encoder()
         run.load_test_sets()
         run.load_corpus()
+        run.build()
         facts = run.train()
     for path in work.glob("alignment-*.parquet"):
         if not path.is_symlink():
@@ -404,7 +404,7 @@ def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) 
         work = folder / "trial"
         shutil.rmtree(work, ignore_errors=True)
         facts = trained(replace(run.config, max_steps=TRIAL), work, links)[2]
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
         times.append((facts["seconds"] - facts["training_seconds"], facts["training_seconds"] / TRIAL))
     beside, step = min(other for other, _ in times), statistics.mean(step for _, step in times)
     return beside + step * runs[0].config.max_steps + evaluation
@@ -729,7 +729,7 @@ def run_grid(name: str, argv: Sequence[str]) -> dict[str, Any]:
         content = {"ablation": grid.name, "cell": run.cell.label, "seed": run.seed, "seconds": seconds}
         content["evaluation_seconds"] = round(seconds - trained_in, 2)
         write_json(run.path, {**content, "facts": facts, "results": results})
-        shutil.rmtree(work)
+        shutil.rmtree(work, ignore_errors=True)
         score = statistics.fmean(result["average"]["mean"]["accuracy"] for result in results.values())
         left = (time.perf_counter() - began) / at * (len(missing) - at) / 60
         print(

@@ -10,7 +10,7 @@ the target language. Each sentence has several translations, separated by `` |||
 search or top-k sampling). Any sequence-to-sequence model from the Hub or a folder works. Multilingual models (NLLB,
 M2M-100, mBART) require ``--codes``. The corpus is read as by ``metaphrase train``, but not cleaned.
 
-Finished shards are stored in ``<output>.parts``, from which an interrupted run resumes. The output is written once it is
+Finished shards are stored in ``<output>.partial``, from which an interrupted run resumes. The output is written once it is
 complete. The same input, options and device produce the same text, however often the run is interrupted.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import json
 import logging
-import shutil
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -33,8 +32,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 
 from metaphrase.corpus import Corpus, load_corpus
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.writing import check_writable, write_corpus
 from metaphrase.io.files import write_json
+from metaphrase.io.outputs import check_files
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.objectives.sentence_contrast import SEPARATOR
 
 METHODS = ("beam", "top-k")
@@ -209,30 +211,11 @@ def translate_shard(
     return columns
 
 
-def parts_of(options: Options, corpus: Corpus) -> Path:
-    """Return the folder of finished shards, for a new or a resumed run.
-
-    Raises:
-        ValueError: It contains shards of another corpus or of other options.
-    """
-    folder = Path(f"{options.output}.parts")
+def manifest_of(options: Options, corpus: Corpus) -> dict[str, Any]:
+    """Return everything that determines the translations."""
     chosen = {name: value for name, value in asdict(options).items() if name in DECISIVE}
-    record = {
-        "files": [file.get("sha256", file["path"]) for file in corpus.files],
-        "pairs": len(corpus.dataset),
-        **chosen,
-    }
-    path = folder / "settings.json"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
-    there = json.loads(path.read_text(encoding="utf-8"))
-    if differing := [name for name, value in record.items() if there.get(name) != value]:
-        raise ValueError(
-            f"{folder} contains back-translations made with different {', '.join(differing)}. Remove it, pass the same "
-            "options, or choose another --output."
-        )
-    return folder
+    files = [file.get("sha256", file["path"]) for file in corpus.files]
+    return {"files": files, "pairs": len(corpus.dataset), **chosen}
 
 
 def back_translate(options: Options) -> Dataset:
@@ -245,10 +228,18 @@ def back_translate(options: Options) -> Dataset:
         raise ValueError(f"--num must be at least 1, got {options.num}.")
     parse_codes(options.codes)
     check_writable(options.output)
+    files = find_files(options.corpus, languages=options.languages or None)
+    check_files([options.output], [path for file in files for path in file.paths])
+    with work_folder_of(options.output) as work:
+        return translate_corpus(options, work)
+
+
+def translate_corpus(options: Options, parts: Path) -> Dataset:
+    """Do the work of :func:`back_translate`, with a folder for finished shards."""
     corpus = load_corpus(options.corpus, languages=options.languages or None, cleaning=None)
     dataset: Dataset = corpus.dataset
-    parts = parts_of(options, corpus)
     jobs = jobs_of(options)
+    open_work_folder(parts, manifest_of(options, corpus))
     shards = range(0, len(dataset), options.shard_size)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as progress:
@@ -268,7 +259,7 @@ def back_translate(options: Options) -> Dataset:
             dataset = dataset.remove_columns([column] if column in dataset.column_names else [])
             dataset = dataset.add_column(column, texts or [""] * len(dataset))
     write_corpus(dataset, options.output)
-    shutil.rmtree(parts)
+    clear_work_folder(parts)
     return dataset
 
 

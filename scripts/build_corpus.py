@@ -43,6 +43,7 @@ from metaphrase.corpus.files import BitextFile, find_files
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.io.files import replacing
+from metaphrase.io.outputs import claimed
 
 Pair = tuple[str, str]
 
@@ -268,7 +269,6 @@ def build(options: Options) -> dict[str, Any]:
     sources = find_sources(options)
     assemble = PROTOCOLS[options.protocol][0]
     output = Path(options.output_dir)
-    output.mkdir(parents=True, exist_ok=True)
     settings = (
         "protocol",
         "tokenizer",
@@ -276,17 +276,18 @@ def build(options: Options) -> dict[str, Any]:
         *(("train_cap", "dev_cap") if options.protocol == "dap" else ("pairs",)),
     )
     report: dict[str, Any] = {name: getattr(options, name) for name in settings} | {"languages": {}}
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        for language, its_sources in sources.items():
-            facts: dict[str, Any] = {}
-            for part, pairs in assemble(its_sources, cleaning, options, progress).items():
-                name = f"{language}-en.{part}.tsv.gz"
-                facts[part] = {"file": name, "pairs": len(pairs), "sha256": write_tsv(output / name, pairs)}
-            facts["sources"] = [source.facts() for source in its_sources]
-            report["languages"][language] = facts
-    with replacing(output / "report.json") as partial:
-        partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    with claimed(output):
+        columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        with Progress(*columns, console=Console(stderr=True)) as progress:
+            for language, its_sources in sources.items():
+                facts: dict[str, Any] = {}
+                for part, pairs in assemble(its_sources, cleaning, options, progress).items():
+                    name = f"{language}-en.{part}.tsv.gz"
+                    facts[part] = {"file": name, "pairs": len(pairs), "sha256": write_tsv(output / name, pairs)}
+                facts["sources"] = [source.facts() for source in its_sources]
+                report["languages"][language] = facts
+        with replacing(output / "report.json") as partial:
+            partial.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return report
 
 

@@ -27,6 +27,7 @@ from huggingface_hub import ModelCard
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.io.files import PACKAGED_DATA as DATA
+from metaphrase.io.outputs import claim_folder
 from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
@@ -99,7 +100,7 @@ def first_cards(recipes: Iterable[str]) -> int:
         output = Path("runs") / card_of(recipe.name).stem
         print(f"{recipe.name}: to {output}", flush=True)
         if baseline is not None:
-            output.mkdir(parents=True, exist_ok=True)
+            claim_folder(output)
             shutil.copy(baseline, output / baseline.name)
         if (
             metaphrase(["demo", "--recipe", recipe.name, *read_beside(recipe), *SHORT, "--output_dir", str(output)])

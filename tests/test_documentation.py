@@ -204,9 +204,6 @@ def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
     write(folder / "pairs.tsv", pairs[:40])
     for name, side in (("sw.txt", 0), ("en.txt", 1), ("news.sw.gz", 0), ("news.en.gz", 1)):
         write(folder / name, [pair.split("\t")[side] for pair in pairs], "")
-    for name in ("my-test-sets", "my-benchmarks/udhr", "runs/adapt-sw/data/held-out"):
-        split = ".test" if "held-out" in name else ""
-        write(folder / name / f"sw-en{split}.tsv.gz", lines_of("sw", 30, "test"))
     write(folder / "test.eng", ["<s snum=1> the dog sleeps </s>"], "")
     write(folder / "test.hin", ["<s snum=1> der Hund schläft </s>"], "")
     write(folder / "test.eng.hin.wa", ["1 1 1 S", "1 2 2 S", "1 3 3 P"], "")
@@ -232,6 +229,9 @@ def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
         }
         facts |= {"files": [{"file": "sw-en.tsv.gz", "languages": ["en", "sw"]}], "corpus": {"languages": {"sw": 400}}}
         (folder / name / "run.json").write_text(json.dumps(facts | {"log_history": []}), encoding="utf-8")
+    for name in ("my-test-sets", "my-benchmarks/udhr", "runs/adapt-sw/data/held-out"):
+        split = ".test" if "held-out" in name else ""
+        write(folder / name / f"sw-en{split}.tsv.gz", lines_of("sw", 30, "test"))
     loss = AlignmentLoss(encoder, recipe, max_length=24)
     loss.heads.save_pretrained(folder / "out" / "sw" / "heads")
 

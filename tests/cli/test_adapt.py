@@ -163,6 +163,8 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
     trained.checkpoint = "checkpoint-5"
     with pytest.raises(SystemExit):
         main(command)
+    (tmp_path / "out" / "_partial").mkdir()
+    (tmp_path / "out" / "_partial" / "leftover").touch()
     shown = sorted((tmp_path / "out").rglob("*"))
     training = {path: path.read_bytes() for path in shown if path.is_file()}
     other = write(tmp_path / "other.tsv", lines_of("sw", 390))

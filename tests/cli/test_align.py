@@ -208,7 +208,7 @@ def test_a_folder_becomes_a_file(corpus, tmp_path, suffix, capsys):
     assert (facts["pairs"], facts["languages"]["te-en"]["pairs"]) == (28, 8)
     assert facts["pairs_per_second"] > 0
     assert len(PhraseTable.load(tmp_path / "p.tsv.gz")) == facts["phrases"]
-    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["sw-en", "te-en"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["_metaphrase", "sw-en", "te-en"]
     assert [path.name for path in output.parent.iterdir()] == [output.name]
 
 

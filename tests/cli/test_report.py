@@ -72,7 +72,7 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     out = finished / "report"
     names = ("accuracy-mini", "retention-mini", "curves", "tokens", "margins", "alignments")
     pictures = {f"{name}.png" for name in names}
-    assert {path.name for path in out.iterdir()} == {"report.html", "report.json", *pictures}
+    assert {path.name for path in out.iterdir()} == {"_metaphrase", "report.html", "report.json", *pictures}
     report = read(out)
     sets = load_parallel_folder(data)
     assert report["before"]["mini"]["languages"].keys() == {"de"}
@@ -120,9 +120,10 @@ def test_the_report_as_json(finished, data, capsys):
 
 
 @pytest.mark.usefixtures("quick")
-def test_report_without_a_baseline(finished, data):
-    assert main(["report", str(finished), "--data", str(data), "--baseline", "none", "--output_dir", str(data)]) == 0
-    report = read(data)
+def test_report_without_a_baseline(finished, data, tmp_path):
+    options = ["--data", str(data), "--baseline", "none", "--output_dir", str(tmp_path / "page")]
+    assert main(["report", str(finished), *options]) == 0
+    report = read(tmp_path / "page")
     assert report["before"] is None
     assert report["analysis"]["retention"] == {}
     assert set(report["analysis"]["errors"]) == {"counts", "pairs", "wrong", "data"}

@@ -7,6 +7,7 @@ from transformers import TrainerCallback
 from metaphrase.checkpoints.folders import MANIFEST, checkpoint_folders, verify
 from metaphrase.cli import main
 from metaphrase.exceptions import CheckpointError
+from metaphrase.io.outputs import MARK
 from tests.faults.children import die_before, limit_files
 
 
@@ -38,7 +39,7 @@ def killed_and_resumed(run, result, tmp_path, operation, **options):
     assert status == 0, (tmp_path / f"{folder}.log").read_text()
     for checkpoint in checkpoint_folders(tmp_path / folder):
         verify(checkpoint)
-    assert [path.name for path in (tmp_path / folder).iterdir() if path.name.startswith("_")] == []
+    assert [path.name for path in (tmp_path / folder).iterdir() if path.name.startswith("_")] == [MARK]
     shutil.rmtree(tmp_path / folder)
     return result(folder)
 
@@ -107,7 +108,7 @@ def test_a_disk_without_room_for_the_weights_is_noticed_before_the_first_step(ma
     with pytest.raises(CheckpointError, match=r"run has 0\.1 MB free, and a checkpoint needs about .*MB\. Free"):
         trainer.train()
     assert trainer.state.global_step == 0
-    assert list((folder / "run").iterdir()) == []
+    assert [path.name for path in (folder / "run").iterdir()] == [MARK]
     fault("A2", "no space for the weights, before the first step", tried=1, survived=1)
 
 

@@ -1,6 +1,7 @@
 import copy
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -131,9 +132,9 @@ def test_a_stopped_run_goes_on(script, options, tmp_path, monkeypatch, method):
     with pytest.raises(KeyboardInterrupt):
         script.back_translate(options(method=method))
     assert not (tmp_path / "out.tsv").exists()
-    parts = tmp_path / "out.tsv.parts"
-    assert sorted(path.name for path in parts.iterdir()) == ["000000.json", "settings.json"]
-    with pytest.raises(ValueError, match="different num, seed"):
+    parts = tmp_path / "out.tsv.partial"
+    assert sorted(path.name for path in parts.iterdir()) == ["000000.json", "manifest.json"]
+    with pytest.raises(ValueError, match="which differs in: num, seed"):
         script.back_translate(options(method=method, num=3, seed=1))
     assert columns(script.back_translate(options(method=method))) == whole
     assert calls == [10, 10, 10, 4]
@@ -218,8 +219,7 @@ def test_wrong_options(script, options, tmp_path):
         with pytest.raises(ValueError, match=message):
             script.back_translate(options(**changes))
         assert not (tmp_path / "out.tsv").exists()
-        for path in (tmp_path / "out.tsv.parts").glob("*"):
-            path.unlink()
+        shutil.rmtree(tmp_path / "out.tsv.partial", ignore_errors=True)
 
 
 def test_the_command_line(script, options, bitext_path, translator, tmp_path, capsys):

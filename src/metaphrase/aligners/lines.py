@@ -26,6 +26,7 @@ from metaphrase.aligners.linking import (
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.corpus.readers.columns import is_header
 from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.io.outputs import claim_folder
 
 #: Lines that are aligned together by an aligner that is not trained on them.
 LINES = 256
@@ -105,7 +106,7 @@ def save_models(models: Path, folder: str | None) -> bool:
     if folder is None:
         return True
     if models.exists():
-        shutil.copytree(models, folder, dirs_exist_ok=True)
+        shutil.copytree(models, claim_folder(folder), dirs_exist_ok=True)
     return models.exists()
 
 

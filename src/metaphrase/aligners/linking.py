@@ -8,6 +8,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
 from metaphrase.exceptions import UsageError
+from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import write_atomically
 
@@ -175,6 +177,7 @@ def add_alignment(
 
     Raises:
         ValueError: The corpus is a stream, or the aligner, the segmenter or a pair of languages is unknown.
+        CheckpointError: Another process uses the folder, or it is not writable.
         ImportError: A required extra is not installed.
     """
     if not isinstance(dataset, Dataset):
@@ -191,7 +194,7 @@ def add_alignment(
         chunk_size = 10_000 if aligners.statistical else 500
     report = AlignmentReport(aligners.name)
     tables = []
-    with progress_bars(show_progress) as begin:
+    with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
         advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None

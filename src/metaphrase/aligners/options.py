@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
@@ -11,6 +12,7 @@ from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
+from metaphrase.io.outputs import check_files, check_folder
 
 #: The options of each kind of aligner.
 SETTINGS = {
@@ -93,6 +95,7 @@ class AlignOptions(BitextOptions):
                 raise UsageError("--phrase_table requires files.")
         else:
             self._check_files()
+        self._check_outputs()
 
     def _check_aligner(self) -> None:
         if self.aligner not in ALIGNERS:
@@ -114,6 +117,13 @@ class AlignOptions(BitextOptions):
         trained = {"iterations", "lowercase", "strip_punctuation"} & self.settings.keys()
         if self.load and (self.save or trained):
             raise UsageError(f"--load uses an aligner as trained: remove --{min(trained) if trained else 'save'}.")
+
+    def _check_outputs(self) -> None:
+        read = [Path("/dev/stdin")] if self.reads_lines else self.input_files(self.files)
+        read += Path(self.load).rglob("*") if self.load else ()
+        check_files([self.output, self.summary, self.phrase_table], read)
+        if self.save:
+            check_folder(self.save)
 
     def _check_files(self) -> None:
         if "-" in self.files:

@@ -16,6 +16,7 @@ from typing import Any
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
+from metaphrase.io.outputs import claim_folder
 from metaphrase.io.progress import progress_bars
 
 try:
@@ -198,13 +199,12 @@ class StatisticalAligner(Aligner):
             folder: The folder; an aligner in it is replaced.
 
         Raises:
-            ValueError: The aligner is not trained.
+            ValueError: The aligner is not trained, or the folder holds files that this library did not write.
             StorageError: The folder cannot be written.
         """
         if self._models is None:
             raise ValueError("This aligner is not trained: call `train` before `save`.")
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = claim_folder(folder)
         for path in [folder / FILE, *_model_files(folder)]:
             path.unlink(missing_ok=True)
         for direction, model in zip(_DIRECTIONS, self._models, strict=True):

@@ -18,7 +18,7 @@ from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import UsageError
-from metaphrase.io.work_folders import clear_work_folder, open_work_folder
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,17 +38,24 @@ def align_files(
     """Align the words of a corpus, and write it with its links.
 
     Aligned chunks and trained aligners are kept in ``OUTPUT.partial`` until the corpus is written. If a call is killed,
-    the same call resumes.
+    the same call resumes. A second process with the same output is refused.
     """
     options.check()
     if options.output is None:
         raise UsageError("Files require an output file.")
-    output = Path(options.output)
+    with work_folder_of(options.output) as work:
+        return _align(options, Path(options.output), work, show_progress, note)
+
+
+def _align(
+    options: AlignOptions, output: Path, work: Path, show_progress: bool, note: Callable[[str], Any]
+) -> AlignmentResult:
+    """Align with a work folder that no other process uses."""
     corpus = options.load_bitext(options.files)
     if corpus.report.dropped:
         note(f"{corpus.report}\n")
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
-    work = open_work_folder(output.with_name(f"{output.name}.partial"), _manifest(options, inputs))
+    open_work_folder(work, _manifest(options, inputs))
     dataset, report = _add_links(corpus, options, work, show_progress)
     if not save_models(work / "models", options.save):
         logger.warning("No aligner was saved: every pair already has links, so none was trained.")

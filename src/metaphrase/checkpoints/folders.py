@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError
 from metaphrase.io.digests import file_facts
-from metaphrase.io.environment import versions
+from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import follow_umask
 
 logger = logging.getLogger(__name__)
@@ -54,14 +54,15 @@ def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
     Args:
         partial: The staging folder, on the same file system.
         place: Path of the checkpoint; an existing one is replaced.
-        facts: Content of the manifest besides format, versions and files.
+        facts: Content of the manifest besides format, versions, hardware and files.
     """
     follow_umask(partial)
     paths = sorted(path for path in partial.rglob("*") if path.name != MANIFEST)
     for path in paths:
         _flush(path)
     files = {path.relative_to(partial).as_posix(): file_facts(path) for path in paths if path.is_file()}
-    _write_manifest(partial, {"format": FORMAT, **facts, "versions": versions(), "files": files})
+    environment = {"versions": versions(), "hardware": hardware()}
+    _write_manifest(partial, {"format": FORMAT, **facts, **environment, "files": files})
     if place.exists():
         _delete(place, by=lambda aside: (place.rename(aside), partial.rename(place)))
     else:
@@ -112,15 +113,25 @@ def remove(folder: Path) -> None:
 
 def tidy(output: Path) -> None:
     """Clean up after a killed process: complete checkpoints in staging are moved into place, the rest is deleted."""
-    for folder in sorted((output / PARTIAL).glob(f"{PREFIX_CHECKPOINT_DIR}-*")):
-        place = output / folder.name
-        with suppress(CheckpointError):
-            verify(folder)
-            if not place.exists():
-                folder.rename(place)
-                logger.info("Recovered %s, which a killed run had written completely.", place)
+    for folder in checkpoint_folders(output, staged=True):
+        recover(folder)
     for name in (PARTIAL, DELETED):
         shutil.rmtree(output / name, ignore_errors=True)
+
+
+def recover(folder: Path) -> Path:
+    """Move a complete checkpoint from staging into place.
+
+    Returns:
+        Its place; a checkpoint that is not in staging is in place.
+    """
+    if folder.parent.name != PARTIAL:
+        return folder
+    place = folder.parent.parent / folder.name
+    if folder.exists() and not place.exists():
+        folder.rename(place)
+        logger.info("Recovered %s, which a killed run had written completely.", place)
+    return place
 
 
 def _delete(folder: Path, *, by: Callable[[Path], Any]) -> None:
@@ -159,11 +170,31 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 # -------------------------------------------------------------------------------------------------------------- reading
 
 
-def checkpoint_folders(output: str | Path) -> list[Path]:
-    """Folders named like checkpoints, sorted by step."""
-    found = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in Path(output).glob("*-*")}
+def checkpoint_folders(output: str | Path, *, staged: bool = False) -> list[Path]:
+    """Folders named like checkpoints, sorted by step.
+
+    Args:
+        output: The output folder.
+        staged: Also return complete checkpoints that a killed run has not moved into place.
+
+    Raises:
+        NewerCheckpointError: A later version of the library wrote a checkpoint that is not in place.
+    """
+    paths = [*Path(output).glob("*-*"), *(filter(_is_staged, Path(output, PARTIAL).glob("*-*")) if staged else ())]
+    found = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in paths}
     steps = {path: int(match[1]) for path, match in found.items() if match and path.is_dir()}
     return sorted(steps, key=lambda path: steps[path])
+
+
+def _is_staged(folder: Path) -> bool:
+    """Whether a checkpoint in staging is complete and missing in its place."""
+    try:
+        verify(folder)
+    except NewerCheckpointError:
+        raise
+    except CheckpointError:
+        return False
+    return not (folder.parent.parent / folder.name).exists()
 
 
 def checkpoints(output: str | Path) -> list[Path]:
@@ -250,7 +281,7 @@ def newest(output: str | Path) -> Path | None:
         NewerCheckpointError: A later version of the library wrote the latest checkpoint.
     """
     wrong = []
-    for folder in reversed(checkpoint_folders(output)):
+    for folder in reversed(checkpoint_folders(output, staged=True)):
         try:
             verify(folder)
         except NewerCheckpointError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,25 @@ class AtomicCheckpoints(Trainer):
 
     @contextmanager
     def hold_output_folder(self) -> Iterator[None]:
-        """Hold the output folder, if this process saves checkpoints there; clean it up and check the free space.
+        """Hold the output folder, if this process saves checkpoints there.
 
         Raises:
-            CheckpointError: Another process holds the folder, it is not writable, or the disk is full.
+            CheckpointError: Another process holds the folder, or it is not writable.
         """
-        if not self.args.should_save or self.args.save_strategy == SaveStrategy.NO:
+        with exclusive(self.args.output_dir) if self._saves else nullcontext():
             yield
-            return
-        output = Path(self.args.output_dir)
-        with exclusive(output):
+
+    def tidy_output_folder(self) -> None:
+        """Clean up the output folder, if this process saves checkpoints there, and check the free space.
+
+        Raises:
+            CheckpointError: The disk is full.
+        """
+        if self._saves:
+            output = Path(self.args.output_dir)
             tidy(output)
             weights, optimiser = self._bytes()
             check_space(output, weights, weights + optimiser)
-            yield
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """Save the model, if its weights are finite.
@@ -63,6 +68,11 @@ class AtomicCheckpoints(Trainer):
         """Completed epochs and batches of the next one. A finished run has completed all epochs and takes no more steps."""
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
+
+    @property
+    def _saves(self) -> bool:
+        """Whether this process saves checkpoints."""
+        return bool(self.args.should_save and self.args.save_strategy != SaveStrategy.NO)
 
     def _saved(self) -> nn.Module:
         """The module with all weights of a checkpoint."""

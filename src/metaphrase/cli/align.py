@@ -22,6 +22,7 @@ from metaphrase.cli.output import emit, is_json, notes, show_progress
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.configuration import split_list
 from metaphrase.io.files import replacing, write_json
+from metaphrase.io.work_folders import work_folder_of
 
 DESCRIPTION = "metaphrase align FILES… -o OUT, or metaphrase align < TSV > TSV"
 
@@ -108,13 +109,13 @@ def _summary_table(report: AlignmentReport) -> Table:
 
 @contextlib.contextmanager
 def _open_output(output: str | None) -> Iterator[BinaryIO]:
-    """Stdout, or a file that exists only once it is complete."""
+    """Stdout, or a file that exists only once it is complete and that no other process writes."""
     if output is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     path = Path(output)
-    with replacing(path) as partial, partial.open("wb") as raw:
+    with work_folder_of(path), replacing(path) as partial, partial.open("wb") as raw:
         if path.suffix == ".gz":
             with gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed:
                 yield cast("BinaryIO", packed)

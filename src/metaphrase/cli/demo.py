@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Sequence
 from typing import Any
 
-from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.cli.runs import execute_and_print, parse_run
 from metaphrase.io.environment import prepare_process
 from metaphrase.training.configuration import RunConfig
@@ -38,9 +36,6 @@ def run(argv: Sequence[str]) -> int:
     """Train on the bundled bitext, measure before and after, write a report."""
     config, command = parse(argv)
     prepare_process()
-    if not config.resume_from_checkpoint:
-        for checkpoint in checkpoint_folders(str(config.output_dir)):  # of an earlier demo
-            shutil.rmtree(checkpoint)
     title = f"metaphrase demo: {config.recipe} on eight languages"
     execute_and_print(TrainingRun(config, command=command, title=title))
     return 0

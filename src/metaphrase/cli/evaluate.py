@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.table import Table
 
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.evaluation.suites.running import RESULTS, EvaluateOptions, evaluate
-from metaphrase.io.files import write_json
+from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
 from metaphrase.publishing.report import render_summary, render_table
 
 SUMMARY = "Measure an encoder, alone or against a baseline"
@@ -35,8 +33,8 @@ def run(argv: Sequence[str]) -> int:
     options.show_progress = show_progress()
     console = notes()
     results = evaluate(options, partial(console.print, markup=False, highlight=False))
-    for path in filter(None, (str(Path(options.output_dir) / RESULTS), options.output)):
-        console.print(f"Wrote {write_json(path, results)}")
+    for path in options.outputs:
+        console.print(f"Wrote {path}")
     emit(results, *_tables(results))
     return 2 if results["failed"] else 0
 

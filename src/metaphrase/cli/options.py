@@ -22,6 +22,7 @@ import yaml
 from metaphrase.cli.output import configure
 from metaphrase.exceptions import ConfigError, RecipeError, UsageError
 from metaphrase.io.configuration import default_of, did_you_mean, place, plain, read_yaml
+from metaphrase.io.outputs import check_files
 
 #: Flags that every command has, with their help.
 FLAGS = {
@@ -165,6 +166,7 @@ def parse(
     if hasattr(namespace, "flag --print-config") and not peek:
         yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
         raise SystemExit(0)
+    check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
     return tuple(_instance(cls, namespace) for cls in types)
 
 

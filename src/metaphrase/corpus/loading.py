@@ -30,6 +30,7 @@ from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.digests import PinnedFile
 from metaphrase.io.files import replacing, write_json
+from metaphrase.io.locks import exclusive
 
 logger = logging.getLogger(__name__)
 
@@ -156,23 +157,31 @@ def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
 
 def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) -> Corpus:
     """The clean pairs in a memory-mapped Arrow file, with a JSON file next to it that is written last."""
-    arrow, about, key = folder / "pairs.arrow", folder / "pairs.json", _cache_key(files, selection)
+    key = _cache_key(files, selection)
+    arrow, about = folder / f"pairs-{key}.arrow", folder / f"pairs-{key}.json"
     with suppress(OSError, ValueError, KeyError):
         known = json.loads(about.read_text(encoding="utf-8"))
-        if known["key"] == key and known["bytes"] == arrow.stat().st_size:
-            for pin in known["pins"]:
-                PinnedFile.from_dict(pin).check()
-            logger.info("Reusing the corpus in %s.", arrow)
-            dataset = Dataset.from_file(str(arrow)).select_columns(known["columns"])
-            return Corpus(dataset, CorpusReport.from_dict(known["report"]), known["files"])
-    about.unlink(missing_ok=True)
+    for about in sorted(folder.glob(f"pairs-{key}-*.json")):
+        with suppress(OSError, ValueError, KeyError):
+            known = json.loads(about.read_text(encoding="utf-8"))
+            arrow = about.with_suffix(".arrow")
+            if known["bytes"] == arrow.stat().st_size:
+                for pin in known["pins"]:
+                    PinnedFile.from_dict(pin).check()
+                logger.info("Reusing the corpus in %s.", arrow)
+                dataset = Dataset.from_file(str(arrow)).select_columns(known["columns"])
+                return Corpus(dataset, CorpusReport.from_dict(known["report"]), known["files"])
     report, files = CorpusReport(), [file.pinned() for file in files]
+    arrow = folder / f"pairs-{key}-{Hasher.hash([file.sha256 for file in files])}.arrow"
+    about = arrow.with_suffix(".json")
     schema = pa.schema([(name, pa.string()) for name in Row._fields])
-    with replacing(arrow) as partial, partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
-        present, facts = _read_all(files, selection, report, writer.write_table)
-    columns = list(row_features(present))
-    known = {"key": key, "bytes": arrow.stat().st_size, "columns": columns, "report": report.to_dict(), "files": facts}
-    write_json(about, known | {"pins": [pin.to_dict() for file in files for pin in file.pins]})
+    with exclusive(folder):
+        about.unlink(missing_ok=True)
+        with replacing(arrow) as partial, partial.open("wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            present, facts = _read_all(files, selection, report, writer.write_table)
+        columns = list(row_features(present))
+        known = {"bytes": arrow.stat().st_size, "columns": columns, "report": report.to_dict(), "files": facts}
+        write_json(about, known | {"pins": [pin.to_dict() for file in files for pin in file.pins]})
     return Corpus(Dataset.from_file(str(arrow)).select_columns(columns), report, facts)
 
 

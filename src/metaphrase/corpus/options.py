@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus, load_corpus
 from metaphrase.io.configuration import option
 
@@ -18,6 +20,21 @@ class BitextOptions:
     languages: list[str] = option([], "Languages to load from the files.")
     split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
     limit: int | None = option(None, "Maximum number of pairs of each language.")
+
+    def input_files(self, files: Sequence[str]) -> list[Path]:
+        """The files on disk that :meth:`load_bitext` reads.
+
+        Raises:
+            MissingFileError: A file or folder does not exist.
+        """
+        found = find_files(
+            files,
+            languages=self.languages or None,
+            source_lang=self.source_lang,
+            target_lang=self.target_lang,
+            split=self.split,
+        )
+        return [path for file in found for path in file.paths]
 
     def load_bitext(self, files: Sequence[str]) -> Corpus:
         """Load the bitext without cleaning it.

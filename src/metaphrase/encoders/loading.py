@@ -34,6 +34,18 @@ logger = logging.getLogger(__name__)
 
 STARTER = "starter"
 
+#: Files of an encoder: settings, weights, tokenizer and modules.
+_FILES = (
+    "*config*.json",
+    "modules.json",
+    "model*.safetensors*",
+    "*token*.json",
+    "*vocab*",
+    "merges.txt",
+    "*.model",
+    "?_*/*",
+)
+
 # If a repository has pickles only, transformers would request a conversion by a bot on the Hub, and load the result.
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
@@ -105,6 +117,17 @@ def split_revision(name: str) -> tuple[str, str | None]:
     """
     before, at, revision = name.partition("@")
     return (name, None) if not at or Path(name).exists() else (before, revision)
+
+
+def model_folder(name: str | None) -> Path | None:
+    """The folder of a model that is neither the starter nor on the Hub."""
+    return Path(name) if name and name != STARTER and Path(name).is_dir() else None
+
+
+def encoder_files(name: str | None) -> list[Path]:
+    """The files that :func:`load_encoder` reads; none for the starter and a model on the Hub."""
+    folder = model_folder(name)
+    return [path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()] if folder else []
 
 
 def _download_model(name: str, revision: str | None) -> Path:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_corpus
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.loading import encoder_files, load_encoder
 from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
+from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 
 
@@ -66,6 +69,7 @@ def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> D
         options.corpus, languages=options.languages or None, target_lang=options.target_lang, split=options.split
     )
     tests = _load_tests(options.test, sets) if options.test is not None else None
+    check_files([options.output], [*_files(options), *(one.path for one in (tests or {}).values())])
     findings = check_corpus(
         sets,
         tests,
@@ -92,6 +96,16 @@ def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> D
         "versions": versions(),
     }
     return DiagnosisReport(sets, read, findings, diagnosis, facts)
+
+
+def _files(options: DiagnoseOptions) -> Iterator[Path]:
+    """The files of the corpus and of the models."""
+    found = find_files(
+        options.corpus, languages=options.languages or None, target_lang=options.target_lang, split=options.split
+    )
+    yield from (path for file in found for path in file.paths)
+    for model in (options.model, options.baseline):
+        yield from encoder_files(model)
 
 
 def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:

@@ -32,16 +32,19 @@ def exclusive(folder: str | Path) -> Iterator[None]:
     The operating system releases the lock when the process ends, even if it is killed. A process that holds a folder can
     hold it again; forked children do not inherit the lock. File systems without locks cause a warning.
 
+    A folder that was missing and stays empty is removed.
+
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive(folder):
     ...     (Path(folder) / LOCK).read_text().startswith(f"process {os.getpid()} on ")
     True
     """
     folder = Path(folder)
-    key = folder.absolute()
+    key = folder.resolve()
     if _held.get(key) == os.getpid():
         yield
         return
+    is_new = make_folder(folder)
     lock = _acquire(folder)
     _held[key] = os.getpid()
     try:
@@ -51,16 +54,22 @@ def exclusive(folder: str | Path) -> Iterator[None]:
         with suppress(OSError):
             (folder / LOCK).unlink()
         lock.release()
+        if is_new:
+            with suppress(OSError):  # it has files
+                folder.rmdir()
 
 
-def make_folder(folder: Path) -> None:
-    """Create an output folder if it is missing."""
+def make_folder(folder: Path) -> bool:
+    """Create an output folder if it is missing. Returns whether it was."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True)
+        return True
     except (FileExistsError, NotADirectoryError) as error:
+        if folder.is_dir():
+            return False
         raise CheckpointError(f"The output folder {folder} is a file, or inside one. Choose another.") from error
     except OSError as error:
-        raise _not_writable(folder, error) from error
+        raise not_writable(folder, error) from error
 
 
 def _acquire(folder: Path) -> FileLock:
@@ -80,7 +89,7 @@ def _acquire(folder: Path) -> FileLock:
             ) from error
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
-                raise _not_writable(folder, error) from error
+                raise not_writable(folder, error) from error
             logger.warning(
                 "The file system of %s does not support locks (%s). Make sure that no other process writes to it.",
                 folder,
@@ -92,5 +101,6 @@ def _acquire(folder: Path) -> FileLock:
         return lock
 
 
-def _not_writable(folder: Path, error: OSError) -> CheckpointError:
+def not_writable(folder: Path, error: OSError) -> CheckpointError:
+    """The error for an output folder that cannot be written to."""
     return CheckpointError(f"The output folder {folder} is not writable: {error.strerror}. Choose another.")

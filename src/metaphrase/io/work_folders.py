@@ -5,14 +5,32 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from metaphrase.exceptions import DataError, DataMismatchError
 from metaphrase.io.files import replacing
+from metaphrase.io.locks import LOCK, exclusive
 
 MANIFEST = "manifest.json"
+_DONE = "_metaphrase_done"  # in a folder whose work is complete and that is being deleted
+
+
+@contextmanager
+def work_folder_of(output: str | Path) -> Iterator[Path]:
+    """Hold the work folder of an output file, ``OUTPUT.partial``, so that no other process writes the file.
+
+    Raises:
+        CheckpointError: Another process holds the folder, or it cannot be created.
+    """
+    folder = Path(f"{output}.partial")
+    try:
+        with exclusive(folder):
+            yield folder
+    finally:
+        with suppress(OSError):  # it is kept for the next run
+            folder.rmdir()
 
 
 def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
@@ -22,7 +40,8 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
     """
     folder = Path(folder)
     path = folder / MANIFEST
-    shutil.rmtree(_done(folder), ignore_errors=True)
+    if (folder / _DONE).exists():
+        clear_work_folder(folder)
     if path.exists():
         left = _read_manifest(path)
         if left != manifest:
@@ -32,7 +51,7 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
                 f"command to finish it, or delete {folder} to start over."
             )
         return folder
-    if folder.exists() and any(other.name != f".{MANIFEST}.part" for other in folder.iterdir()):
+    if folder.exists() and any(other.name not in (LOCK, f".{MANIFEST}.part") for other in folder.iterdir()):
         raise DataMismatchError(f"{folder} exists, but is needed for unfinished work. Move it.")
     with write_atomically(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
@@ -40,11 +59,14 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
 
 
 def clear_work_folder(folder: Path) -> None:
-    """Delete a work folder. It is renamed first, so that a process killed meanwhile leaves no partial folder."""
-    done = _done(folder)
-    shutil.rmtree(done, ignore_errors=True)
-    folder.rename(done)
-    shutil.rmtree(done)
+    """Delete the content of a work folder. If the process is killed meanwhile, the next run deletes the rest."""
+    (folder / _DONE).touch()
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name not in (_DONE, LOCK):
+            path.unlink()
+    (folder / _DONE).unlink()
 
 
 @contextmanager
@@ -52,10 +74,6 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that exists only once it is complete."""
     with replacing(path) as partial, partial.open("wb") as file:
         yield file
-
-
-def _done(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.done")
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.writing import check_writable, write_corpus
+from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
-from metaphrase.io.work_folders import clear_work_folder, open_work_folder
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import FilterOptions, SearchOptions
@@ -61,7 +61,7 @@ def filter_corpus(
     """Score the pairs of a bitext, and write the kept ones in input order, with a summary.
 
     Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. If a call is killed, the
-    same call resumes.
+    same call resumes. A second process with the same output is refused.
 
     Args:
         options: The bitext, the output, and which pairs are kept.
@@ -73,21 +73,30 @@ def filter_corpus(
         The scores and facts.
 
     Raises:
-        ValueError: An option or the corpus is invalid.
+        ValueError: An option or the corpus is invalid, or an output is an input.
+        CheckpointError: Another process writes the output, or its folder is not writable.
         StorageError: There is not enough disk space.
     """
     search = SearchOptions() if search is None else search
-    check_writable(options.output)
+    options.check()
     search.check()
+    with work_folder_of(options.output) as work:
+        return _filter(options, search, work, begin, note)
+
+
+def _filter(
+    options: FilterOptions, search: SearchOptions, work: Path, begin: Begin, note: Callable[[str], Any]
+) -> FilterResult:
+    """Filter with a work folder that no other process uses."""
     start = time.perf_counter()
     corpus = options.load_bitext(options.corpus)
     dataset = corpus.dataset
     assert isinstance(dataset, Dataset)
     model = load_encoder(search.model, max_length=search.max_length)
-    output = Path(options.output)
+    output, summary = options.outputs
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
     loaded = {"inputs": inputs, "languages": options.languages, "limit": options.limit}
-    work = open_work_folder(output.with_name(f"{output.name}.partial"), work_manifest(model, search, loaded))
+    open_work_folder(work, work_manifest(model, search, loaded))
     score_n = score_pairs(dataset, model, work, options, search, begin=begin, note=note)
 
     kept_n = np.argsort(-score_n, kind="stable")[: options.top]
@@ -105,9 +114,9 @@ def filter_corpus(
         "versions": versions(),
         "seconds": round(time.perf_counter() - start, 2),
     }
-    written = write_json(output.with_name(f"{output.name}.json"), facts)
+    write_json(summary, facts)
     clear_work_folder(work)
-    return FilterResult(score_n, kept_n, facts, (output, written))
+    return FilterResult(score_n, kept_n, facts, (output, summary))
 
 
 def score_pairs(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
+from metaphrase.io.outputs import check_files
 from metaphrase.mining.margins import Margin, Retrieval
 from metaphrase.mining.search import Index
 
@@ -89,6 +91,11 @@ class MiningOptions:
         False, "Keep embeddings and neighbours, so that other margins and thresholds take seconds."
     )
 
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The files that are written: the pairs, a summary, a sample and a histogram."""
+        return tuple(Path(f"{self.output}{suffix}") for suffix in ("", ".json", ".sample.txt", ".png"))
+
     def check(self) -> float | Literal["auto"] | None:
         """Check that the options are consistent.
 
@@ -96,9 +103,10 @@ class MiningOptions:
             The threshold.
 
         Raises:
-            ValueError: An option is invalid.
+            ValueError: An option is invalid, or an output is a text to mine.
         """
         check_writable(self.output)
+        check_files(self.outputs, [self.source, self.target])
         if self.top is not None and self.top < 1:
             raise UsageError(f"--top must be at least 1, but is {self.top}.")
         if self.threshold is None:
@@ -128,3 +136,13 @@ class FilterOptions(BitextOptions):
     margin: Margin = option("ratio", "Kind of margin.")
     threshold: float | None = option(None, "Minimum score of a pair. Default: keep all pairs, with their scores.")
     top: int | None = option(None, "Maximum number of pairs; the best are kept.")
+
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The files that are written: the pairs and a summary."""
+        return Path(self.output), Path(f"{self.output}.json")
+
+    def check(self) -> None:
+        """Check the output."""
+        check_writable(self.output)
+        check_files(self.outputs, self.input_files(self.corpus))

@@ -18,6 +18,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.io.digests import weights_digest
+from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
 from metaphrase.io.work_folders import write_atomically
 from metaphrase.mining.options import SHARD, SearchOptions
@@ -44,14 +45,15 @@ def encode_shards(
     Existing shards are reused. Returns memory-mapped unit rows; ``half`` stores float16.
     """
     paths = []
-    for at, first in enumerate(range(0, len(texts), size)):
-        paths.append(folder / f"{at:06d}.npy")
-        chunk = texts[first : first + size]
-        if not paths[-1].exists():
-            rows_nh = unit_rows(np.asarray(encode(list(chunk))))
-            with write_atomically(paths[-1]) as file:
-                np.save(file, rows_nh.astype(np.float16 if half else np.float32, copy=False))
-        advance(len(chunk))
+    with exclusive(folder):
+        for at, first in enumerate(range(0, len(texts), size)):
+            paths.append(folder / f"{at:06d}.npy")
+            chunk = texts[first : first + size]
+            if not paths[-1].exists():
+                rows_nh = unit_rows(np.asarray(encode(list(chunk))))
+                with write_atomically(paths[-1]) as file:
+                    np.save(file, rows_nh.astype(np.float16 if half else np.float32, copy=False))
+            advance(len(chunk))
     return Rows([np.load(path, mmap_mode="c") for path in paths])  # torch requires writable arrays
 
 

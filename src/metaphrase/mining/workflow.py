@@ -21,7 +21,7 @@ from metaphrase.io.digests import PinnedFile, unchanged
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
-from metaphrase.io.work_folders import clear_work_folder, open_work_folder
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.margins import Pairs, runners_up, select_pairs, suggest_threshold
 from metaphrase.mining.options import MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
@@ -70,7 +70,7 @@ def mine_files(
     """Mine the translations in two monolingual texts, and write them with a summary, a sample and a histogram.
 
     Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. If a call is killed, the
-    same call resumes.
+    same call resumes. A second process with the same output is refused.
 
     Args:
         options: The texts, the output, and which pairs are kept.
@@ -82,18 +82,32 @@ def mine_files(
         The pairs and facts.
 
     Raises:
-        ValueError: An option or a text is invalid, or no threshold can be suggested.
+        ValueError: An option or a text is invalid, an output is an input, or no threshold can be suggested.
+        CheckpointError: Another process writes the output, or its folder is not writable.
         StorageError: There is not enough disk space.
     """
     search = SearchOptions() if search is None else search
-    start = time.perf_counter()
     threshold = options.check()
     search.check()
+    with work_folder_of(options.output) as work:
+        return _mine(options, search, threshold, work, begin, note)
+
+
+def _mine(
+    options: MiningOptions,
+    search: SearchOptions,
+    threshold: float | Literal["auto"] | None,
+    work: Path,
+    begin: Begin,
+    note: Callable[[str], Any],
+) -> MiningResult:
+    """Mine with a work folder that no other process uses."""
+    start = time.perf_counter()
     languages = (
         _language(options.source, options.source_lang, "source"),
         _language(options.target, options.target_lang, "target"),
     )
-    output = Path(options.output)
+    output, summary, sample, picture = options.outputs
     inputs = [(options.source, options.source_column), (options.target, options.target_column)]
     read = [partial(read_sentences, path, column) for path, column in inputs]
     for text in read:  # fail on missing files and columns before the model is loaded
@@ -103,8 +117,7 @@ def mine_files(
     files = [
         {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
     ]
-    manifest = work_manifest(model, search, {"inputs": files})
-    work = open_work_folder(output.with_name(f"{output.name}.partial"), manifest)
+    open_work_folder(work, work_manifest(model, search, {"inputs": files}))
 
     with unchanged(pins):
         sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
@@ -139,8 +152,7 @@ def mine_files(
         "versions": versions(),
         "seconds": round(time.perf_counter() - start, 2),
     }
-    written = [output, write_json(output.with_name(f"{output.name}.json"), facts)]
-    sample, picture = (output.with_name(f"{output.name}.{suffix}") for suffix in ("sample.txt", "png"))
+    written = [output, write_json(summary, facts)]
     written.append(write_sample(chosen.pairs, sources, targets, chosen.threshold or chosen.suggestion, sample))
     written += draw_histogram(chosen.pairs, chosen.runner_up_n, chosen.threshold, chosen.suggestion, picture)
     if not options.keep_work:

@@ -25,12 +25,14 @@ from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
+from metaphrase.encoders.loading import model_folder, origin_of
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
 from metaphrase.io.hub import download
 from metaphrase.io.locks import exclusive
+from metaphrase.io.outputs import check_folder
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
 from metaphrase.publishing.card import AlignmentModelCardData
@@ -97,11 +99,13 @@ def release(
     Raises:
         ValueError: A module of the model is not part of sentence-transformers, its embeddings are not finite, or the model
             was trained with a language embedding and `language` or `language_embedding` is missing.
+        UsageError: The folder is that of the model, or holds files that this library did not write.
         CheckpointError: Another process uses the folder, it is a file, or it is not writable.
         RuntimeError: The written folder does not reproduce the model's embeddings.
     """
     _check_modules(model)
     folder = Path(output_dir)
+    check_folder(folder, model=model_folder(origin_of(model)), around=False)
     card = card or AlignmentModelCardData.adopt(model)
     embedded = any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
     if (language is None) != (language_embedding is None) or (embedded and language is None):
@@ -284,25 +288,16 @@ def _compare(model: SentenceTransformer, reference: Mapping[str, Any], name: str
 @contextlib.contextmanager
 def _staging(folder: Path) -> Iterator[Path]:
     """A new folder inside of `folder`, on the same file system, while no other process writes to `folder`."""
-    new = not folder.exists()
     staging = folder / PARTIAL / "release"
-    try:
-        with exclusive(folder):
+    with exclusive(folder):
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            staging.mkdir(parents=True)
+            yield staging
+        finally:
             shutil.rmtree(staging, ignore_errors=True)
-            try:
-                staging.mkdir(parents=True)
-                yield staging
-            finally:
-                shutil.rmtree(staging, ignore_errors=True)
-                _remove_if_empty(staging.parent)
-    finally:
-        if new:
-            _remove_if_empty(folder)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
+            with contextlib.suppress(OSError):  # it holds a checkpoint that a killed run has not moved into place
+                staging.parent.rmdir()
 
 
 def _remove_other_files(staging: Path) -> None:
@@ -314,8 +309,10 @@ def _remove_other_files(staging: Path) -> None:
 
 
 def _move_into_place(staging: Path, folder: Path) -> None:
+    """Replace a release. The reference is always there: it shows that this library wrote the folder."""
     for path in (SEAL, MANIFEST, *release_files(folder), PICKLED_ARGS):
-        (folder / path).unlink(missing_ok=True)
-    for path in sorted([MANIFEST, *release_files(staging)], key=lambda path: path == SEAL):
+        if path != REFERENCE:
+            (folder / path).unlink(missing_ok=True)
+    for path in sorted([MANIFEST, *release_files(staging)], key=lambda path: (path == SEAL, path != REFERENCE)):
         (folder / path).parent.mkdir(exist_ok=True)
         (staging / path).replace(folder / path)

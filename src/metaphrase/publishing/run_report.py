@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
-from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, encoder_settings
@@ -30,6 +30,7 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
+from metaphrase.io.outputs import check_folder, claim_folder
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.mining.bulk import encode
 from metaphrase.publishing import analysis
@@ -110,7 +111,8 @@ def report_run(
 
     Raises:
         MissingFileError: The folder is not a run, or the run has no release yet.
-        UsageError: The test sets do not contain a language or pair of the options.
+        UsageError: The test sets do not contain a language or pair of the options; or the output folder is that of the run or
+            the baseline, or holds files that this library did not write.
     """
     started = time.perf_counter()
     folder = Path(options.run)
@@ -120,6 +122,9 @@ def report_run(
             f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of a `metaphrase train`."
         )
     earlier = _read_json(folder / "report.json") or {}
+    output = Path(options.output_dir) if options.output_dir else folder / "report"
+    for read in (folder, model_folder(options.baseline)):
+        check_folder(output, model=read)
     trained = trained_languages(facts)
     subjects = _load_subjects(options, facts, earlier)
     sets = _measurable(read_sets(options.data or default_folders(earlier)), subjects, trained)
@@ -146,9 +151,8 @@ def report_run(
         "encoded": f"{sum(one.size for one in subjects.values())} sentences, each once per model",
         "time": f"{time.perf_counter() - started:.0f} seconds on {machine}",
     }
-    output = Path(options.output_dir) if options.output_dir else folder / "report"
     page = write_report(
-        output,
+        claim_folder(output),
         title=earlier.get("title") or f"{facts['model']} trained with {facts['recipe']['name']}",
         before={name: one["before"] for name, one in results.items()} if "before" in subjects else None,
         after={name: one["after"] for name, one in results.items()},

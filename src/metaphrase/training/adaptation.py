@@ -19,20 +19,21 @@ import xxhash
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
-from metaphrase.checkpoints.folders import checkpoint_folders, differences, tidy
+from metaphrase.checkpoints.folders import checkpoint_folders, differences
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.configuration import split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
-from metaphrase.io.locks import exclusive
+from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.publishing.release import RECIPE
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
@@ -138,7 +139,8 @@ class Adaptation:
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, or the corpus is in the folder of the run's own data.
+        UsageError: A number is out of range, the output folder is that of the encoder or holds files that this library did
+            not write, or the corpus or the recipe is in the folder of the run's own data.
     """
 
     def __init__(
@@ -161,6 +163,8 @@ class Adaptation:
         self.read = CorpusReport()
         self.findings: list[Finding] = []
         self.run: TrainingRun | None = None
+        check_folder(self.output, model=model_folder(config.model))
+        check_files([self.output / RECIPE, self.data / RECIPE], [config.recipe])
         inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
         if inside:
             raise UsageError(
@@ -206,7 +210,7 @@ class Adaptation:
             held=held_out(splits.values()),
             seed=self.config.seed,
         )
-        with exclusive(self.output):
+        with claimed(self.output):
             return self._train(splits, kept, pairs)
 
     def _train(
@@ -223,10 +227,9 @@ class Adaptation:
             "seed": self.config.seed,
             "pairs": pairs_digest(splits, kept),
         }
-        tidy(self.output)
         plan = plan_of_checkpoints(self.output, asked)
         folders = write_data(self.data, splits, kept)
-        path = write_json(self.data / "recipe.yaml", content)  # JSON is YAML, and writes floats exactly
+        path = write_json(self.data / RECIPE, content)  # JSON is YAML, and writes floats exactly
         recipe = Recipe.load(path)
         encoder = load_encoder(self.config.model, default_pooling=recipe.pooling)
         own = {code: one.train for code, one in splits.items()}
@@ -355,7 +358,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
     Raises:
         CheckpointError: The checkpoints belong to another or an unknown run.
     """
-    if not (present := checkpoint_folders(output)):
+    if not (present := checkpoint_folders(output, staged=True)):
         return None
     hint = "Choose another --output_dir, or delete that folder to start over."
     try:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,37 @@ from metaphrase.training.recipe import Recipe
 
 logger = logging.getLogger(__name__)
 
+#: Folder of the clean corpus with ``on_disk``.
+ON_DISK = "corpus"
+_CLEAN = tuple(f"{ON_DISK}/{name}" for name in ("pairs-*.arrow", "pairs-*.json", ".pairs-*.part"))
+_LINKS = ("alignment-*.parquet",)
+
+
+@contextmanager
+def restored_caches(output: Path) -> Iterator[None]:
+    """If the block raises, delete the clean corpus and the word links that it has stored in an output folder."""
+    before = set(_files(output, *_CLEAN, *_LINKS))
+    try:
+        yield
+    except BaseException:
+        for path in set(_files(output, *_CLEAN, *_LINKS)) - before:
+            path.unlink()
+        with suppress(OSError):  # missing, or not empty
+            (output / ON_DISK).rmdir()
+        raise
+
+
+def remove_other_corpora(output: Path, dataset: Dataset) -> None:
+    """Delete the clean corpora that earlier runs have stored in an output folder, except that of a data set."""
+    used = {Path(file["filename"]).stem for file in dataset.cache_files}
+    for path in _files(output, *_CLEAN):
+        if path.stem not in used:
+            path.unlink()
+
+
+def _files(output: Path, *patterns: str) -> list[Path]:
+    return [path for pattern in patterns for path in output.glob(pattern)]
+
 
 def read_bitext(config: RunConfig, model: SentenceTransformer, arguments: TrainingArguments) -> Corpus:
     """Read the training bitext; one process reads a corpus that is stored on disk, for all of them."""
@@ -35,7 +66,7 @@ def read_bitext(config: RunConfig, model: SentenceTransformer, arguments: Traini
             config.corpus,
             languages=config.languages or None,
             streaming=config.streaming,
-            on_disk=Path(str(config.output_dir)) / "corpus" if config.on_disk else None,
+            on_disk=Path(str(config.output_dir)) / ON_DISK if config.on_disk else None,
             cleaning=CLEANINGS[config.clean],
             tokenizer=model.tokenizer,
             temperature=config.temperature,

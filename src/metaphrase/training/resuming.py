@@ -15,11 +15,19 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
 
-from metaphrase.checkpoints.folders import checkpoint_folders, differences, last_good, newest, read_manifest, verify
+from metaphrase.checkpoints.folders import (
+    checkpoint_folders,
+    differences,
+    last_good,
+    newest,
+    read_manifest,
+    recover,
+    verify,
+)
 from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.loading import origin_of
 from metaphrase.exceptions import CheckpointError
-from metaphrase.io.environment import versions
+from metaphrase.io.environment import hardware, versions
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.distributed import from_first_process
@@ -115,7 +123,7 @@ def choose_checkpoint(
     answer: Path | CheckpointError | None = None
     if args.process_index == 0:
         try:
-            answer = _verified_checkpoint(requested, args, facts)
+            answer = recover(_verified_checkpoint(requested, args, facts))
         except CheckpointError as error:
             answer = error
     answer = from_first_process(answer)
@@ -136,9 +144,10 @@ def _verified_checkpoint(
         if not args.allow_changes:
             raise CheckpointError(f"{message} Restore the original settings, or pass --allow_changes.")
         logger.warning("%s", message)
-    if changed := differences(manifest["versions"], versions()):
+    before = manifest["versions"] | manifest.get("hardware", hardware())
+    if changed := differences(before, versions() | hardware()):
         logger.warning(
-            "%s was written with other versions, so results may differ in the last digits: %s.",
+            "%s was written with other versions or hardware, so results may differ in the last digits: %s.",
             folder,
             ", ".join(changed),
         )
@@ -220,7 +229,7 @@ def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
     output = str(arguments.output_dir)
     asked = str(arguments.resume_from_checkpoint or "false")
     if asked.lower() in ("false", "no", "0"):
-        if present := checkpoint_folders(output):
+        if present := checkpoint_folders(output, staged=True):
             raise CheckpointError(
                 f"{output} holds {present[-1].name} of an earlier run. Resume it with "
                 "--resume_from_checkpoint true, or choose another --output_dir."

@@ -11,7 +11,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,18 +27,17 @@ from transformers.integrations.integration_utils import (
 )
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.checkpoints.folders import tidy
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
-from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder
+from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
-from metaphrase.io.locks import exclusive
+from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
@@ -46,6 +45,7 @@ from metaphrase.objectives.registry import parameters_of
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
+from metaphrase.publishing.release import RECIPE
 from metaphrase.publishing.report import usage_lines, write_report
 from metaphrase.training.baseline import (
     Baseline,
@@ -59,7 +59,15 @@ from metaphrase.training.baseline import (
 )
 from metaphrase.training.callbacks import LoggingCallback
 from metaphrase.training.configuration import CLEANINGS, RunConfig
-from metaphrase.training.corpora import check_text, leakage, read_bitext, read_dev, with_columns
+from metaphrase.training.corpora import (
+    check_text,
+    leakage,
+    read_bitext,
+    read_dev,
+    remove_other_corpora,
+    restored_caches,
+    with_columns,
+)
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.releases import TRANSFORMS, describe, usage_by_language, write_release
@@ -182,12 +190,17 @@ class TrainingRun:
         self.arguments = config.training_arguments()
         self.output = Path(str(config.output_dir))
         self.result: RunResult | None = None
-        self._started = 0.0
+        self._preparation = 0.0  # seconds
 
     @property
     def is_main_process(self) -> bool:
         """Whether this process measures, writes and returns the result."""
         return bool(self.arguments.process_index == 0)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether this process resumes a checkpoint, in a folder that it writes to."""
+        return bool(self.is_main_process and self.arguments.resume_from_checkpoint)
 
     @property
     def language_embedding(self) -> LanguageEmbedding | None:
@@ -201,7 +214,8 @@ class TrainingRun:
             The result; None on other processes than the first.
 
         Raises:
-            UsageError: Options are missing, unknown or contradict each other.
+            UsageError: Options are missing, unknown or contradict each other, or the output folder is that of the encoder
+                or holds files that this library did not write.
             CheckpointError: Another process uses the output folder, it is not writable, or it cannot be resumed.
             CorpusError: The corpus cannot be read, or is smaller than a batch.
             HubError: The release and its report are written (``result``), but could not be pushed.
@@ -210,8 +224,10 @@ class TrainingRun:
         with self.claim_output():
             self.load_encoder()
             self.load_test_sets()
+            with restored_caches(self.output) if self.resumes else nullcontext():
+                self.load_corpus()
+                self.build()
             self.measure_baseline()
-            self.load_corpus()
             facts = self.train()
             if not self.is_main_process:
                 return None
@@ -231,6 +247,7 @@ class TrainingRun:
             MissingFileError: The corpus does not exist.
         """
         check(self.config)
+        check_files([self.output / RECIPE], [self.config.recipe])
         check_trackers(self.arguments.report_to or ())
         check_text(self.recipe, self.config)
 
@@ -239,14 +256,14 @@ class TrainingRun:
         """Keep other processes out of the output folder, and choose the checkpoint to resume from.
 
         Raises:
+            UsageError: The folder is that of the encoder, or holds files that this library did not write.
             CheckpointError: Another process uses the folder, it is not writable, or it cannot be resumed.
         """
         torch.set_flush_denormal(True)  # peaked softmaxes produce denormal numbers, on which CPUs are 45 times slower
         with ExitStack() as stack:
             with self.arguments.main_process_first(local=False, desc="choice of a checkpoint"):
                 if self.is_main_process:
-                    stack.enter_context(exclusive(self.output))
-                    tidy(self.output)
+                    stack.enter_context(claimed(self.output, model=model_folder(self.config.model)))
                 self.arguments.resume_from_checkpoint = checkpoint_to_resume(self.arguments)
             set_seed(self.config.seed)
             yield
@@ -275,10 +292,27 @@ class TrainingRun:
 
     def load_corpus(self) -> None:
         """Read the training bitext with the columns that the recipe reads, and the dev bitext."""
-        self._started = time.time()
+        started = time.time()
         corpus = self.inputs.corpus or read_bitext(self.config, self.encoder, self.arguments)
         self.corpus = with_columns(corpus, self.recipe, self.config, self.arguments)
         self.dev = read_dev(self.config, self.corpus) if self.inputs.dev is None else self.inputs.dev
+        self._preparation = time.time() - started
+
+    def build(self) -> None:
+        """Build loss and trainer, and verify that the checkpoint to resume belongs to this run.
+
+        Raises:
+            UsageError: Options contradict each other.
+            CorpusError: The corpus is smaller than a batch, or lacks a language that a language embedding requires.
+            CheckpointError: The checkpoint belongs to another run.
+        """
+        self.build_loss()
+        self.build_trainer()
+        if self.arguments.resume_from_checkpoint:
+            checkpoint = self.trainer.verify_checkpoint(self.arguments.resume_from_checkpoint)
+            self.arguments.resume_from_checkpoint = checkpoint
+        if self.config.on_disk and self.is_main_process:
+            remove_other_corpora(self.output, self.corpus.dataset)
 
     def train(self) -> dict[str, Any]:
         """Train the encoder in place.
@@ -287,11 +321,9 @@ class TrainingRun:
             Facts of the run, for card and report.
 
         Raises:
-            UsageError: Options contradict each other.
-            CorpusError: The corpus is smaller than a batch, or lacks a language that a language embedding requires.
+            CheckpointError: A checkpoint cannot be written.
         """
-        self.build_loss()
-        self.build_trainer()
+        started = time.time()
         with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
             outcome = self.trainer.train(resume_from_checkpoint=self.arguments.resume_from_checkpoint)
         arguments = self.arguments
@@ -308,7 +340,7 @@ class TrainingRun:
             "files": self.corpus.files,
             "leakage": leakage(self.corpus.dataset, self.tests.merged()),
             "packing": arguments.packing,
-            "seconds": round(time.time() - self._started, 1),
+            "seconds": round(self._preparation + time.time() - started, 1),
             "training_seconds": round(outcome.metrics["train_runtime"], 1),
             "hardware": hardware(),
             "versions": versions(),

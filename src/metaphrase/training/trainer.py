@@ -20,8 +20,8 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
 from metaphrase.corpus.digests import check_stream
-from metaphrase.encoders.loading import load_encoder
-from metaphrase.io.locks import make_folder
+from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
+from metaphrase.io.outputs import claim_folder
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import accumulated_in_place, liger_kernel
 from metaphrase.modeling.packing import packed
@@ -71,7 +71,8 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         ValueError: The loss is not an :class:`AlignmentLoss`, prompts are given, an objective has no negatives to rank
             against, or the run pushes a model that has one release per language.
         HubAccessError: The run pushes to the Hub, and the token is missing or has no write access.
-        CheckpointError: The output folder is a file, or cannot be created.
+        UsageError: The output folder is that of the encoder, or holds files that this library did not write.
+        CheckpointError: The output folder is a file, or is not writable.
     """
 
     loss_is_scaled_for_ga = False
@@ -84,13 +85,14 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         self.alignment_loss = loss
         self._gradients_pending = self._evaluation_pending = False
         self._sampler: Any = None
+        self._verified: str | None = None  # the checkpoint to resume
         self._terms: dict[str, Tensor] = {}
         self._position, self._shutdown = DataPosition(), GracefulShutdown()
         arguments = kwargs.get("args", args[1] if len(args) > 1 else None)
         if getattr(arguments, "push_to_hub", False):
             check_single_release(loss)
         if arguments is not None and arguments.should_save:
-            make_folder(Path(str(arguments.output_dir)))
+            claim_folder(str(arguments.output_dir), model=model_folder(origin_of(loss.model)))
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         check_arguments(self.args, loss.objectives)
@@ -161,10 +163,9 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         """
         with ExitStack() as stack:
             stack.enter_context(self.hold_output_folder())
-            checkpoint = None
-            if resume_from_checkpoint:
-                facts = partial(self._run_facts.collect, self.train_dataset)
-                checkpoint = choose_checkpoint(resume_from_checkpoint, self.args, facts)
+            checkpoint = self.verify_checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
+            self._verified = None
+            self.tidy_output_folder()
             broadcast_weights(self.alignment_loss.heads)
             stack.enter_context(self._shutdown.handle_signals(repeat_after=float(self.args.world_size > 1)))
             stack.enter_context(packed(self.model, enabled=self.args.packing))
@@ -176,6 +177,23 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         if isinstance(self.train_dataset, IterableDataset):
             check_stream(self.train_dataset)
         return result
+
+    def verify_checkpoint(self, requested: str | Path | bool) -> str:
+        """Verify the checkpoint that :meth:`train` resumes, and that it belongs to this run; nothing else is changed.
+
+        Args:
+            requested: A checkpoint, or True for the latest valid one.
+
+        Returns:
+            The checkpoint; when it is passed to :meth:`train`, it is not verified again.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged or of another run, or does not exist.
+        """
+        if self._verified is None or requested != self._verified:
+            facts = partial(self._run_facts.collect, self.train_dataset)
+            self._verified = choose_checkpoint(requested, self.args, facts)
+        return self._verified
 
     def _init_training_state(
         self,

@@ -15,7 +15,7 @@ from rich.text import Text
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.loading import encoder_files, load_encoder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
@@ -25,6 +25,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.outputs import check_files, claim_folder
 from metaphrase.io.tables import titled_table
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,12 @@ class EvaluateOptions(Settings):
         """Names of the suites to measure."""
         return tuple(SUITES) if self.suite == "all" else (self.suite,)
 
+    @property
+    def outputs(self) -> tuple[Path, ...]:
+        """The files that the results are written to."""
+        paths = [Path(self.output_dir) / RESULTS, *([Path(self.output)] if self.output else [])]
+        return tuple(dict.fromkeys(paths))
+
     def check(self) -> list[str]:
         """Check that each option has an effect.
 
@@ -124,7 +131,7 @@ class EvaluateOptions(Settings):
 
 
 def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[str, Any]:
-    """Measure an encoder, and compare it with a baseline if there is one.
+    """Measure an encoder, compare it with a baseline if there is one, and write the results.
 
     Returns a dictionary for JSON: ``scores`` are the results by name (`Result.to_dict`), next to ``model``, ``model_hash``,
     ``parts``, ``skipped``, ``failed``, ``suite``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
@@ -137,6 +144,10 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     if not benchmarks:
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
         raise DataError(f"{options.data} has no data for the suites {', '.join(options.suites)}: {needs}.")
+    read = [path for benchmark in benchmarks for path in benchmark.files]
+    models = [path for name in (options.model, options.baseline) for path in encoder_files(name)]
+    check_files(options.outputs, [*read, *models, options.baseline])
+    claim_folder(options.output_dir)
 
     def measure(name: str, settings: Settings, **protocol: Any) -> dict[str, Any]:
         model = prepare(load_encoder(name), max_length=options.max_length, **protocol)
@@ -161,11 +172,14 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
             before["scores"], results["scores"], resamples=options.resamples, seed=options.seed
         )
         results["baseline"] = before
-    return results | {
+    results |= {
         "suite": options.suite,
         "versions": versions(),
         "seconds": round(time.perf_counter() - start, 1),
     }
+    for path in options.outputs:
+        write_json(path, results)
+    return results
 
 
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:

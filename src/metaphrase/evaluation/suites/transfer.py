@@ -31,6 +31,7 @@ from metaphrase.evaluation.transfer.data import ENGLISH
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
+from metaphrase.io.locks import exclusive
 
 #: Hyperparameters of the fine-tuned suites: minutes on two CPU cores, enough to compare encoders with each other.
 SMALL_SCALE: dict[str, dict[str, Any]] = {
@@ -114,8 +115,9 @@ def _measure(name: str, data: Path, languages: Sequence[str], subject: Subject) 
     output = Path(mkdtemp()) if subject.folder is None else subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
-    found = FINETUNED[name].run(options, arguments)
-    shutil.rmtree(output)
+    with exclusive(output):
+        found = FINETUNED[name].run(options, arguments)
+        shutil.rmtree(output)
     return {title: replace(result, model=subject.name) for title, result in finetuned_results(name, found).items()}
 
 

@@ -37,6 +37,7 @@ from transformers import TrainerCallback, TrainingArguments, set_seed
 from metaphrase.checkpoints.folders import checkpoints, remove, remove_file, tidy, verify
 from metaphrase.checkpoints.saving import AtomicCheckpoints
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
+from metaphrase.encoders.loading import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
@@ -45,7 +46,7 @@ from metaphrase.evaluation.transfer.tasks import Task
 from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
-from metaphrase.io.locks import exclusive
+from metaphrase.io.outputs import claimed
 from metaphrase.io.tables import titled_table
 
 logger = logging.getLogger(__name__)
@@ -80,7 +81,8 @@ def run_once(
     if not arguments.output_dir:
         raise UsageError("Fine-tuning needs a folder for its results. Pass --output_dir.")
     folder = Path(arguments.output_dir)
-    with exclusive(folder) if arguments.process_index == 0 else nullcontext():
+    claim = claimed(folder, model=model_folder(options.model)) if arguments.process_index == 0 else nullcontext()
+    with claim:
         settings = check_settings(folder, task, source, options, arguments)
         if (folder / RESULTS).is_file():
             logger.info("%s exists already.", folder / RESULTS)

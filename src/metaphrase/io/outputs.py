@@ -1,0 +1,137 @@
+"""Outputs that would replace what a command reads, or files that this library did not write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from metaphrase.exceptions import UsageError
+from metaphrase.io.locks import LOCK, exclusive, make_folder, not_writable
+
+#: File that marks an output folder. Uploads to the Hub ignore names that begin with an underscore.
+MARK = "_metaphrase"
+
+_NOTE = "metaphrase wrote this folder, and may replace its files when it writes to it again.\n"
+#: A folder that this library wrote has one of these, or a release: the mark, a checkpoint, or what was staged by a process
+#: that was killed.
+_SIGNS = (MARK, "checkpoint-*/manifest.json", "_partial/checkpoint-*", "_partial/release")
+_NAMED = 3
+
+
+def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]) -> None:
+    """Refuse output files that would replace an input or each other. A symbolic or hard link to an input is that input.
+
+    Args:
+        outputs: The files that are written; None is skipped.
+        inputs: The files that are read; None is skipped.
+
+    Raises:
+        UsageError: An output is an input, is given twice, or exists and is not a file.
+    """
+    read = {_identity(path): path for path in inputs if path is not None}
+    written = set()
+    for output in (path for path in outputs if path is not None):
+        identity = _identity(output)
+        if identity in read:
+            raise UsageError(f"Writing {output} would replace {read[identity]}, which is read. Choose another output.")
+        if identity in written:
+            raise UsageError(f"{output} is written twice. Choose different outputs.")
+        if Path(output).exists() and not Path(output).is_file():
+            raise UsageError(f"{output} exists and is not a file. Choose another output.")
+        written.add(identity)
+
+
+def check_folder(folder: str | Path, *, model: str | Path | None = None, around: bool = True) -> None:
+    """Refuse an output folder that is the model's, or that holds files which this library did not write.
+
+    Empty and missing folders, and hidden files, are accepted.
+
+    Args:
+        folder: The output folder.
+        model: Folder of the model that is read.
+        around: Also refuse a folder around that of the model.
+
+    Raises:
+        UsageError: Files of the model or of the user could be replaced.
+    """
+    place = Path(folder).resolve()
+    if model is not None:
+        inner = Path(model).resolve()
+        if _identity(folder) in map(_identity, (inner, *inner.parents) if around else [inner]):
+            raise UsageError(
+                f"The output folder {folder} is, or contains, that of the model {model}, whose files could be replaced. "
+                "Choose another."
+            )
+    try:
+        paths = [] if _is_ours(place) or not place.is_dir() else list(place.iterdir())
+    except PermissionError as error:
+        raise not_writable(place, error) from error
+    if names := sorted(path.name for path in paths if path.name != LOCK and not path.name.startswith(".")):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise UsageError(
+            f"The output folder {folder} holds {', '.join(names[:_NAMED])}{more}, which metaphrase did not write. Choose "
+            "another, or move its contents."
+        )
+
+
+def claim_folder(folder: str | Path, *, model: str | Path | None = None) -> Path:
+    """Check an output folder as :func:`check_folder` does, create it if it is missing, and mark a new one.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UsageError: Files of the model or of the user could be replaced.
+        CheckpointError: The folder is a file, or is not writable.
+    """
+    folder = Path(folder)
+    check_folder(folder, model=model)
+    make_folder(folder)
+    if not _is_ours(folder):
+        try:
+            (folder / MARK).write_text(_NOTE, encoding="utf-8")
+        except OSError as error:
+            raise not_writable(folder, error) from error
+    return folder
+
+
+@contextmanager
+def claimed(folder: str | Path, *, model: str | Path | None = None) -> Iterator[None]:
+    """Claim an output folder and hold it, so that no other process writes to it. A folder without files is not marked.
+
+    Raises:
+        UsageError: Files of the model or of the user could be replaced.
+        CheckpointError: Another process holds the folder, it is a file, or it is not writable.
+    """
+    folder = Path(folder)
+    check_folder(folder, model=model)
+    with exclusive(folder):
+        claim_folder(folder)
+        try:
+            yield
+        finally:
+            if folder.is_dir() and {path.name for path in folder.iterdir()} <= {MARK, LOCK}:
+                (folder / MARK).unlink(missing_ok=True)
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether this library wrote a folder."""
+    if any(next(folder.glob(sign), None) for sign in _SIGNS):
+        return True
+    try:
+        reference = json.loads((folder / "reference.json").read_text(encoding="utf-8"))
+        return {"texts", "tolerance", "embeddings"} <= set(reference)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def _identity(path: str | Path) -> object:
+    """Equal for two names of one file."""
+    place = Path(path).resolve()
+    try:
+        facts = place.stat()
+    except OSError:
+        return place
+    return facts.st_dev, facts.st_ino
