@@ -232,6 +232,11 @@ def test_folders_of_earlier_runs_are_written_again(settings, tiny_encoder, tmp_p
     for output in (new, new, release(tiny_encoder, tmp_path / "released", recipe=None)):
         assert main([*words, "--output_dir", str(output)]) == 0
     release(tiny_encoder, new, recipe=None)
+    (corpus,) = map(Path, settings["corpus"])
+    for pairs in (24, 20):
+        corpus.write_text("".join(corpus.read_text(encoding="utf-8").splitlines(True)[: pairs + 1]), encoding="utf-8")
+        assert main([*words, "--on_disk", "--output_dir", str(new)]) == 0
+    assert len(list((new / "corpus").iterdir())) == 2  # those of the other corpus are deleted
     config = RunConfig(**settings | {"corpus": ["missing.tsv"]}, output_dir=str(tmp_path / "never"))
     with pytest.raises(FileNotFoundError):
         TrainingRun(config).execute()
@@ -391,6 +396,14 @@ def test_a_refused_run_changes_nothing(settings, finished, tiny_xlmr, bitext, co
             assert tree(finished) == before, changes
     with pytest.raises(UsageError, match="Unknown option 'max_step'"):
         RunConfig(**settings | {"max_step": 3})
+    (path,) = map(Path, settings["corpus"])
+    content = path.read_text(encoding="utf-8")
+    path.write_text(content.replace("the", "teh"), encoding="utf-8")
+    assert command(
+        "train", *flags(settings | resumed), "--on_disk", "--output_dir", finished, said=f"{differs} corpus"
+    )
+    assert tree(finished) == before
+    path.write_text(content, encoding="utf-8")
     fault("A9", "a refused `train` in the folder of another run", tried=2 * len(cases), survived=2 * len(cases))
     words = flags(settings | resumed | {"max_steps": 3})
     assert main(["train", *map(str, words), "--on_disk", "--output_dir", str(finished)]) == 0

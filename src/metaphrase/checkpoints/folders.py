@@ -120,11 +120,7 @@ def tidy(output: Path) -> None:
 
 
 def recover(folder: Path) -> Path:
-    """Move a complete checkpoint from staging into place.
-
-    Returns:
-        Its place; a checkpoint that is not in staging is in place.
-    """
+    """Move a checkpoint into place if it is in staging. Returns its place."""
     if folder.parent.name != PARTIAL:
         return folder
     place = folder.parent.parent / folder.name
@@ -171,15 +167,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def checkpoint_folders(output: str | Path, *, staged: bool = False) -> list[Path]:
-    """Folders named like checkpoints, sorted by step.
-
-    Args:
-        output: The output folder.
-        staged: Also return complete checkpoints that a killed run has not moved into place.
-
-    Raises:
-        NewerCheckpointError: A later version of the library wrote a checkpoint that is not in place.
-    """
+    """Folders named like checkpoints, sorted by step. ``staged`` adds complete ones that are not yet in place."""
     paths = [*Path(output).glob("*-*"), *(filter(_is_staged, Path(output, PARTIAL).glob("*-*")) if staged else ())]
     found = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in paths}
     steps = {path: int(match[1]) for path, match in found.items() if match and path.is_dir()}

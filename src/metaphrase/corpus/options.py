@@ -22,11 +22,7 @@ class BitextOptions:
     limit: int | None = option(None, "Maximum number of pairs of each language.")
 
     def input_files(self, files: Sequence[str]) -> list[Path]:
-        """The files on disk that :meth:`load_bitext` reads.
-
-        Raises:
-            MissingFileError: A file or folder does not exist.
-        """
+        """The files on disk that :meth:`load_bitext` reads."""
         found = find_files(
             files,
             languages=self.languages or None,

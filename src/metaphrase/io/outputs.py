@@ -21,15 +21,7 @@ _NAMED = 3
 
 
 def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]) -> None:
-    """Refuse output files that would replace an input or each other. A symbolic or hard link to an input is that input.
-
-    Args:
-        outputs: The files that are written; None is skipped.
-        inputs: The files that are read; None is skipped.
-
-    Raises:
-        UsageError: An output is an input, is given twice, or exists and is not a file.
-    """
+    """Refuse output files that are inputs, under any name or link, or each other, or that exist and are not files."""
     read = {_identity(path): path for path in inputs if path is not None}
     written = set()
     for output in (path for path in outputs if path is not None):
@@ -44,17 +36,9 @@ def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Pat
 
 
 def check_folder(folder: str | Path, *, model: str | Path | None = None, around: bool = True) -> None:
-    """Refuse an output folder that is the model's, or that holds files which this library did not write.
+    """Refuse an output folder that is, or is around, that of the model, or that holds files of others than this library.
 
-    Empty and missing folders, and hidden files, are accepted.
-
-    Args:
-        folder: The output folder.
-        model: Folder of the model that is read.
-        around: Also refuse a folder around that of the model.
-
-    Raises:
-        UsageError: Files of the model or of the user could be replaced.
+    Hidden files are ignored.
     """
     place = Path(folder).resolve()
     if model is not None:
@@ -77,15 +61,7 @@ def check_folder(folder: str | Path, *, model: str | Path | None = None, around:
 
 
 def claim_folder(folder: str | Path, *, model: str | Path | None = None) -> Path:
-    """Check an output folder as :func:`check_folder` does, create it if it is missing, and mark a new one.
-
-    Returns:
-        The folder.
-
-    Raises:
-        UsageError: Files of the model or of the user could be replaced.
-        CheckpointError: The folder is a file, or is not writable.
-    """
+    """Check an output folder as :func:`check_folder` does, create it if it is missing, and mark a new one."""
     folder = Path(folder)
     check_folder(folder, model=model)
     make_folder(folder)
@@ -99,12 +75,7 @@ def claim_folder(folder: str | Path, *, model: str | Path | None = None) -> Path
 
 @contextmanager
 def claimed(folder: str | Path, *, model: str | Path | None = None) -> Iterator[None]:
-    """Claim an output folder and hold it, so that no other process writes to it. A folder without files is not marked.
-
-    Raises:
-        UsageError: Files of the model or of the user could be replaced.
-        CheckpointError: Another process holds the folder, it is a file, or it is not writable.
-    """
+    """Claim an output folder and hold it, so that no other process writes to it. A folder without files is not marked."""
     folder = Path(folder)
     check_folder(folder, model=model)
     with exclusive(folder):

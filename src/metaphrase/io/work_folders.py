@@ -19,11 +19,7 @@ _DONE = "_metaphrase_done"  # in a folder whose work is complete and that is bei
 
 @contextmanager
 def work_folder_of(output: str | Path) -> Iterator[Path]:
-    """Hold the work folder of an output file, ``OUTPUT.partial``, so that no other process writes the file.
-
-    Raises:
-        CheckpointError: Another process holds the folder, or it cannot be created.
-    """
+    """Hold the work folder of an output file, ``OUTPUT.partial``, so that no other process writes the file."""
     folder = Path(f"{output}.partial")
     try:
         with exclusive(folder):

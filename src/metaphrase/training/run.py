@@ -198,11 +198,6 @@ class TrainingRun:
         return bool(self.arguments.process_index == 0)
 
     @property
-    def resumes(self) -> bool:
-        """Whether this process resumes a checkpoint, in a folder that it writes to."""
-        return bool(self.is_main_process and self.arguments.resume_from_checkpoint)
-
-    @property
     def language_embedding(self) -> LanguageEmbedding | None:
         """The input language embedding that is trained with the encoder, if the recipe has one."""
         return self.loss.heads.language_embedding
@@ -224,7 +219,8 @@ class TrainingRun:
         with self.claim_output():
             self.load_encoder()
             self.load_test_sets()
-            with restored_caches(self.output) if self.resumes else nullcontext():
+            resumes = self.is_main_process and self.arguments.resume_from_checkpoint
+            with restored_caches(self.output) if resumes else nullcontext():
                 self.load_corpus()
                 self.build()
             self.measure_baseline()
