@@ -2,12 +2,15 @@
 
 import gc
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -43,6 +46,7 @@ from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
+from tests.faults.children import Child
 from tests.hub_server import Hub, Repository, environment, reach, serve_hub
 from tests.publishing.conftest import RECIPE
 from tests.xet_store import available
@@ -866,6 +870,32 @@ def test_push_and_pull_with_faults_along_the_way(hub, released, tmp_path, monkey
     assert {r["host"].split(":")[0] for r in elsewhere if "/__cdn/" in r["path"]} == {"localhost"}
     fault("G4", "killed between upload and commit, then pushed again", tried=1, survived=1)
     fault("H6", "the token in files, output and addresses of a push with faults", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("path", ["^/__lfs/", "/commit/"])
+def test_interrupted_and_repeated(online, released, template, tmp_path, monkeypatch, fault, number, path):
+    """The repository is unchanged, nobody else can read what is left of the copy, and the next push completes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    Path(tempfile.gettempdir()).mkdir()
+    command = ["push", str(released), "--repo", "acme/tiny", "--no_check"]
+    online.faults.append({"path": path, "then": lambda: os.kill(child.pid, number), "delay": 0.2, "late": 0.2})
+
+    def work() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise SystemExit(main(command))
+
+    child = Child(work, tmp_path / "log")
+    assert child.wait(60) == (130 if number == signal.SIGINT else -number), child.said()
+    if path == "^/__lfs/":
+        assert remote_files(online) == []
+    left = list(Path(tempfile.gettempdir()).iterdir())
+    assert len(left) <= 1
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in left] == [0o700] * len(left)
+    assert main(command) == 0
+    assert remote_files(online) == release_files(template)
+    assert len(repository(online).commits) == 2
+    fault("G4", f"{number.name} at {path.strip('^')}, then pushed again", tried=1, survived=1)
 
 
 @pytest.mark.slow
