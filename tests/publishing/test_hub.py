@@ -33,7 +33,14 @@ from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder, origin_of
-from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, MetaphraseError, UsageError
+from metaphrase.exceptions import (
+    CorpusError,
+    HubAccessError,
+    HubConnectionError,
+    HubError,
+    MetaphraseError,
+    UsageError,
+)
 from metaphrase.io import hub as hub_requests
 from metaphrase.io.hub import download
 from metaphrase.publishing import hub as publishing
@@ -724,6 +731,21 @@ class TestHeadsAndCorpora:
         assert then.files[0]["revision"] == commit
         stream = load_corpus(f"hf:acme/corpus#{commit}", streaming=True)
         assert len(list(stream.dataset)) == len(bitext)
+
+    @pytest.mark.parametrize("with_data", [True, False], ids=["beside data", "as its loader"])
+    def test_code_of_a_data_set_is_not_run(self, online, bitext, tmp_path, datasets_online, fault, with_data):
+        marker = tmp_path / "executed"
+        code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n".encode()
+        files = {"corpus.py": code} if not with_data else {"setup.py": code, "data/__init__.py": code}
+        files["data/train.parquet"] = write_corpus(Dataset.from_list(bitext), tmp_path / "a.parquet").read_bytes()
+        online.put("evil/corpus", files, kind="dataset")
+        if with_data:
+            assert len(load_corpus("hf:evil/corpus").dataset) == len(bitext)
+        else:
+            with pytest.raises(CorpusError, match=r"scripts are no longer supported, but found corpus\.py"):
+                load_corpus("hf:evil/corpus")
+        assert not marker.exists()
+        fault("H2", "code in the repository of a data set", tried=1, survived=1)
 
     def test_what_is_no_bitext_is_refused(self, online, tmp_path):
         (tmp_path / "x.tsv").write_text("a\tb\n")
