@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import shutil
+import stat
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +73,21 @@ def fault(request):
         assert survived == tried, row
 
     return record
+
+
+@pytest.fixture(params=[0o022, 0o077], ids=oct)
+def follows_umask(request):
+    """Set a umask, and return a check that a folder and everything in it have its permissions."""
+
+    def check(folder: Path) -> None:
+        modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+        assert len(modes) > 1
+        wanted = {path: (0o777 if path.is_dir() else 0o666) & ~request.param for path in modes}
+        assert {path: oct(mode) for path, mode in modes.items() if mode != wanted[path]} == {}
+
+    before = os.umask(request.param)
+    yield check
+    os.umask(before)
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,10 @@ import fcntl
 import json
 import logging
 import os
+import pickle
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from metaphrase.checkpoints.folders import (
     checkpoint_folders,
     newest,
     publish,
+    read_manifest,
     rotate,
     tidy,
     verify,
@@ -92,6 +95,33 @@ def test_nothing_in_a_checkpoint_needs_an_unsafe_pickle(trained):
         with safe_globals():
             assert torch.load(path, weights_only=True)
     assert np
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+@pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt", "rng_state.pth"])
+def test_code_in_a_checkpoint_is_not_run(trained, make_trainer, tmp_path, fault, name):
+    """By somebody who also writes its manifest."""
+    checkpoint, marker = trained / "checkpoint-2", tmp_path / "executed"
+    shutil.rmtree(trained / "checkpoint-4")
+    torch.save(Payload(marker), checkpoint / name)
+    facts = {key: value for key, value in read_manifest(checkpoint).items() if key not in ("files", "sha256")}
+    publish(checkpoint.rename(tmp_path / "altered"), checkpoint, facts)
+    verify(checkpoint)
+    with pytest.raises(pickle.UnpicklingError, match="Weights only load failed"):
+        make_trainer().train(resume_from_checkpoint=True)
+    assert not marker.exists()
+    torch.load(checkpoint / name, weights_only=False)
+    assert marker.exists()
+    fault("H1", f"code in {name} of a checkpoint", tried=1, survived=1)
 
 
 def test_damage_to_any_file_is_found(trained, fault):

@@ -297,7 +297,8 @@ def test_hostile_data_stay_in_their_places(card, tmp_path, fault):
 
 def hostile_data_stay_in_their_places(card, tmp_path, data):
     text = st.text(max_size=40) | st.sampled_from(HOSTILE)
-    name, language, command, note = (data.draw(text) for _ in range(4))
+    name, language, command, note, base = (data.draw(text) for _ in range(5))
+    card.base_model = card.base_model_revision = card.license = base
     card.model_name, card.language = name or None, [language]
     card.recipe = {"name": name, "note": note}
     card.results = [ROW | {"data": name, "language": language, "verdict": note}]
@@ -310,6 +311,8 @@ def hostile_data_stay_in_their_places(card, tmp_path, data):
     assert metadata["language"] == [as_metadata(language)]
     assert metadata["metaphrase"]["data"][0]["license"] == as_metadata(note)
     assert metadata["metaphrase"].get("command", "") == as_metadata(command)
+    assert metadata.get("license", "") == as_metadata(base)
+    assert metadata.get("base_model") in (None, base)  # only ids of the Hub
     assert metadata["tags"][:2] == ["metaphrase", as_metadata(note)]
     assert metadata["model-index"][0]["results"][0]["dataset"]["config"] == as_metadata(language)
     assert yaml.safe_load(blocks(made.text, "yaml")[0]) == {"name": as_metadata(name), "note": as_metadata(note)}

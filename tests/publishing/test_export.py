@@ -11,7 +11,9 @@ from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
 from metaphrase.exceptions import UsageError
+from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, drafted, prepare_export
+from metaphrase.publishing.hub import push
 
 
 def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
@@ -46,6 +48,22 @@ def test_prompts_recipe_and_licence_go_along(tiny_encoder, tmp_path):
     assert (out / "LICENSE").read_text() == "Be kind.\n"
     assert (out / "README.md").read_text() == "# A card\n"
     assert np.array_equal(SentenceTransformer(str(out), device="cpu").encode(["sleeps"]), wanted)
+
+
+def test_an_export_follows_the_umask(follows_umask, tiny_encoder, tmp_path):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "LICENSE").touch(0o400)
+    with drafted(tiny_encoder, tmp_path / "out", source=tmp_path / "source") as draft:
+        draft.publish("# A card\n")
+    follows_umask(tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
+def test_an_export_can_be_pushed(tiny_encoder, tmp_path, online):
+    with drafted(tiny_encoder, tmp_path / "out") as draft:
+        draft.publish("---\nlicense: mit\n---\n\n# A card\n")
+    push(tmp_path / "out", "acme/tiny")
+    assert sorted(online.repositories["model", "acme/tiny"].resolve("main").tree) == release_files(tmp_path / "out")
 
 
 def test_nothing_is_overwritten(tiny_encoder, tmp_path):

@@ -2,12 +2,15 @@
 
 import gc
 import json
+import os
 import re
 import shlex
 import shutil
 import signal
+import stat
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,7 +33,14 @@ from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder, origin_of
-from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, MetaphraseError, UsageError
+from metaphrase.exceptions import (
+    CorpusError,
+    HubAccessError,
+    HubConnectionError,
+    HubError,
+    MetaphraseError,
+    UsageError,
+)
 from metaphrase.io import hub as hub_requests
 from metaphrase.io.hub import download
 from metaphrase.publishing import hub as publishing
@@ -43,6 +53,7 @@ from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
+from tests.faults.children import Child
 from tests.hub_server import Hub, Repository, environment, reach, serve_hub
 from tests.publishing.conftest import RECIPE
 from tests.xet_store import available
@@ -721,6 +732,21 @@ class TestHeadsAndCorpora:
         stream = load_corpus(f"hf:acme/corpus#{commit}", streaming=True)
         assert len(list(stream.dataset)) == len(bitext)
 
+    @pytest.mark.parametrize("with_data", [True, False], ids=["beside data", "as its loader"])
+    def test_code_of_a_data_set_is_not_run(self, online, bitext, tmp_path, datasets_online, fault, with_data):
+        marker = tmp_path / "executed"
+        code = f"from pathlib import Path\nPath({str(marker)!r}).touch()\n".encode()
+        files = {"corpus.py": code} if not with_data else {"setup.py": code, "data/__init__.py": code}
+        files["data/train.parquet"] = write_corpus(Dataset.from_list(bitext), tmp_path / "a.parquet").read_bytes()
+        online.put("evil/corpus", files, kind="dataset")
+        if with_data:
+            assert len(load_corpus("hf:evil/corpus").dataset) == len(bitext)
+        else:
+            with pytest.raises(CorpusError, match=r"scripts are no longer supported, but found corpus\.py"):
+                load_corpus("hf:evil/corpus")
+        assert not marker.exists()
+        fault("H2", "code in the repository of a data set", tried=1, survived=1)
+
     def test_what_is_no_bitext_is_refused(self, online, tmp_path):
         (tmp_path / "x.tsv").write_text("a\tb\n")
         with pytest.raises(ValueError, match=r"x.tsv is not a Parquet file"):
@@ -866,6 +892,32 @@ def test_push_and_pull_with_faults_along_the_way(hub, released, tmp_path, monkey
     assert {r["host"].split(":")[0] for r in elsewhere if "/__cdn/" in r["path"]} == {"localhost"}
     fault("G4", "killed between upload and commit, then pushed again", tried=1, survived=1)
     fault("H6", "the token in files, output and addresses of a push with faults", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("path", ["^/__lfs/", "/commit/"])
+def test_interrupted_and_repeated(online, released, template, tmp_path, monkeypatch, fault, number, path):
+    """The repository is unchanged, nobody else can read what is left of the copy, and the next push completes."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    Path(tempfile.gettempdir()).mkdir()
+    command = ["push", str(released), "--repo", "acme/tiny", "--no_check"]
+    online.faults.append({"path": path, "then": lambda: os.kill(child.pid, number), "delay": 0.2, "late": 0.2})
+
+    def work() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        raise SystemExit(main(command))
+
+    child = Child(work, tmp_path / "log")
+    assert child.wait(60) == (130 if number == signal.SIGINT else -number), child.said()
+    if path == "^/__lfs/":
+        assert remote_files(online) == []
+    left = list(Path(tempfile.gettempdir()).iterdir())
+    assert len(left) <= 1
+    assert [stat.S_IMODE(folder.stat().st_mode) for folder in left] == [0o700] * len(left)
+    assert main(command) == 0
+    assert remote_files(online) == release_files(template)
+    assert len(repository(online).commits) == 2
+    fault("G4", f"{number.name} at {path.strip('^')}, then pushed again", tried=1, survived=1)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from huggingface_hub import HfApi, constants
 
 from metaphrase.cli import main
 from metaphrase.corpus.writing import write_corpus
-from metaphrase.exceptions import HubAccessError, HubConnectionError, MetaphraseError, UsageError
+from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, MetaphraseError, UsageError
 from metaphrase.io.hub import LONGEST_PAUSE, download
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.hub import make_repository, push_corpus
@@ -280,7 +280,7 @@ def test_unusual_branches(online, released, told, revision):
     assert "no branch" in line or "is not understood" in line
 
 
-def test_a_token_is_in_no_name(online, released, told, monkeypatch):
+def test_a_token_is_in_no_name(online, released, told, capsys):
     for word in ("hf_0123456789abcdefghij", "hf_write"):
         line = told("push", released, "--repo", f"acme/{word}")
         assert line.startswith("metaphrase push: The name of the repository contains an access token.")
@@ -288,6 +288,13 @@ def test_a_token_is_in_no_name(online, released, told, monkeypatch):
     push(released, "acme/tiny", commit_message="with hf_0123456789abcdefghij and hf_write")
     (commit,) = (one for one in online.repositories["model", "acme/tiny"].commits.values() if one.tree)
     assert commit.title == "with hf_*** and $HF_TOKEN"
+    folder = released.rename(released.with_name("hf_0123456789abcdefghij"))
+    assert main(["push", str(folder), "--repo", "acme/tiny", "--no_check"]) == 0
+    assert "hf_0123456789" not in "".join(capsys.readouterr())
+    online.faults.append({"path": "/repos/create", "status": 400})
+    with pytest.raises(HubError) as caught:
+        push(folder, "acme/tiny")
+    assert "hf_0123456789" not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["/evil/other", "/acme/tinier", "/x", "", "http://elsewhere.example/acme/tiny2"])

@@ -10,6 +10,7 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
+from metaphrase.io.redaction import without_tokens
 
 SUMMARY = "Push a released encoder or a bitext to the Hub"
 
@@ -72,7 +73,8 @@ def run(argv: Sequence[str]) -> int:
         url = hub.push_corpus(what, options.repo, license=options.license, **common)
     else:
         url = hub.push(what, options.repo, with_heads=options.with_heads, check=options.check, **common)
-    emit({"pushed": what, "repo": options.repo, "url": url}, f"Pushed {what} to {options.repo}: {url}")
+    pushed = without_tokens(what)
+    emit({"pushed": pushed, "repo": options.repo, "url": url}, f"Pushed {pushed} to {options.repo}: {url}")
     return 0
 
 

@@ -44,6 +44,7 @@ from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokeniz
 from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.exceptions import MissingFileError, ModelFileError
 from metaphrase.io.digests import file_sha256
+from metaphrase.io.files import follow_umask
 
 logger = logging.getLogger(__name__)
 
@@ -227,6 +228,7 @@ def _build(source: str) -> Path:
                 },
             }
             (built / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n", encoding="utf-8")
+            follow_umask(built)
             built.rename(folder)
     logger.info("The starter encoder is in %s (%s: %s).", folder, source, origin)
     return folder

@@ -160,7 +160,7 @@ def push_command(
     words += ["--revision", revision] if revision else []
     words += ["--with_heads"] if with_heads else []
     words += ["--license", license] if license else []
-    return shlex.join(words)
+    return without_tokens(shlex.join(words))
 
 
 def make_repository(repo_id: str, *, private: bool = False, token: str | None = None, later: str = "") -> str:

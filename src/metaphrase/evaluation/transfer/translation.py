@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset
 from rich.table import Table
 from sacrebleu.metrics import BLEU, CHRF
-from safetensors.torch import load_file, load_model, save_file
+from safetensors.torch import load_file, load_model, save
 from torch import Tensor, nn
 from transformers import (
     AutoModel,
@@ -318,7 +318,8 @@ def _train_and_translate(
     if arguments.process_index != 0:
         return None
     averaged = checkpoints(folder)[-options.average_checkpoints :]
-    save_file(average_checkpoints(averaged), folder / "model.safetensors", metadata={"format": "pt"})
+    weights = save(average_checkpoints(averaged), metadata={"format": "pt"})
+    (folder / "model.safetensors").write_bytes(weights)
     load_model(trainer.model, folder / "model.safetensors", device=str(arguments.device))
     trained = time.time()
     translations = translate(
