@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.encoders.folders import excerpt
 from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
 
 #: Weights that may be absent: BERT's pooler, which sentence embeddings never use, and a buffer of older versions.
@@ -25,6 +26,8 @@ _MAY_BE_UNUSED = re.compile(
 )
 #: Sentences of different lengths that every tokenizer with a vocabulary of words knows in part, or knows by letters.
 _SENTENCES = ("All human beings are born free and equal in dignity and rights.", "1 2 3.")
+#: Characters that few vocabularies have. A tokenizer without a piece for unknown ones fails.
+_RARE = "☃ 𒀀 \ue000"
 
 
 def load_complete(
@@ -121,6 +124,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel
         raise ModelError(f"The tokenizer of {name} has no padding token. Set its pad_token, and save it.")
     if backend is not None and getattr(backend.model, "dropout", None):
         raise ModelError(f"The tokenizer of {name} has a BPE dropout, which chooses pieces at random. Set it to null.")
+    _known(tokenizer, _RARE)
     if not any(_known(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
         raise ModelFileError(
             f"The tokenizer of {name} knows no word: its vocabulary is missing or empty, so all sentences of one length "
@@ -157,4 +161,4 @@ def check_embeddings(model: SentenceTransformer, name: str) -> None:
 
 def _some(keys: set[str]) -> str:
     """The first names, and whether there are more."""
-    return ", ".join(sorted(keys)[:3]) + (", …" if len(keys) > 3 else "")
+    return ", ".join(map(excerpt, sorted(keys)[:3])) + (", …" if len(keys) > 3 else "")

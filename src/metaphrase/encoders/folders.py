@@ -170,17 +170,17 @@ def read_modules(name: str, folder: Path) -> list[tuple[type[nn.Module], str]]:
         kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
         if not isinstance(kind, str) or not isinstance(path, str):
             raise ModelFileError(
-                f"{MODULES_FILE} of {name} must be a list of modules with a type and a path, but contains {_short(entry)}."
+                f"{MODULES_FILE} of {name} must be a list of modules with a type and a path, but contains {excerpt(entry)}."
             )
         known = MODULES.get(kind.rpartition(".")[2])
         if not kind.startswith("sentence_transformers."):
             raise ModelError(_own_code(name))
         if (known is Transformer) != (not modules) or known is None:
             expected = "starts with a Transformer" if not modules else f"consists of {', '.join(MODULES)}"
-            raise ModelError(f"{MODULES_FILE} of {name} lists {_short(kind)}, but a model {expected}.")
+            raise ModelError(f"{MODULES_FILE} of {name} lists {excerpt(kind)}, but a model {expected}.")
         if not re.fullmatch(r"[\w.-]*", path) or path in (".", "..") or (modules and not path):
             raise ModelFileError(
-                f"{MODULES_FILE} of {name} names the module folder {_short(path)}, which must lie directly in the model's "
+                f"{MODULES_FILE} of {name} names the module folder {excerpt(path)}, which must lie directly in the model's "
                 "folder."
             )
         modules.append((known, path))
@@ -199,7 +199,7 @@ def _errors_as(message: str, copy: str | Path) -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by Rust code
             raise
-        reason = _short(str(error).replace(f"{copy}/", ""))
+        reason = excerpt(str(error).replace(f"{copy}/", "").replace(str(copy), "the folder"))
         raise ModelFileError(f"{message} ({type(error).__name__}: {reason}).") from error
 
 
@@ -247,10 +247,10 @@ class _Files:
             content = json.loads(file.read_bytes().decode("utf-8"))
             _check_depth(content)
         except (ValueError, RecursionError) as error:
-            raise ModelFileError(f"{path} of {self.name} is not valid JSON: {_short(str(error))}.") from error
+            raise ModelFileError(f"{path} of {self.name} is not valid JSON: {excerpt(str(error))}.") from error
         if not isinstance(content, kind):
             expected = "a list" if kind is list else "an object"
-            raise ModelFileError(f"{path} of {self.name} must contain {expected}, but contains {_short(content)}.")
+            raise ModelFileError(f"{path} of {self.name} must contain {expected}, but contains {excerpt(content)}.")
         return content
 
     def write(self, path: str, content: Any) -> None:
@@ -289,7 +289,7 @@ class _Files:
                 with safe_open(file, framework="pt") as content:
                     tensors += len(content.keys())
             except Exception as error:
-                raise ModelFileError(f"{path} of {self.name} is damaged: {_short(str(error))}.") from error
+                raise ModelFileError(f"{path} of {self.name} is damaged: {excerpt(str(error))}.") from error
             size += file.stat().st_size
         return tensors, size
 
@@ -301,7 +301,7 @@ def _shards(name: str, index: Mapping[str, Any]) -> list[str]:
         raise ModelFileError(f"{INDEX} of {name} must map weights to files.")
     for shard in shards.values():
         if not isinstance(shard, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard):
-            raise ModelFileError(f"{INDEX} of {name} refers to {_short(shard)}, which must be a safetensors file.")
+            raise ModelFileError(f"{INDEX} of {name} refers to {excerpt(shard)}, which must be a safetensors file.")
     return sorted(set(shards.values()))
 
 
@@ -310,12 +310,12 @@ def _copy_model_settings(files: _Files) -> None:
     settings = files.read(name := "config_sentence_transformers.json") or {}
     kind = settings.get("model_type", "SentenceTransformer")
     if kind != "SentenceTransformer":
-        raise ModelError(f"{files.name} is a {_short(kind)}, not a SentenceTransformer.")
+        raise ModelError(f"{files.name} is a {excerpt(kind)}, not a SentenceTransformer.")
     prompts = settings.get("prompts")
     if prompts is not None and not (
         isinstance(prompts, dict) and all(isinstance(text, str | None) for text in prompts.values())
     ):
-        raise ModelFileError(f"{name} of {files.name} must map names to texts in prompts, not {_short(prompts)}.")
+        raise ModelFileError(f"{name} of {files.name} must map names to texts in prompts, not {excerpt(prompts)}.")
     files.write(name, {key: settings[key] for key in _MODEL_KEYS if settings.get(key) is not None})
     files.link("README.md")
 
@@ -327,7 +327,7 @@ def _copy_transformer(files: _Files, folder: str) -> None:
     if config is None:
         raise ModelFileError(f"{files.name} has no {path}, so it is not a model.")
     for key, reason in _REFUSED.items():
-        if config.get(key):
+        if config.get(key) is not None:
             raise ModelError(f"{path} of {files.name} sets {key}, but {reason}. Choose another encoder.")
     tensors, size = files.link_weights(folder)
     config = clean_config(config, path=f"{path} of {files.name}", tensors=tensors)
@@ -362,7 +362,7 @@ def clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS)
     for key in ("dtype", "torch_dtype"):
         if config.get(key) is not None and config[key] not in _DTYPES:
             raise ModelFileError(
-                f"{path} sets {key} to {_short(config[key])}, which must be one of {', '.join(_DTYPES)}."
+                f"{path} sets {key} to {excerpt(config[key])}, which must be one of {', '.join(_DTYPES)}."
             )
     _check_numbers(config, path, tensors)
     return config
@@ -378,7 +378,9 @@ def _check_numbers(content: Any, path: str, tensors: int = MAX_PARTS) -> None:
             else 2**40
         )
         if isinstance(value, int) and not -limit <= value <= limit:
-            raise ModelFileError(f"{path} sets {key} to {_short(value)}, which is out of range for these weights.")
+            raise ModelFileError(
+                f"{path} sets {excerpt(key)} to {excerpt(value)}, which is out of range for these weights."
+            )
 
 
 def _clean(value: Any) -> Any:
@@ -445,7 +447,9 @@ def _transformer_settings(files: _Files, folder: str) -> dict[str, Any] | None:
             kept[key] = value
     length = kept.get("max_seq_length")
     if length is not None and (not isinstance(length, int) or length < 1):
-        raise ModelFileError(f"{path} of {files.name} sets max_seq_length to {_short(length)}; it must be at least 1.")
+        raise ModelFileError(
+            f"{path} of {files.name} sets max_seq_length to {excerpt(length)}; it must be at least 1."
+        )
     return kept
 
 
@@ -455,7 +459,7 @@ def _is_allowed(files: _Files, path: str, key: str, known: bool, value: Any, ign
         return True
     if value in (None, {}, "") or key.rpartition(".")[2] in {*ignored, "use_safetensors"}:
         return False
-    raise ModelError(f"{path} of {files.name} sets {key} to {_short(value)}, which is not supported.")
+    raise ModelError(f"{path} of {files.name} sets {excerpt(key)} to {excerpt(value)}, which is not supported.")
 
 
 def _tokenizer_settings(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -482,7 +486,7 @@ def _copy_module(files: _Files, cls: type[nn.Module], folder: str) -> None:
     activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if not isinstance(activation, str) or not re.fullmatch(r"torch\.nn\.modules\.\w+\.\w+", activation):
         raise ModelError(
-            f"{path} of {files.name} sets activation_function to {_short(activation)}, not to one of torch."
+            f"{path} of {files.name} sets activation_function to {excerpt(activation)}, not to one of torch."
         )
     _check_numbers(config, f"{path} of {files.name}")
     files.write(path, config)
@@ -519,9 +523,10 @@ def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
 
 
-def _short(value: Any) -> str:
-    """A value on one line of a message."""
+def excerpt(value: Any) -> str:
+    """The start of a value of a model's file, for a message: one line without control characters."""
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    text = "".join(character if character.isprintable() else "�" for character in text)
     return text if len(text) <= 200 else f"{text[:200]}…"
 
 

@@ -21,7 +21,7 @@ from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
@@ -97,9 +97,21 @@ def load_encoder(
 
 
 class _Transformer(Transformer):
-    """Keeps what transformers reports of the weights that it loads."""
+    """Keeps what transformers reports of the weights that it loads, and says why a tokenizer cannot be loaded."""
 
     loaded: dict[str, Any]
+
+    def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
+        try:
+            super().__init__(model_name_or_path, **kwargs)
+        except ValueError as error:
+            if "processing class" not in str(error):
+                raise
+            try:
+                AutoTokenizer.from_pretrained(model_name_or_path, **kwargs.get("processor_kwargs") or {})
+            except Exception as reason:
+                raise ValueError(f"the tokenizer: {reason}") from reason
+            raise
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
         model, self.loaded = super()._load_model(
