@@ -18,6 +18,9 @@ from transformers import AutoModelForQuestionAnswering, AutoTokenizer, PreTraine
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Span, Words
+from metaphrase.encoders.checks import check_tokenizer, load_complete
+from metaphrase.encoders.folders import open_model
+from metaphrase.encoders.loading import find_model
 from metaphrase.exceptions import ModelError
 
 #: Encloses the word that a question is about.
@@ -174,8 +177,11 @@ class SpanAligner(Aligner):
         device: str | None = None,
     ) -> None:
         if isinstance(model, (str, Path)):
-            tokenizer = tokenizer or AutoTokenizer.from_pretrained(str(model))
-            model = AutoModelForQuestionAnswering.from_pretrained(str(model))
+            name, folder = find_model(model)
+            with open_model(name, folder) as copy:
+                tokenizer = tokenizer or AutoTokenizer.from_pretrained(copy)
+                model = load_complete(AutoModelForQuestionAnswering.from_pretrained, copy, name)
+                check_tokenizer(tokenizer, model, name)
             device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         if tokenizer is None or not tokenizer.is_fast:
             raise ModelError(

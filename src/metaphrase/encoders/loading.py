@@ -1,7 +1,8 @@
 """Loading encoders for training and evaluation.
 
-Files of a repository are data: weights in safetensors format, and modules of sentence-transformers. Pickles are never
-read and code of a repository is never run.
+Files of a model are data: weights in safetensors format, and modules of sentence-transformers. Pickles are never read and
+code of a repository is never run. A model is loaded completely, or refused: see `folders` for what is read, and `checks` for
+what must hold afterwards.
 """
 
 from __future__ import annotations
@@ -9,8 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,15 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from sentence_transformers.util import is_sentence_transformer_model
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import cached_file
 
+from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
+from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
 from metaphrase.io.hub import download
 
@@ -76,37 +78,91 @@ def load_encoder(
         HubError: The Hub has no such model, denies access to it, or all attempts fail.
         ValueError: The model has modules that are not part of sentence-transformers.
     """
+    name, folder = find_model(name_or_path)
+    with open_model(name, folder) as copy:
+        kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
+        if _accepts_pooling_flag(copy):
+            kwargs["add_pooling_layer"] = False
+        if (copy / MODULES_FILE).exists():
+            model = _load_modules(copy, device, kwargs)
+            if pooling is not None:
+                _replace_pooling(model, pooling)
+        else:
+            transformer = _Transformer(str(copy), model_kwargs=kwargs)
+            mode = pooling or default_pooling
+            logger.info("%s has no pooling; using %s.", name, mode)
+            size = transformer.get_embedding_dimension()
+            model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
+        encoder: Any = remove_pooler(model[0].auto_model)
+        check_keys(encoder, model[0].loaded, name)
+        model[0].__class__ = Transformer  # the class that a saved model names
+        del model[0].loaded
+        check_finite(model, name)
+        check_tokenizer(model.tokenizer, encoder, name)
+        set_max_length(model, None)
+        check_embeddings(model, name)
+    encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
+    if folder != Path(name):
+        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
+    set_max_length(model, max_length)
+    return model
+
+
+class _Transformer(Transformer):
+    """Keeps what transformers reports of the weights that it loads, and says why a tokenizer cannot be loaded."""
+
+    loaded: dict[str, Any]
+
+    def __init__(self, model_name_or_path: str, **kwargs: Any) -> None:
+        try:
+            super().__init__(model_name_or_path, **kwargs)
+        except ValueError as error:
+            if "processing class" not in str(error):
+                raise
+            try:
+                AutoTokenizer.from_pretrained(model_name_or_path, **kwargs.get("processor_kwargs") or {})
+            except Exception as reason:
+                raise ValueError(f"the tokenizer: {reason}") from reason
+            raise
+
+    def _load_model(self, *args: Any, **kwargs: Any) -> Any:
+        model, self.loaded = super()._load_model(
+            *args, **kwargs, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+        return model
+
+
+def _load_modules(folder: Path, device: str | None, kwargs: dict[str, Any]) -> SentenceTransformer:
+    return SentenceTransformer._load_with_module_classes(  # noqa: SLF001 - the public way has no other class of a module
+        str(folder),
+        {f"{Transformer.__module__}.{Transformer.__qualname__}": _Transformer},
+        device=device,
+        trust_remote_code=False,
+        local_files_only=True,
+        model_kwargs=kwargs,
+    )
+
+
+def find_model(name_or_path: str | Path) -> tuple[str, Path]:
+    """The name of a model without its revision, and the folder of its files, which are downloaded if necessary.
+
+    Args:
+        name_or_path: See `load_encoder`. The name of a local folder or of the starter is the path of its folder.
+
+    Raises:
+        MissingFileError: There is no such folder.
+        HubError: The Hub has no such model, denies access to it, or all attempts fail.
+    """
     name, revision = split_revision(str(name_or_path))
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 
         name = str(starter_path())
-    local = Path(name).exists()
-    folder = Path(name) if local else _download_model(name, revision)
-    kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
-    if _accepts_pooling_flag(folder):
-        kwargs["add_pooling_layer"] = False
-    with _loading_errors(name):
-        if is_sentence_transformer_model(str(folder)):
-            model = SentenceTransformer(
-                str(folder), device=device, trust_remote_code=False, local_files_only=True, model_kwargs=kwargs
-            )
-            if pooling is not None:
-                _replace_pooling(model, pooling)
-        else:
-            transformer = Transformer(str(folder), model_kwargs=kwargs)
-            mode = pooling or default_pooling
-            logger.info("%s has no pooling; using %s.", name, mode)
-            size = transformer.get_embedding_dimension()
-            model = SentenceTransformer(modules=[transformer, Pooling(size, pooling_mode=mode)], device=device)
-    encoder: Any = model[0].auto_model
-    remove_pooler(encoder)
-    if not local:
-        encoder.config.name_or_path = model.tokenizer.name_or_path = name
-        model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
-    if max_length is not None:
-        model.max_seq_length = max_length
-    return model
+    if not Path(name).exists():
+        return name, _download_model(name, revision)
+    if not Path(name).is_dir():
+        raise ModelFileError(f"{name} is a file, but a model is a folder. Name the folder that contains it.")
+    return name, Path(name)
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -141,34 +197,10 @@ def _download_model(name: str, revision: str | None) -> Path:
         raise type(error)(f"{missing} in the cache. {error}") from error
 
 
-@contextmanager
-def _loading_errors(name: str) -> Iterator[None]:
-    """Replace errors that suggest trusting a repository's files by one sentence that explains why a model is not loaded."""
-    try:
-        yield
-    except OSError as error:
-        if "safetensors" in str(error):
-            raise ModelFileError(
-                f"{name} has no weights in safetensors format. Other formats are pickles, which can execute code when "
-                "they are read, and are not loaded: ask its authors to convert it, or choose another encoder."
-            ) from error
-        raise
-    except ValueError as error:
-        if "trust_remote_code" in str(error) or "sentence_transformers" in str(error):
-            raise ModelError(
-                f"{name} requires its own code, which is not run: only modules of sentence-transformers and models of "
-                "transformers are loaded. Choose another encoder."
-            ) from error
-        raise
-
-
 def _accepts_pooling_flag(folder: Path) -> bool:
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError):
-        return False
-    known = type(config) in MODEL_MAPPING
-    return known and "add_pooling_layer" in inspect.signature(MODEL_MAPPING[type(config)].__init__).parameters
+    path = folder / (read_modules("", folder)[0][1])
+    model = MODEL_MAPPING[type(AutoConfig.from_pretrained(path, local_files_only=True))]
+    return "add_pooling_layer" in inspect.signature(model.__init__).parameters
 
 
 def _replace_pooling(model: SentenceTransformer, mode: str) -> None:

@@ -1,9 +1,12 @@
-"""Position ids of encoders."""
+"""Position ids of encoders, and the length of texts."""
 
 from __future__ import annotations
 
+from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel
+
+from metaphrase.exceptions import UsageError
 
 
 def first_position(encoder: PreTrainedModel) -> int:
@@ -13,3 +16,32 @@ def first_position(encoder: PreTrainedModel) -> int:
         if isinstance(padding, int) and isinstance(getattr(module, "position_embeddings", None), nn.Embedding):
             return padding + 1
     return 0
+
+
+def max_positions(encoder: PreTrainedModel) -> int | None:
+    """Tokens of the longest sequence; None if the encoder has no limit."""
+    held = getattr(encoder.config, "max_position_embeddings", None)
+    return None if held is None or held < 0 else held - first_position(encoder)
+
+
+def set_max_length(model: SentenceTransformer, max_length: int | None) -> None:
+    """Set the number of tokens at which a text is truncated.
+
+    Args:
+        model: The model, which changes.
+        max_length: Number of tokens; None keeps the model's own, or the encoder's positions if there are fewer.
+
+    Raises:
+        UsageError: The encoder has fewer positions.
+    """
+    positions = max_positions(model[0].auto_model)
+    if max_length is None:
+        if positions is not None and (model.max_seq_length or positions + 1) > positions:
+            model.max_seq_length = positions
+        return
+    if positions is not None and max_length > positions:
+        raise UsageError(
+            f"A maximum length of {max_length} tokens was requested, but the encoder has {positions} positions. Lower "
+            "max_length."
+        )
+    model.max_seq_length = max_length

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
 from metaphrase.mining.bulk import distinct_texts
@@ -138,6 +139,7 @@ def prepare(
 
     Raises:
         ModelError: The model does not have this layer, or has no pooling to replace.
+        UsageError: The encoder has fewer positions than `max_length`.
     """
     if pooling is None and layer is None and max_length is None:
         return model
@@ -160,6 +162,5 @@ def prepare(
             raise ModelError(f"Pooling {pooling!r} was requested, but the model has no pooling module to replace.")
         replaced = model.get_submodule(places[0])
         model.set_submodule(places[0], Pooling(replaced.embedding_dimension, pooling))
-    if max_length is not None:
-        model.max_seq_length = max_length
+    set_max_length(model, max_length)
     return model

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.encoders.positions import max_positions
+from metaphrase.exceptions import ModelError
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.packing import first_position
 from metaphrase.modeling.views import View
 
 Granularity = Literal["sentence", "word", "span", "token"]
@@ -117,14 +118,12 @@ def check_positions(sources: HeadSources, positions: int, name: str) -> None:
         name: Objective or recipe that builds it, for the message.
 
     Raises:
-        ValueError: The encoder has fewer positions.
+        ModelError: The encoder has fewer positions.
     """
-    encoder = sources.encoder
-    held = getattr(encoder.config, "max_position_embeddings", None)
-    if held is not None and positions > held - first_position(encoder):
-        raise ValueError(
-            f"{name!r} builds sequences of up to {positions} positions, but the encoder has "
-            f"{held - first_position(encoder)}. Lower max_length."
+    held = max_positions(sources.encoder)
+    if held is not None and positions > held:
+        raise ModelError(
+            f"{name!r} builds sequences of up to {positions} positions, but the encoder has {held}. Lower max_length."
         )
 
 

@@ -35,7 +35,7 @@ from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
 from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
-from metaphrase.publishing.release import load_release, release
+from metaphrase.publishing.release import release
 
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
@@ -235,7 +235,7 @@ def drafted(
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         if source is not None and (Path(source) / "LICENSE").is_file():
             shutil.copyfile(Path(source) / "LICENSE", folder / "LICENSE")
-        yield Draft(folder, load_release(folder, device=str(model.device)), destination)
+        yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -25,7 +25,7 @@ from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
-from metaphrase.encoders.loading import model_folder, origin_of
+from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
 from metaphrase.io.digests import file_sha256
@@ -182,22 +182,6 @@ def release_languages(
     }
 
 
-def load_release(folder: str | Path, *, device: str | None = None) -> SentenceTransformer:
-    """Load a model from a folder without running its code or unpickling its files.
-
-    Raises:
-        OSError: The folder has no weights in safetensors format.
-        ValueError: The folder names a module that is not part of sentence-transformers.
-    """
-    return SentenceTransformer(
-        str(folder),
-        device=device,
-        trust_remote_code=False,
-        local_files_only=True,
-        model_kwargs={"use_safetensors": True},
-    )
-
-
 def verify(name_or_path: str | Path, *, revision: str | None = None, device: str | None = None) -> float:
     """Load a release from a folder or a Hub and compare it with its reference embeddings.
 
@@ -224,7 +208,7 @@ def compare_with_reference(folder: Path, name: str, *, device: str | None = None
             "release, or release the model again."
         )
     reference = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
-    return _compare(load_release(folder, device=device), reference, name)
+    return _compare(load_encoder(folder, device=device), reference, name)
 
 
 def _write_yaml(path: Path, content: Any) -> None:
@@ -264,7 +248,7 @@ def _release_form(
 
 
 def _check_release(model: SentenceTransformer, folder: Path) -> None:
-    loaded = load_release(folder, device=str(model.device))
+    loaded = load_encoder(folder, device=str(model.device))
     _compare(loaded, json.loads((folder / REFERENCE).read_text(encoding="utf-8")), "The written release")
     if loaded.max_seq_length != model.max_seq_length:
         raise HubError(

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
+from transformers.utils import cached_file
 
+from metaphrase.encoders.checks import load_complete
+from metaphrase.encoders.folders import CONFIG, WEIGHTS, open_heads
 from metaphrase.exceptions import ModelError
 from metaphrase.modeling.languages import LanguageEmbedding, check_language_embedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
+
+#: Arguments of `from_pretrained` that select the files.
+_FILE_ARGUMENTS = {"subfolder", "revision", "token", "cache_dir", "local_files_only", "force_download", "proxies"}
 
 
 class AlignmentHeadsConfig(PreTrainedConfig):
@@ -65,6 +72,26 @@ class AlignmentHeads(PreTrainedModel):
                 if head is not None:
                     self.heads[name] = head
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path, *args: Any, **kwargs: Any) -> AlignmentHeads:
+        """Load heads from a folder or the Hub, from safetensors and with all of their weights.
+
+        Args:
+            name_or_path: Folder or Hub id.
+            *args: Arguments of transformers' ``from_pretrained``.
+            **kwargs: Likewise; ``subfolder`` and ``revision`` select the files.
+
+        Raises:
+            ModelError: The heads belong to an unknown objective.
+            ModelFileError: Weights are missing or damaged.
+            OSError: There are no heads.
+        """
+        where = {key: kwargs.pop(key) for key in _FILE_ARGUMENTS & kwargs.keys()}
+        folder = Path(str(cached_file(name_or_path, CONFIG, **where))).parent
+        cached_file(name_or_path, WEIGHTS, **where, _raise_exceptions_for_missing_entries=False)
+        with open_heads(str(name_or_path), folder) as copy:
+            return load_complete(super().from_pretrained, copy, str(name_or_path), **kwargs)
 
     @classmethod
     def from_encoder(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file
 
-from metaphrase.encoders.loading import STARTER
+from metaphrase.encoders.checks import load_complete
+from metaphrase.encoders.folders import WEIGHTS, open_model, read_modules
+from metaphrase.encoders.loading import find_model
 from metaphrase.exceptions import ModelError
 from metaphrase.io.digests import file_sha256
 
@@ -21,44 +21,24 @@ from metaphrase.io.digests import file_sha256
 class EncoderSource:
     """Location of the transformer of an encoder.
 
-    The subfolder is ``0_Transformer`` in older SentenceTransformers.
+    The folder is that of the Hub's cache for a Hub id. The subfolder is ``0_Transformer`` in older SentenceTransformers.
     """
 
     name: str
+    folder: Path
     subfolder: str = ""
 
     @property
     def sha256(self) -> str | None:
         """SHA-256 of the weights; None if they are not in a single ``model.safetensors``."""
-        weights = cached_file(
-            self.name,
-            "model.safetensors",
-            subfolder=self.subfolder,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-        return None if weights is None else file_sha256(weights)
+        weights = self.folder / self.subfolder / WEIGHTS
+        return file_sha256(weights) if weights.is_file() else None
 
 
 def encoder_source(name_or_path: str | Path) -> EncoderSource:
     """Find the transformer of an encoder."""
-    name = str(name_or_path)
-    if name == STARTER:
-        from metaphrase.encoders.starter import starter_path
-
-        name = str(starter_path())
-    modules = cached_file(
-        name,
-        "modules.json",
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    if modules is None:
-        return EncoderSource(name)
-    first = json.loads(Path(modules).read_text(encoding="utf-8"))[0]
-    if not first["type"].endswith(".Transformer"):
-        raise ModelError(f"{name} starts with a {first['type']}, which has no transformer to fine-tune.")
-    return EncoderSource(name, first["path"])
+    name, folder = find_model(name_or_path)
+    return EncoderSource(name, folder, read_modules(name, folder)[0][1])
 
 
 def load_with_head(
@@ -70,10 +50,13 @@ def load_with_head(
     **config: Any,
 ) -> PreTrainedModel:
     """Load the weights of an encoder into a model with a randomly initialized head."""
-    settings = AutoConfig.from_pretrained(source.name, subfolder=source.subfolder, **config)
-    if dropout is not None:
-        settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
-    model = head.from_pretrained(source.name, subfolder=source.subfolder, config=settings, dtype=torch.float32)
+    with open_model(source.name, source.folder / source.subfolder) as copy:
+        settings = AutoConfig.from_pretrained(copy, **config)
+        if dropout is not None:
+            settings.hidden_dropout_prob = settings.attention_probs_dropout_prob = dropout
+        model = load_complete(
+            head.from_pretrained, copy, source.name, new_head=True, config=settings, dtype=torch.float32
+        )
     if freeze_word_embeddings:
         model.get_input_embeddings().weight.requires_grad_(False)
     return model
@@ -81,7 +64,9 @@ def load_with_head(
 
 def load_tokenizer(source: EncoderSource) -> PreTrainedTokenizerBase:
     """Load the tokenizer of an encoder."""
-    tokenizer = AutoTokenizer.from_pretrained(source.name, subfolder=source.subfolder)
+    with open_model(source.name, source.folder / source.subfolder) as copy:
+        tokenizer = AutoTokenizer.from_pretrained(copy)
+    tokenizer.name_or_path = source.name
     if not tokenizer.is_fast:
         raise ModelError(f"{source.name} has a tokenizer without character offsets. The tasks need a fast tokenizer.")
     return tokenizer

@@ -1,0 +1,164 @@
+"""Checks of a model after it was loaded: all of its weights, a tokenizer that knows words, finite embeddings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from metaphrase.encoders.folders import excerpt
+from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
+
+#: Weights that may be absent: BERT's pooler, which sentence embeddings never use, and a buffer of older versions.
+_MAY_BE_MISSING = re.compile(r"(^|\.)(pooler\..+|position_ids)$")
+#: Weights that a checkpoint may have in addition: those, and the heads of its pretraining or of another task.
+_MAY_BE_UNUSED = re.compile(
+    r"(^|\.)(pooler\..+|position_ids)$"
+    r"|^(cls|lm_head|classifier|qa_outputs|vocab_transform|vocab_layer_norm|vocab_projector|head|decoder"
+    r"|lm_predictions|mask_predictions|discriminator_predictions|generator_predictions|generator_lm_head)\."
+)
+#: Sentences of different lengths that every tokenizer with a vocabulary of words knows in part, or knows by letters.
+_SENTENCES = ("All human beings are born free and equal in dignity and rights.", "1 2 3.")
+#: Characters that few vocabularies have. A tokenizer without a piece for unknown ones fails.
+_RARE = "☃ 𒀀 \ue000"
+
+
+def load_complete(
+    load: Callable[..., Any], folder: Path, name: str, *, new_head: bool = False, **settings: Any
+) -> Any:
+    """Load a model of transformers with all of its weights, all of them finite.
+
+    Args:
+        load: ``from_pretrained`` of a class or auto class.
+        folder: A copy of the model's folder; see `open_model`.
+        name: Name of the model.
+        new_head: See `check_keys`.
+        settings: Arguments of `load`.
+
+    Raises:
+        ModelFileError: Weights are missing, superfluous or of another shape.
+        NonFiniteError: A weight is NaN or infinite.
+    """
+    model, loaded = load(
+        folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
+    )
+    check_keys(model, loaded, name, new_head=new_head)
+    check_finite(model, name)
+    model.config.name_or_path = model.name_or_path = name
+    return model
+
+
+def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, new_head: bool = False) -> None:
+    """Check that no weight was initialized at random, and that none was left out.
+
+    Args:
+        model: The model.
+        loaded: What ``from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`` reports.
+        name: Name of the model, for the message.
+        new_head: Whether the model has a task head that is new. Its weights may be missing.
+
+    Raises:
+        ModelFileError: Weights are missing, superfluous or of another shape. The message names them.
+    """
+    prefix = f"{model.base_model_prefix}."
+    missing = {
+        key
+        for key in loaded["missing_keys"]
+        if not _MAY_BE_MISSING.search(key) and not (new_head and not key.startswith(prefix))
+    }
+    unused = {key for key in loaded["unexpected_keys"] if not _MAY_BE_UNUSED.search(key)}
+    shapes = {
+        f"{key}: {list(found)} instead of {list(expected)}" for key, found, expected in loaded["mismatched_keys"]
+    }
+    problems = [
+        f"{len(keys)} {what} ({_some(keys)})"
+        for what, keys in (("missing", missing), ("not part of the model", unused), ("of another shape", shapes))
+        if keys
+    ]
+    if problems:
+        raise ModelFileError(
+            f"The weights of {name} do not fit its config.json: {'; '.join(problems)}. Use the files that belong together."
+        )
+
+
+def check_finite(module: nn.Module, name: str) -> None:
+    """Check that all weights are finite, in one pass over them.
+
+    Raises:
+        NonFiniteError: A weight is NaN or infinite.
+    """
+    for key, tensor in chain(module.named_parameters(), module.named_buffers()):
+        if tensor.is_floating_point() and tensor.numel():
+            lowest, highest = torch.aminmax(tensor.detach())
+            if not (torch.isfinite(lowest) and torch.isfinite(highest)):
+                raise NonFiniteError(
+                    f"{name} has NaN or infinite weights, in {key}. Use an earlier checkpoint of the model."
+                )
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel, name: str) -> None:
+    """Check that a tokenizer knows words, and that the encoder has an embedding for each piece.
+
+    Raises:
+        ModelError: There are fewer embeddings than pieces, there is no padding token, or pieces are chosen at random.
+        ModelFileError: Every word is unknown.
+    """
+    rows = encoder.get_input_embeddings().num_embeddings
+    pieces = len(tokenizer)
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if pieces <= rows and (backend is None or type(backend.model).__name__ != "Unigram"):  # whose ids are positions
+        pieces = max(tokenizer.get_vocab().values(), default=-1) + 1
+    if pieces > rows:
+        raise ModelError(
+            f"The tokenizer of {name} has ids of pieces up to {pieces - 1}, but the encoder has {rows} embeddings. Use the "
+            "tokenizer that belongs to the encoder."
+        )
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"The tokenizer of {name} has no padding token. Set its pad_token, and save it.")
+    if backend is not None and getattr(backend.model, "dropout", None):
+        raise ModelError(f"The tokenizer of {name} has a BPE dropout, which chooses pieces at random. Set it to null.")
+    _known(tokenizer, _RARE)
+    if not any(_known(tokenizer, text) for text in (*_SENTENCES, *_vocabulary_sample(tokenizer))):
+        raise ModelFileError(
+            f"The tokenizer of {name} knows no word: its vocabulary is missing or empty, so all sentences of one length "
+            "would get the same embedding. Save the tokenizer into the model's folder."
+        )
+
+
+def _known(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
+    ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    return bool(set(ids) - {tokenizer.unk_token_id, *tokenizer.all_special_ids})
+
+
+def _vocabulary_sample(tokenizer: PreTrainedTokenizerBase) -> Iterable[str]:
+    """Some pieces of the vocabulary as text."""
+    step = max(1, len(tokenizer) // 100)
+    return (tokenizer.decode([id_]) for id_ in range(0, len(tokenizer), step))
+
+
+def check_embeddings(model: SentenceTransformer, name: str) -> None:
+    """Check that the modules work together: embed two sentences.
+
+    Raises:
+        NonFiniteError: The embeddings are NaN or infinite.
+        ModelFileError: They are not one vector for each sentence.
+    """
+    training = model.training
+    embeddings_bh = model.encode(list(_SENTENCES), convert_to_tensor=True, show_progress_bar=False)
+    model.train(training)
+    if embeddings_bh.ndim != 2 or len(embeddings_bh) != len(_SENTENCES):
+        raise ModelFileError(f"{name} does not compute one embedding for each sentence.")
+    if not torch.isfinite(embeddings_bh).all():
+        raise NonFiniteError(f"The embeddings of {name} are NaN or infinite. Use another encoder.")
+
+
+def _some(keys: set[str]) -> str:
+    """The first names, and whether there are more."""
+    return ", ".join(map(excerpt, sorted(keys)[:3])) + (", …" if len(keys) > 3 else "")

@@ -1,0 +1,537 @@
+"""What is read of a model's folder.
+
+A model's folder is data from somebody else. `open_model` checks it and opens a copy with the only content that
+transformers and sentence-transformers see: settings, without keys that lead to code, kernels or other files; tokenizer
+files; weights in safetensors format. Weights and vocabularies are links, so the copy is made in milliseconds. What is
+not in the tables of this module is not read.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from sentence_transformers.sentence_transformer.modules import (
+    CNN,
+    LSTM,
+    Dense,
+    Dropout,
+    LayerNorm,
+    Normalize,
+    Pooling,
+    Transformer,
+    WeightedLayerPooling,
+)
+from torch import nn
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
+
+from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError
+
+CONFIG, MODULES_FILE, WEIGHTS = "config.json", "modules.json", "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+
+#: Modules that a model may consist of. The first is the Transformer. Those that have weights keep them in safetensors.
+MODULES = {
+    module.__name__: module
+    for module in (Transformer, Pooling, Dense, Normalize, LayerNorm, Dropout, WeightedLayerPooling, CNN, LSTM)
+}
+_WITH_WEIGHTS = (Dense, LayerNorm, WeightedLayerPooling, CNN, LSTM)
+#: Files of a tokenizer. The settings among them are JSON objects; one of the others must exist.
+_TOKENIZER_SETTINGS = ("tokenizer_config.json", "special_tokens_map.json")
+_VOCABULARIES = (
+    *("tokenizer.json", "vocab.txt", "vocab.json", "bpe.codes", "tokenizer.model"),
+    *("sentencepiece.bpe.model", "spiece.model", "spm.model", "source.spm"),
+)
+_TOKENIZER_FILES = (*_VOCABULARIES, "merges.txt", "added_tokens.json")
+
+#: Keys of `config.json` that have no effect, and all that start with "_". They lead to code (`auto_map`), to kernels that
+#: are fetched or compiled (`attn_implementation`), or to changes of the model's class. The attention is always ours.
+_IGNORED = {
+    *("auto_map", "attn_implementation", "experts_implementation", "use_kernels", "kernel_config", "fusion_config"),
+    *(
+        "trust_remote_code",
+        "name_or_path",
+        "distributed_config",
+        "attribute_map",
+        "custom_generate",
+        "custom_pipelines",
+    ),
+}
+#: Keys of `config.json` without which the weights cannot be read as they are meant, with the reason for the message.
+_REFUSED = {
+    "quantization_config": "quantized weights are not supported",
+    "transformers_weights": f"weights must be in {WEIGHTS}",
+    "configuration_files": f"settings must be in {CONFIG}",
+}
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+#: Keys of `sentence_bert_config.json`, and the arguments that its dictionaries may pass on.
+_TRANSFORMER_KEYS = ("max_seq_length", "do_lower_case", "unpad_inputs")
+_ARGUMENTS = {
+    **dict.fromkeys(("model_args", "model_kwargs"), ("add_pooling_layer", "dtype", "torch_dtype")),
+    **dict.fromkeys(("tokenizer_args", "processor_kwargs"), ("model_max_length", "padding_side", "truncation_side")),
+    **dict.fromkeys(("config_args", "config_kwargs"), ("use_cache",)),
+}
+#: The one way to call the encoder. Others would call any of its methods with the inputs.
+_CALL = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+}
+_MODEL_KEYS = ("prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim")
+#: Keys of `tokenizer_config.json` with text, and with lists or dictionaries. Numbers and truth values have any key.
+_TOKENIZER_TEXT = {
+    *("tokenizer_class", "backend", "padding_side", "truncation_side", "padding", "truncation", "truncation_strategy"),
+    *("src_lang", "tgt_lang", "errors", "vocab_type", "word_tokenizer_type", "subword_tokenizer_type", "lang"),
+}
+_TOKENIZER_LISTS = {
+    *("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder", "model_input_names", "never_split"),
+    *("language_codes", "model_specific_special_tokens"),
+}
+
+_HEADS_KEYS = {"model_type", "architectures", "dtype", "objectives", "languages", "transformers_version"}
+#: Limits of settings: bytes of a file, nesting, and parts of a model of one kind (`num_…`).
+MAX_SETTINGS_BYTES, MAX_DEPTH, MAX_PARTS = 4_000_000, 30, 2**16
+
+
+@contextmanager
+def open_model(name: str, folder: Path) -> Iterator[Path]:
+    """Check a model's folder, and open a temporary copy of what may be read of it.
+
+    Args:
+        name: Name of the model, for messages.
+        folder: A SentenceTransformer, or a model of transformers with its tokenizer.
+
+    Yields:
+        The copy. Errors of other libraries inside the block become a `ModelFileError` with one sentence.
+
+    Raises:
+        ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder.
+        ModelFileError: A file is missing, damaged, not readable or outside the folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
+        check_model_folder(name, folder, Path(temporary))
+        with _errors_as(f"{name} cannot be loaded: its files are damaged, or do not belong together", temporary):
+            yield Path(temporary)
+
+
+@contextmanager
+def open_heads(name: str, folder: Path) -> Iterator[Path]:
+    """Check a folder of training heads, and open a temporary copy of what may be read of it; see `open_model`."""
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
+        files = _Files(name, folder, Path(temporary))
+        config = files.read(CONFIG)
+        if config is None or not isinstance(encoder := config.get("encoder"), dict):
+            raise ModelFileError(f"{CONFIG} of {name} is not that of training heads: it has no encoder.")
+        files.link_weights("")
+        encoder = clean_config(encoder, path=f"{CONFIG} of {name}")
+        files.write(CONFIG, {key: config[key] for key in _HEADS_KEYS & config.keys()} | {"encoder": encoder})
+        with _errors_as(f"The heads of {name} cannot be loaded", temporary):
+            yield Path(temporary)
+
+
+def check_model_folder(name: str, folder: Path, copy: Path) -> None:
+    """Check a model's folder, and write what may be read of it into an empty folder; see `open_model`."""
+    files = _Files(name, folder, copy)
+    modules = read_modules(name, folder)
+    if files.find(MODULES_FILE):
+        listed = [
+            {"idx": at, "name": str(at), "path": path, "type": f"{cls.__module__}.{cls.__qualname__}"}
+            for at, (cls, path) in enumerate(modules)
+        ]
+        files.write(MODULES_FILE, listed)
+        _copy_model_settings(files)
+    _copy_transformer(files, modules[0][1])
+    for cls, path in modules[1:]:
+        _copy_module(files, cls, path)
+
+
+def read_modules(name: str, folder: Path) -> list[tuple[type[nn.Module], str]]:
+    """The class and the subfolder of each module; the Transformer of a model without `modules.json` is in ``""``.
+
+    Raises:
+        ModelError: A module is not part of sentence-transformers, or the first one is not a Transformer.
+        ModelFileError: `modules.json` is not a list of modules.
+    """
+    listed = _Files(name, folder, folder).read(MODULES_FILE, list)
+    if listed is None:
+        return [(Transformer, "")]
+    modules: list[tuple[type[nn.Module], str]] = []
+    for entry in listed:
+        kind, path = (entry.get("type"), entry.get("path")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise ModelFileError(
+                f"{MODULES_FILE} of {name} must be a list of modules with a type and a path, but contains {excerpt(entry)}."
+            )
+        known = MODULES.get(kind.rpartition(".")[2])
+        if not kind.startswith("sentence_transformers."):
+            raise ModelError(_own_code(name))
+        if (known is Transformer) != (not modules) or known is None:
+            expected = "starts with a Transformer" if not modules else f"consists of {', '.join(MODULES)}"
+            raise ModelError(f"{MODULES_FILE} of {name} lists {excerpt(kind)}, but a model {expected}.")
+        if not re.fullmatch(r"[\w.-]*", path) or path in (".", "..") or (modules and not path):
+            raise ModelFileError(
+                f"{MODULES_FILE} of {name} names the module folder {excerpt(path)}, which must lie directly in the model's "
+                "folder."
+            )
+        modules.append((known, path))
+    if not modules:
+        raise ModelFileError(f"{MODULES_FILE} of {name} lists no module.")
+    return modules
+
+
+@contextmanager
+def _errors_as(message: str, copy: str | Path) -> Iterator[None]:
+    """Replace errors of other libraries that a model's files cause by a `ModelFileError`."""
+    try:
+        yield
+    except (MetaphraseError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # raised by Rust code
+            raise
+        reason = excerpt(str(error).replace(f"{copy}/", "").replace(str(copy), "the folder"))
+        raise ModelFileError(f"{message} ({type(error).__name__}: {reason}).") from error
+
+
+@dataclass(frozen=True)
+class _Files:
+    """Reads the files of a model's folder, and writes or links them into its copy."""
+
+    name: str
+    folder: Path
+    copy: Path
+
+    def find(self, path: str) -> Path | None:
+        """The file, if it exists, is readable, and lies in the folder."""
+        file = self.folder / path
+        try:
+            if not file.exists():
+                return None
+            found, root = file.resolve(), self.folder.resolve()
+            for repository in root.parents:  # of the Hub's cache, which links to files of the cache
+                if repository.name.startswith("models--") and (repository / "snapshots").is_dir():
+                    root = repository.parent
+            if not found.is_relative_to(root):
+                raise ModelFileError(
+                    f"{path} of {self.name} is a link to {found}, outside the model's folder. Copy the file into the folder."
+                )
+            if not found.is_file():
+                raise ModelFileError(f"{path} of {self.name} must be a file.")
+            with found.open("rb"):
+                return found
+        except MetaphraseError:
+            raise
+        except OSError as error:
+            raise ModelFileError(f"{path} of {self.name} cannot be read: {error.strerror}.") from error
+
+    def read(self, path: str, kind: type = dict) -> Any:
+        """The content of a JSON file; None if there is no such file."""
+        file = self.find(path)
+        if file is None:
+            return None
+        if file.stat().st_size > MAX_SETTINGS_BYTES:
+            raise ModelFileError(
+                f"{path} of {self.name} exceeds {MAX_SETTINGS_BYTES:,} bytes, the maximum for settings."
+            )
+        try:
+            content = json.loads(file.read_bytes().decode("utf-8"))
+            _check_depth(content)
+        except (ValueError, RecursionError) as error:
+            raise ModelFileError(f"{path} of {self.name} is not valid JSON: {excerpt(str(error))}.") from error
+        if not isinstance(content, kind):
+            expected = "a list" if kind is list else "an object"
+            raise ModelFileError(f"{path} of {self.name} must contain {expected}, but contains {excerpt(content)}.")
+        return content
+
+    def write(self, path: str, content: Any) -> None:
+        """Write a JSON file of the copy."""
+        file = self.copy / path
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(json.dumps(content), encoding="utf-8")
+
+    def link(self, path: str) -> Path | None:
+        """Link a file into the copy."""
+        found = self.find(path)
+        if found is not None:
+            (self.copy / path).parent.mkdir(exist_ok=True)
+            try:
+                (self.copy / path).symlink_to(found)
+            except OSError:  # Windows permits links to administrators only
+                shutil.copyfile(found, self.copy / path)
+        return found
+
+    def link_weights(self, folder: str) -> tuple[int, int]:
+        """Link the weights of a module. Returns the number of tensors and of bytes."""
+        index = None if self.find(_join(folder, WEIGHTS)) else self.read(_join(folder, INDEX))
+        names = [WEIGHTS] if index is None else _shards(self.name, index)
+        if index is not None:
+            self.write(_join(folder, INDEX), {"metadata": {}, "weight_map": index["weight_map"]})
+        tensors = size = 0
+        for path in (_join(folder, name) for name in names):
+            file = self.link(path)
+            if file is None:
+                raise ModelFileError(
+                    f"{self.name} has no weights in safetensors format: {path} is missing. Other formats are pickles, which "
+                    "can execute code when they are read, and are not loaded: ask its authors to convert it, or choose "
+                    "another encoder."
+                )
+            try:
+                with safe_open(file, framework="pt") as content:
+                    tensors += len(content.keys())
+            except Exception as error:
+                raise ModelFileError(f"{path} of {self.name} is damaged: {excerpt(str(error))}.") from error
+            size += file.stat().st_size
+        return tensors, size
+
+
+def _shards(name: str, index: Mapping[str, Any]) -> list[str]:
+    """The files of weights that an index lists."""
+    shards = index.get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise ModelFileError(f"{INDEX} of {name} must map weights to files.")
+    for shard in shards.values():
+        if not isinstance(shard, str) or not re.fullmatch(r"[\w-][\w.-]*\.safetensors", shard):
+            raise ModelFileError(f"{INDEX} of {name} refers to {excerpt(shard)}, which must be a safetensors file.")
+    return sorted(set(shards.values()))
+
+
+def _copy_model_settings(files: _Files) -> None:
+    """Copy the settings of a SentenceTransformer, and its model card."""
+    settings = files.read(name := "config_sentence_transformers.json") or {}
+    kind = settings.get("model_type", "SentenceTransformer")
+    if kind != "SentenceTransformer":
+        raise ModelError(f"{files.name} is a {excerpt(kind)}, not a SentenceTransformer.")
+    prompts = settings.get("prompts")
+    if prompts is not None and not (
+        isinstance(prompts, dict) and all(isinstance(text, str | None) for text in prompts.values())
+    ):
+        raise ModelFileError(f"{name} of {files.name} must map names to texts in prompts, not {excerpt(prompts)}.")
+    files.write(name, {key: settings[key] for key in _MODEL_KEYS if settings.get(key) is not None})
+    files.link("README.md")
+
+
+def _copy_transformer(files: _Files, folder: str) -> None:
+    config = files.read(path := _join(folder, CONFIG))
+    if files.find(_join(folder, "adapter_config.json")):
+        raise ModelError(f"{files.name} is an adapter of PEFT. Merge it into its base model, and load the result.")
+    if config is None:
+        raise ModelFileError(f"{files.name} has no {path}, so it is not a model.")
+    for key, reason in _REFUSED.items():
+        if config.get(key) is not None:
+            raise ModelError(f"{path} of {files.name} sets {key}, but {reason}. Choose another encoder.")
+    tensors, size = files.link_weights(folder)
+    config = clean_config(config, path=f"{path} of {files.name}", tensors=tensors)
+    files.write(path, config)
+    if settings := _transformer_settings(files, folder):
+        files.write(_join(folder, "sentence_bert_config.json"), settings)
+    for settings_file in _TOKENIZER_SETTINGS:
+        content = files.read(_join(folder, settings_file))
+        if content is not None:
+            files.write(_join(folder, settings_file), _tokenizer_settings(files.name, content))
+    linked = [name for name in _TOKENIZER_FILES if files.link(_join(folder, name))]
+    _check_encoder(files, folder, config.get("model_type"), size)
+    if not set(linked) & set(_VOCABULARIES):
+        raise ModelFileError(
+            f"{files.name} has no tokenizer: none of {', '.join(_VOCABULARIES[:3])}, … exists. Save the tokenizer into the "
+            "model's folder."
+        )
+
+
+def clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS) -> dict[str, Any]:
+    """The settings of an encoder without those that have no effect.
+
+    Args:
+        config: Content of `config.json`.
+        path: The file, for messages.
+        tensors: Number of tensors of the weights, which limits the number of layers.
+
+    Raises:
+        ModelFileError: A number is out of range, or the data type is unknown.
+    """
+    config = _clean(config)
+    for key in ("dtype", "torch_dtype"):
+        if config.get(key) is not None and config[key] not in _DTYPES:
+            raise ModelFileError(
+                f"{path} sets {key} to {excerpt(config[key])}, which must be one of {', '.join(_DTYPES)}."
+            )
+    _check_numbers(config, path, tensors)
+    return config
+
+
+def _check_numbers(content: Any, path: str, tensors: int = MAX_PARTS) -> None:
+    for key, value in _leaves(content):
+        limit = (
+            max(tensors, 100)
+            if key.endswith(("layers", "n_layer"))
+            else MAX_PARTS
+            if key.startswith("num_")
+            else 2**40
+        )
+        if isinstance(value, int) and not -limit <= value <= limit:
+            raise ModelFileError(
+                f"{path} sets {excerpt(key)} to {excerpt(value)}, which is out of range for these weights."
+            )
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: item if key in ("id2label", "label2id") else _clean(item)
+        for key, item in value.items()
+        if key not in _IGNORED and not key.startswith("_") and not _is_reference(item)
+    }
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether a value could name a file or a repository."""
+    return isinstance(value, str) and re.search(r"[/\\]", value) is not None
+
+
+def _check_encoder(files: _Files, folder: str, kind: Any, size: int) -> None:
+    """Check, without allocating memory, that the settings describe a text encoder no larger than the weights."""
+    path = f"{_join(folder, CONFIG)} of {files.name}"
+    if kind is None:
+        raise ModelFileError(f"{path} has no model_type, so it is not the configuration of a model.")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise ModelError(_own_code(files.name))
+    if CONFIG_MAPPING[kind].__module__.startswith("metaphrase.") or CONFIG_MAPPING[kind].sub_configs:
+        raise ModelError(f"{files.name} is a model of type {kind}, which is not a text encoder.")
+    with _errors_as(f"{path} does not describe a model of type {kind}", files.copy), torch.device("meta"):
+        encoder = AutoModel.from_config(AutoConfig.from_pretrained(files.copy / folder, local_files_only=True))
+        if not isinstance(encoder.get_input_embeddings(), nn.Embedding):
+            raise ModelError(f"{files.name} is a model of type {kind}, which is not a text encoder.")
+    _check_size(encoder, size, path)
+
+
+def _check_size(module: nn.Module, size: int, path: str) -> None:
+    """Check that a module is not larger than its weights in half precision, with room for a head."""
+    values = sum(tensor.numel() for tensor in (*module.parameters(), *module.buffers()))
+    if values > 2 * size + 2**20:
+        raise ModelFileError(
+            f"{path} describes a model of {values:,} values, but the weights have {size:,} bytes. Use the files that belong "
+            "together."
+        )
+
+
+def _transformer_settings(files: _Files, folder: str) -> dict[str, Any] | None:
+    """The settings of sentence-transformers for its Transformer; older names are those of architectures."""
+    names = [f"sentence_{kind}_config.json" for kind in ("bert", "roberta", "distilbert", "camembert", "albert")]
+    names += [f"sentence_{kind}_config.json" for kind in ("xlm-roberta", "xlnet")]
+    path, settings = next(
+        ((path, content) for name in names if (content := files.read(path := _join(folder, name)))), ("", None)
+    )
+    if settings is None:
+        return None
+    kept: dict[str, Any] = {}
+    for key, value in settings.items():
+        if key in _ARGUMENTS and isinstance(value, dict):
+            kept[key] = {
+                name: given
+                for name, given in value.items()
+                if _is_allowed(files, path, f"{key}.{name}", name in _ARGUMENTS[key], given, ignored=_IGNORED)
+            }
+        elif _is_allowed(files, path, key, key in _TRANSFORMER_KEYS or value == _CALL.get(key, ...), value):
+            kept[key] = value
+    length = kept.get("max_seq_length")
+    if length is not None and (not isinstance(length, int) or length < 1):
+        raise ModelFileError(
+            f"{path} of {files.name} sets max_seq_length to {excerpt(length)}; it must be at least 1."
+        )
+    return kept
+
+
+def _is_allowed(files: _Files, path: str, key: str, known: bool, value: Any, ignored: Iterable[str] = ()) -> bool:
+    """Whether to keep a setting; an unknown one that would change the model is refused."""
+    if known:
+        return True
+    if value in (None, {}, "") or key.rpartition(".")[2] in {*ignored, "use_safetensors"}:
+        return False
+    raise ModelError(f"{path} of {files.name} sets {excerpt(key)} to {excerpt(value)}, which is not supported.")
+
+
+def _tokenizer_settings(name: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a tokenizer without names of files."""
+    if content.get("auto_map"):
+        raise ModelError(_own_code(name))
+    kept = {}
+    for key, value in content.items():
+        scalar = value is None or isinstance(value, bool | int | float)
+        text = key in _TOKENIZER_TEXT or key.endswith("_token")
+        if (scalar or (text and isinstance(value, str | dict)) or key in _TOKENIZER_LISTS) and (
+            key not in _IGNORED and not key.startswith("_")
+        ):
+            kept[key] = value
+    return kept
+
+
+def _copy_module(files: _Files, cls: type[nn.Module], folder: str) -> None:
+    """Copy the settings and the weights of a module after the Transformer."""
+    name = getattr(cls, "config_file_name", CONFIG)
+    config = files.read(path := _join(folder, name))
+    if config is None:
+        return
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh")
+    if not isinstance(activation, str) or not re.fullmatch(r"torch\.nn\.modules\.\w+\.\w+", activation):
+        raise ModelError(
+            f"{path} of {files.name} sets activation_function to {excerpt(activation)}, not to one of torch."
+        )
+    _check_numbers(config, f"{path} of {files.name}")
+    files.write(path, config)
+    if cls in _WITH_WEIGHTS:
+        _, size = files.link_weights(folder)
+        with (
+            _errors_as(f"{path} of {files.name} does not describe a {cls.__name__}", files.copy),
+            torch.device("meta"),
+        ):
+            given: dict[str, Any] = cls.load_config(str(files.copy), subfolder=folder)
+            known = inspect.signature(cls.__init__).parameters.keys() - {"activation_function"}
+            module = cls(**{key: value for key, value in given.items() if key in known})
+        _check_size(module, size, f"{path} of {files.name}")
+
+
+def _leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of nested settings that are neither lists nor objects, with the nearest key."""
+    if isinstance(content, dict | list):
+        for name, value in content.items() if isinstance(content, dict) else ((key, value) for value in content):
+            yield from _leaves(value, name)
+    else:
+        yield key, content
+
+
+def _check_depth(content: Any, depth: int = 0) -> None:
+    if depth > MAX_DEPTH:
+        raise RecursionError("it is nested too deeply")
+    if isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            _check_depth(value, depth + 1)
+
+
+def _join(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def excerpt(value: Any) -> str:
+    """The start of a value of a model's file, for a message: one line without control characters."""
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    text = "".join(character if character.isprintable() else "�" for character in text)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+def _own_code(name: str) -> str:
+    return (
+        f"{name} requires its own code, which is not run: only modules of sentence-transformers and models of "
+        "transformers are loaded. Choose another encoder."
+    )
