@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from metaphrase.corpus.loading import Corpus, load_corpus
+from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 
 
+@checked
 @dataclass(kw_only=True)
 class BitextOptions:
     """The pairs to load from files, for commands that keep every pair as it is."""
@@ -17,7 +19,7 @@ class BitextOptions:
     target_lang: str = option("en", "Language of the targets.")
     languages: list[str] = option([], "Languages to load from the files.")
     split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
-    limit: int | None = option(None, "Maximum number of pairs of each language.")
+    limit: Count | None = option(None, "Maximum number of pairs of each language.")
 
     def load_bitext(self, files: Sequence[str]) -> Corpus:
         """Load the bitext without cleaning it.

@@ -28,6 +28,7 @@ from transformers.utils import cached_file
 
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
+from metaphrase.io.arguments import Length, checked
 from metaphrase.io.hub import download
 
 logger = logging.getLogger(__name__)
@@ -38,12 +39,13 @@ STARTER = "starter"
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
+@checked
 def load_encoder(
     name_or_path: str | Path,
     *,
     pooling: str | None = None,
     default_pooling: str = "mean",
-    max_length: int | None = None,
+    max_length: Length | None = None,
     device: str | None = None,
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer, without the transformers pooler that sentence embeddings never use.

@@ -14,6 +14,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
 
@@ -38,11 +39,12 @@ class EncodingOptions(TypedDict, total=False):
     """
 
     prompt: str | None
-    batch_size: int
+    batch_size: Count
     show_progress: bool
     encode: Encode | None
 
 
+@checked
 def encoding_settings(model: Any, **encoding: Unpack[EncodingOptions]) -> dict[str, Any]:
     """How a model embeds texts, for the settings of a result."""
     return {
@@ -63,12 +65,13 @@ def encoder_settings(model: Any) -> dict[str, Any]:
     }
 
 
+@checked
 def encode_texts(
     model: Any,
     texts: Sequence[str],
     *,
     prompt: str | None = None,
-    batch_size: int = 32,
+    batch_size: Count = 32,
     show_progress: bool = False,
     encode: Encode | None = None,
 ) -> NDArray[Any]:
@@ -83,6 +86,7 @@ def encode_texts(
         )
 
 
+@checked
 def embed_sides(
     model: Any, sides: Iterable[Iterable[str]], **encoding: Unpack[EncodingOptions]
 ) -> Iterator[NDArray[Any]]:
@@ -92,8 +96,13 @@ def embed_sides(
     return (embeddings_th[row_n] for row_n in rows)
 
 
+@checked
 def prepare(
-    model: SentenceTransformer, *, pooling: str | None = None, layer: int | None = None, max_length: int | None = None
+    model: SentenceTransformer,
+    *,
+    pooling: str | None = None,
+    layer: LayerNumber | None = None,
+    max_length: Length | None = None,
 ) -> SentenceTransformer:
     """A view of a model under another protocol, which shares its weights. The model itself does not change.
 

@@ -78,7 +78,6 @@ def filter_corpus(
     """
     search = SearchOptions() if search is None else search
     check_writable(options.output)
-    search.check()
     start = time.perf_counter()
     corpus = options.load_bitext(options.corpus)
     dataset = corpus.dataset

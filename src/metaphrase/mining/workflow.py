@@ -88,7 +88,6 @@ def mine_files(
     search = SearchOptions() if search is None else search
     start = time.perf_counter()
     threshold = options.check()
-    search.check()
     languages = (
         _language(options.source, options.source_lang, "source"),
         _language(options.target, options.target_lang, "target"),

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Length, checked
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.packing import first_position
 from metaphrase.modeling.views import View
@@ -22,7 +24,8 @@ class Objective(nn.Module, ABC):
     """One training signal: reads encodings and returns a scalar loss.
 
     Each subclass has its own module, with its pure loss function, its head and view if it needs them, and its citation. Its
-    constructor takes ``max_length`` (of the recipe) and the arguments of its term.
+    constructor takes ``max_length`` (of the recipe) and the arguments of its term; both are checked against their annotations
+    (see :mod:`metaphrase.io.arguments`).
 
     Attributes:
         name: The paper's abbreviation; the key in recipes, logs and model cards.
@@ -41,7 +44,12 @@ class Objective(nn.Module, ABC):
     gather: bool = False
     reads_words: ClassVar[bool] = False
 
-    def __init__(self, *, max_length: int) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            checked(cls)
+
+    def __init__(self, *, max_length: Length) -> None:
         super().__init__()
         self.max_length = max_length
         self.head: Any = None
@@ -117,12 +125,12 @@ def check_positions(sources: HeadSources, positions: int, name: str) -> None:
         name: Objective or recipe that builds it, for the message.
 
     Raises:
-        ValueError: The encoder has fewer positions.
+        ModelError: The encoder has fewer positions.
     """
     encoder = sources.encoder
     held = getattr(encoder.config, "max_position_embeddings", None)
     if held is not None and positions > held - first_position(encoder):
-        raise ValueError(
+        raise ModelError(
             f"{name!r} builds sequences of up to {positions} positions, but the encoder has "
             f"{held - first_position(encoder)}. Lower max_length."
         )
