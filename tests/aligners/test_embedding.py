@@ -310,9 +310,9 @@ def test_a_model_is_loaded_by_name(tiny_encoder_dir, tiny_encoder):
     ("settings", "message"),
     [
         ({"layer": 3}, "layers 0 to 2"),
-        ({"layer": -1}, "layers 0 to 2"),
-        ({"method": "mwmf"}, "argmax, itermax, softmax"),
-        ({"level": "char"}, "piece or word"),
+        ({"layer": -1}, "from 0 to"),
+        ({"method": "mwmf"}, "'argmax', 'itermax', 'softmax'"),
+        ({"level": "char"}, "'piece', 'word'"),
     ],
 )
 def test_wrong_settings_are_refused(tiny_encoder, settings, message):

@@ -251,7 +251,7 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
 
 def test_bad_options_are_refused(tmp_path, capsys):
     assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--minutes", "0"]) == 2
-    assert "--minutes must be positive" in capsys.readouterr().err
+    assert "--minutes must be a number above 0" in capsys.readouterr().err
 
 
 def test_everything_is_loaded_once(command, tmp_path, monkeypatch):

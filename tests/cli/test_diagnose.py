@@ -73,7 +73,7 @@ def test_the_model_too(rows, tmp_path, capsys, tiny_encoder, monkeypatch):
     ("options", "message"),
     [
         (["--baseline", "starter"], "--baseline requires a model"),
-        (["--sample", "1"], "--sample must be at least 2"),
+        (["--sample", "1"], "--sample must be a whole number from 2"),
         (["--tset", "x"], "did you mean 'test'"),
         (["--test", "nowhere"], "nowhere is not a folder"),
     ],

@@ -229,7 +229,7 @@ def test_metadata_that_cannot_be_read_are_told(command, source, tmp_path, capsys
     [
         ([], "No change is requested"),
         (["--layers", "1", "--keep_layers", "0"], "not both"),
-        (["--layers", "0"], "--layers is the number of layers to keep, at least 1; got 0."),
+        (["--layers", "0"], "--layers must be a whole number from 1 to 128, but is 0."),
         (["--layers", "3"], "the encoder has 2"),
         (["--keep_layers", "4"], "Unknown layer 4"),
         (["--languages", "de"], "The package has no text of de"),

@@ -241,8 +241,14 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of text contain no sentences"),
         (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "pass --source_lang"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number or 'auto'"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--k", "0"], "--k must be at least 1, but is 0"),
-        (["{de}", "{en}", "-o", "{d}/x.tsv", "--top", "0"], "--top must be at least 1, but is 0"),
+        (
+            ["{de}", "{en}", "-o", "{d}/x.tsv", "--k", "0"],
+            "--k must be a whole number from 1 to 2,147,483,647, but is 0",
+        ),
+        (
+            ["{de}", "{en}", "-o", "{d}/x.tsv", "--top", "0"],
+            "--top must be a whole number from 1 to 2,147,483,647, but is 0",
+        ),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "text"], "no column 'text'"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--source_column", "3"], "column 3 is missing; the line has 1"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--margin", "best"], "--margin"),

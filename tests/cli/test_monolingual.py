@@ -65,7 +65,10 @@ def test_text_that_is_missing_is_asked_for_at_once(run, text_file, monkeypatch, 
     for more, message in (
         ([], "Recipe 'amber' reads monolingual text: pass --monolingual"),
         (["--monolingual", str(text_file.with_name("nowhere.txt"))], "does not exist"),
-        (["--monolingual", str(text_file), "--monolingual_ratio", "0"], "--monolingual_ratio should be positive"),
+        (
+            ["--monolingual", str(text_file), "--monolingual_ratio", "0"],
+            "--monolingual_ratio must be a number above 0",
+        ),
         (["--monolingual", str(text_file), "--recipe", "tr"], "Recipe 'tr' reads no monolingual text"),
     ):
         assert run(*more)[0] == 2

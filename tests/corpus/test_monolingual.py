@@ -189,5 +189,5 @@ def test_what_cannot_be_added_is_refused(dataset):
     with pytest.raises(ValueError, match="no monolingual text"):
         with_monolingual(dataset, [])
     for ratio in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="should be positive"):
+        with pytest.raises(ValueError, match="must be a number above 0"):
             with_monolingual(dataset, ["a"], ratio=ratio)

@@ -7,7 +7,9 @@ import torch
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders
+from metaphrase.cli import main
 from metaphrase.exceptions import NonFiniteError
+from metaphrase.objectives.translation_ranking import TranslationRanking
 
 
 class Watch(TrainerCallback):
@@ -119,7 +121,8 @@ def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
 def test_skipped_steps_are_counted_across_a_resume(make_trainer, tmp_path):
     trainer = make_trainer(max_steps=2, save_steps=2)
     spoil(trainer, "tr", {1, 2})
-    trainer.train()
+    with pytest.raises(NonFiniteError, match="All 2 steps were skipped"):
+        trainer.train()
     assert logs(trainer, "loss") == []
     assert [
         json.loads((p / "manifest.json").read_text())["skipped_in_a_row"] for p in checkpoint_folders(tmp_path / "run")
@@ -181,20 +184,32 @@ def test_overflows_in_a_row_are_counted_across_a_resume(make_trainer, monkeypatc
     monkeypatch.setattr("metaphrase.training.fault_tolerance.SCALE_SEARCH", 6)
     trainer = make_trainer(max_steps=4, save_steps=4)
     scaled(trainer, range(1, 5))
-    trainer.train()
+    with pytest.raises(NonFiniteError, match="All 4 steps were skipped"):
+        trainer.train()
     resumed = make_trainer(max_steps=20, save_steps=4)
     scaled(resumed, range(1, 21))
     with pytest.raises(NonFiniteError, match="gradients of step 6 are NaN or infinite in float16"):
         resumed.train(resume_from_checkpoint=True)
 
 
-def test_a_run_without_a_step_says_so(make_trainer, caplog):
-    trainer = make_trainer(max_steps=3, save_strategy="no")
-    scaled(trainer, range(1, 4))
-    trainer.train()
-    assert "All 3 steps were skipped" in caplog.text
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_run_whose_steps_are_all_skipped_releases_nothing(
+    tmp_path, tiny_encoder_dir, bitext_path, capsys, monkeypatch, fault, value
+):
+    forward = TranslationRanking.forward
+    monkeypatch.setattr(TranslationRanking, "forward", lambda *args: forward(*args) * value)
+    output = tmp_path / "out"
+    arguments = f"--model {tiny_encoder_dir} --recipe tr --corpus {bitext_path} --output_dir {output} --max_steps 3"
+    options = "--per_device_train_batch_size 4 --use_cpu --report_to none --save_strategy no --freeze_word_embeddings"
+    assert main(["train", *arguments.split(), *options.split()]) == 2
+    assert "All 3 steps were skipped" in capsys.readouterr().err
+    assert not list(output.rglob("*.safetensors"))
+    assert not (output / "README.md").exists()
+    fault("B1", "all steps skipped: nothing is released", tried=1, survived=1)
 
 
 def test_no_steps_in_a_row_are_refused(make_trainer):
-    with pytest.raises(ValueError, match="max_skipped_steps must be at least 1"):
+    with pytest.raises(
+        ValueError, match="'max_skipped_steps' of AlignmentTrainingArguments must be a whole number from 1"
+    ):
         make_trainer(max_skipped_steps=0)

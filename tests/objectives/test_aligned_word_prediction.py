@@ -241,8 +241,8 @@ def test_states_of_the_other_side_are_not_seen(make_loss, tokenizer):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"vocabulary": "english"}, "not 'english'"),
-        ({"reduction": "mean"}, "'token_mean' or 'sum'"),
+        ({"vocabulary": "english"}, "'tied', 'untied', but is 'english'"),
+        ({"reduction": "mean"}, "'token_mean', 'sum', but is 'mean'"),
         ({"max_mask_ratio": 0}, "above 0"),
     ],
 )

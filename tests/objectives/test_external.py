@@ -131,8 +131,8 @@ def test_a_recipe_trains_and_resumes_a_class_of_another_package(package, tiny_en
             {"pwoer": 1},
             "'pwoer' in the args of 'outside.losses:Distance'.*did you mean 'power'",
         ),
-        ("outside.losses:Distance", {"power": "two"}, r"1:\d+: 'power' in .* should be a whole number, but is 'two'"),
-        ("outside.losses:Distance", {"scale": "x"}, "should be a number or null, but is 'x'"),
+        ("outside.losses:Distance", {"power": "two"}, r"1:\d+: 'power' in .* must be a whole number, but is 'two'"),
+        ("outside.losses:Distance", {"scale": "x"}, "must be a number, but is 'x'"),
         ("outside.losses:Nothing", {}, "cannot be imported: .*no attribute 'Nothing'"),
         ("nowhere.losses:Distance", {}, "cannot be imported: No module named 'nowhere'. Install its package"),
         ("json:dumps", {}, "is not an objective: it must be a subclass of metaphrase.Objective"),
@@ -148,7 +148,7 @@ def test_a_wrong_argument_is_reported_before_the_encoder_is_loaded(tmp_path, bit
     recipe = write_recipe(tmp_path / "mine.yaml", "rtl", layers="two")
     command = ["train", "--model", str(tmp_path / "nowhere"), "--corpus", str(bitext_path), "--recipe", str(recipe)]
     assert main([*command, "--languages", "de", "--output_dir", str(tmp_path / "out"), "--report_to", "none"]) == 2
-    assert "'layers' in the args of 'rtl' in recipe 'external' should be a whole number" in capsys.readouterr().err
+    assert "'layers' in the args of 'rtl' in recipe 'external' must be a whole number" in capsys.readouterr().err
 
 
 def test_a_class_is_named_as_its_key(package):

@@ -129,7 +129,7 @@ def test_several_views_are_one_mean(make_loss, encodings_of, rows):
 def test_impossible_arguments_are_refused(make_loss):
     with pytest.raises(ValueError, match="'pair', 'monolingual', but is 'wiki'"):
         make_loss("mlm", text="wiki")
-    with pytest.raises(ValueError, match="MLM predicts pieces of all languages"):
+    with pytest.raises(ValueError, match="'tied', 'untied', but is 'english'"):
         make_loss("mlm", vocabulary="english")
     make_loss("mlm", max_length=80)
     with pytest.raises(ValueError, match="up to 81 positions, but the encoder has 80"):

@@ -236,7 +236,7 @@ def test_the_head_has_the_encoders_width_and_dropout(tiny_encoder, make_loss):
     [
         ({"heads": 5}, "32 is not a multiple of the 5 attention heads"),
         ({"unmasking_gradient": "none"}, "'both', 'tokens', 'sentence', but is 'none'"),
-        ({"vocabulary": "english"}, "predicts pieces of both sides"),
+        ({"vocabulary": "english"}, "'tied', 'untied', but is 'english'"),
     ],
 )
 def test_impossible_heads_are_refused(make_loss, args, message):

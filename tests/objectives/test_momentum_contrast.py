@@ -356,7 +356,7 @@ def test_a_projection_without_biases_stays_so(make_loss, batch_of, bitext):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ({"momentum": 1.1}, "between 0 and 1, but is 1.1"),
+        ({"momentum": 1.1}, "from 0 to 1, but is 1.1"),
         ({"normalize": "x"}, "'both', 'h', 'z', but is 'x'"),
         ({"denominator": "all"}, "'positive_and_queue', 'queue', but is 'all'"),
     ],

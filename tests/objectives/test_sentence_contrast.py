@@ -172,7 +172,7 @@ def test_columns(make_loss, batch_of, bitext):
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(ValueError, match="'sample', 'all' or 'none', but is 'both'"):
+    with pytest.raises(ValueError, match="'sample', 'all', 'none', but is 'both'"):
         SentenceContrast(back_translation="both")
 
 

@@ -171,7 +171,7 @@ def test_sentences_of_special_pieces_alone_are_a_zero_with_a_graph(make_loss, en
 
 
 def test_the_english_vocabulary_is_refused(make_loss):
-    with pytest.raises(ValueError, match="predicts pieces of both sides"):
+    with pytest.raises(ValueError, match="'tied', 'untied', but is 'english'"):
         make_loss("xtr", vocabulary="english")
 
 

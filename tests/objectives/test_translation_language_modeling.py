@@ -164,5 +164,5 @@ def test_the_concatenation_must_fit_the_positions(make_loss):
 
 
 def test_another_vocabulary_is_refused(make_loss):
-    with pytest.raises(ValueError, match="TLM predicts pieces of all languages"):
+    with pytest.raises(ValueError, match="'tied', 'untied', but is 'english'"):
         make_loss("tlm", vocabulary="english")

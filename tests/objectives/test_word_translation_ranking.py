@@ -205,7 +205,7 @@ def test_words_share_the_pass_of_sentences(tiny_encoder, tokenizer, bitext):
 
 @pytest.mark.parametrize(
     ("args", "message"),
-    [({"similarity": "cosine"}, "'pairwise', 'pooled' or 'max'"), ({"reduction": "mean"}, "'sum'")],
+    [({"similarity": "cosine"}, "'pairwise', 'pooled', 'max', but is 'cosine'"), ({"reduction": "mean"}, "'sum'")],
 )
 def test_wrong_arguments_are_refused(args, message):
     with pytest.raises(ValueError, match=message):

@@ -8,7 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from metaphrase.exceptions import ConfigError, MetaphraseError
-from metaphrase.io.configuration import is_of_type, read_yaml
+from metaphrase.io.arguments import is_of_type
+from metaphrase.io.configuration import read_yaml
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
 from metaphrase.training.recipe import Recipe, Term, list_recipes
@@ -45,8 +46,11 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("terms: [{objective: rtt}]", "known objectives are .*did you mean 'rtl'"),
         ("terms: [{objective: tr, args: {temprature: 1}}]", "'temprature' in the args of 'tr'.*'temperature'"),
         ("terms: [{objective: tr, wieght: 1}]", "'wieght' in a term.*'weight'"),
-        ("terms: [{objective: tr, weight: -1}]", "should be a number of at least 0"),
-        ("terms: [{objective: tr, weight: yes}]", "should be a number of at least 0"),
+        (
+            "terms: [{objective: tr, weight: -1}]",
+            "1:25: 'weight' of 'tr' .* must be a number from 0 to 1,000,000, but is -1",
+        ),
+        ("terms: [{objective: tr, weight: yes}]", "must be a number from 0"),
         ("terms: [{objective: tr}, {objective: tr}]", "names tr twice"),
         ("terms: []", "at least one objective"),
         ("trems: [{objective: tr}]", "'trems'.*did you mean 'terms'"),
@@ -57,15 +61,21 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("terms:\n  - objective: tr\n    wieght: 1", r"wrong.yaml:3:5: Unknown key 'wieght' .*did you mean 'weight'"),
         (
             "terms: [{objective: tr, args: {temperature: hot}}]",
-            "1:32: 'temperature' .* should be a number, but is 'hot'",
+            "1:32: 'temperature' .* must be a number from 0.0001 to 10,000, but is 'hot'",
         ),
-        ("terms: [{objective: tr, args: {gather: 1}}]", "should be true or false, but is 1"),
-        ("terms: [{objective: tr, args: {direction: up}}]", "should be one of .*'symmetric'.*but is 'up'"),
-        ("terms: [{objective: tr, weight: .nan}]", "should be a number of at least 0"),
+        ("terms: [{objective: tr, args: {gather: 1}}]", "must be true or false, but is 1"),
+        ("terms: [{objective: tr, args: {direction: up}}]", "must be one of .*'symmetric'.*but is 'up'"),
+        ("terms: [{objective: tr, weight: .nan}]", "must be a number from 0"),
         ("terms: [{objective: [tr]}]", "known objectives are"),
-        ("terms: [{objective: tr}]\nmax_length: long", "2:1: 'max_length' .* should be a whole number, but is 'long'"),
-        ("terms: [{objective: tr}]\nmax_length: 0", "at least 1"),
-        ("terms: [{objective: tr}]\ntraining: {1: 2}", "1 in 'training' .* is not the name of an option"),
+        (
+            "terms: [{objective: tr}]\nmax_length: long",
+            "2:1: 'max_length' .* must be a whole number from 3 to .*, but is 'long'",
+        ),
+        (
+            "terms: [{objective: tr}]\nmax_length: 0",
+            "2:1: 'max_length' .* must be a whole number from 3 to .*, but is 0",
+        ),
+        ("terms: [{objective: tr}]\ntraining: {1: 2}", "2:12: 1 in 'training' .* is not a setting of recipes"),
         ("name: a\nname: b", "wrong.yaml:2:1: not valid YAML: duplicate key 'name'"),
         (
             "name: !!python/object/apply:os.getcwd []",

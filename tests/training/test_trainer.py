@@ -468,7 +468,9 @@ def test_other_errors_are_not_taken_for_memory(make_trainer):
 
 
 def test_a_micro_batch_of_nothing_is_refused(make_trainer):
-    with pytest.raises(ValueError, match="micro_batch_size must be at least 1"):
+    with pytest.raises(
+        ValueError, match="'micro_batch_size' of AlignmentTrainingArguments must be a whole number from 1"
+    ):
         make_trainer(micro_batch_size=0)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Count, CountOr0, Share, checked
 from metaphrase.modeling.packing import PACKABLE, packed
 
 Method = Literal["argmax", "itermax", "softmax"]
@@ -132,6 +133,7 @@ def default_layer(layers: int) -> int:
     return round(2 * layers / 3)
 
 
+@checked
 class EmbeddingAligner(Aligner):
     """Links words with similar states in an encoder.
 
@@ -163,11 +165,11 @@ class EmbeddingAligner(Aligner):
         self,
         model: SentenceTransformer | str | Path = "starter",
         *,
-        layer: int | None = None,
+        layer: CountOr0 | None = None,
         method: Method = "itermax",
         level: Level = "piece",
-        threshold: float = 1e-3,
-        batch_size: int = 64,
+        threshold: Share = 1e-3,
+        batch_size: Count = 64,
         device: str | None = None,
     ) -> None:
         self.model = model if isinstance(model, SentenceTransformer) else load_encoder(model, device=device)
@@ -175,10 +177,6 @@ class EmbeddingAligner(Aligner):
         self.layer = default_layer(layers) if layer is None else layer
         if not 0 <= self.layer <= layers:
             raise ModelError(f"Unknown layer {layer}: the encoder has layers 0 to {layers}.")
-        if method not in get_args(Method):
-            raise ValueError(f"Unknown method {method!r}; choose from {', '.join(get_args(Method))}.")
-        if level not in get_args(Level):
-            raise ValueError(f"Unknown level {level!r}; choose {' or '.join(get_args(Level))}.")
         self.method = method
         self.level = level
         self.threshold = threshold

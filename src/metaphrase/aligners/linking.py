@@ -23,6 +23,7 @@ from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
 from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Count, checked
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
 from metaphrase.io.work_folders import write_atomically
@@ -143,6 +144,7 @@ class AlignmentReport:
         self.seconds += seconds
 
 
+@checked
 def add_alignment(
     dataset: Dataset,
     aligner: str | Aligner | Mapping[str, Aligner],
@@ -151,7 +153,7 @@ def add_alignment(
     overwrite: bool = False,
     show_progress: bool = True,
     folder: str | Path | None = None,
-    chunk_size: int | None = None,
+    chunk_size: Count | None = None,
     **settings: Any,
 ) -> tuple[Dataset, AlignmentReport]:
     """Add word links to every pair of a corpus.

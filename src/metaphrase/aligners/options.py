@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.linking import check_segmenter
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Count, CountOr0, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files, check_folder
 
@@ -22,6 +23,7 @@ SETTINGS = {
 }
 
 
+@checked
 @dataclass
 class AlignOptions(BitextOptions):
     """The bitext to align, the aligner, and the output."""
@@ -42,14 +44,18 @@ class AlignOptions(BitextOptions):
     heuristic: str | None = option(
         None, "Symmetrisation of a statistical aligner's two directions: grow-diag-final-and …"
     )
-    iterations: int | None = option(None, "Training iterations of each statistical model (default: 5).")
+    iterations: Annotated[int, Range(1, 1000)] | None = option(
+        None, "Training iterations of each statistical model (default: 5)."
+    )
     model: str | None = option(
         None, "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."
     )
-    layer: int | None = option(None, "Hidden layer of the embedding aligner.")
+    layer: CountOr0 | None = option(None, "Hidden layer of the embedding aligner.")
     method: str | None = option(None, "Method of the embedding aligner: argmax, itermax, softmax.")
     level: str | None = option(None, "Units that the embedding aligner compares: piece (the default) or word.")
-    threshold: float | None = option(None, "Minimum score of a link: of the span aligner, or of --method softmax.")
+    threshold: Annotated[float, Range(0, 2)] | None = option(
+        None, "Minimum score of a link: of the span aligner, or of --method softmax."
+    )
     lowercase: bool | None = option(None, "Lowercase words in statistical aligners (default: true).")
     strip_punctuation: bool | None = option(
         None, "Strip punctuation around words in statistical aligners (default: true)."
@@ -60,7 +66,7 @@ class AlignOptions(BitextOptions):
     align_to_words: bool | None = option(
         None, "Extend the answers of the span aligner to whole words (default: true)."
     )
-    batch_size: int | None = option(None, "Texts per forward pass of a neural aligner.")
+    batch_size: Count | None = option(None, "Texts per forward pass of a neural aligner.")
     segmenter: str = option(
         "auto",
         "whitespace: split words at spaces. auto, icu: find the words of languages written without spaces (zh, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.loading import find_model
 from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Count, CountOr0, Length, Range, checked
 
 #: Encloses the word that a question is about.
 MARKER = " ¶ "
@@ -128,6 +129,7 @@ def bare_span(text: str, span: Span) -> Span:
     return (inside[0], inside[-1] + 1) if inside else span
 
 
+@checked
 class SpanAligner(Aligner):
     """Links words by the answers of a question answering model.
 
@@ -165,15 +167,15 @@ class SpanAligner(Aligner):
         model: PreTrainedModel | str | Path,
         tokenizer: PreTrainedTokenizerBase | None = None,
         *,
-        threshold: float = 0.9,
+        threshold: Annotated[float, Range(0, 2)] = 0.9,
         force_bidirectional: bool = False,
-        max_question_length: int | None = None,
-        max_answer_length: int = 15,
-        max_length: int = 384,
-        stride: int = 128,
+        max_question_length: Count | None = None,
+        max_answer_length: Count = 15,
+        max_length: Length = 384,
+        stride: CountOr0 = 128,
         softmax_over: Literal["sequence", "context"] = "sequence",
         align_to_words: bool = True,
-        batch_size: int = 32,
+        batch_size: Count = 32,
         device: str | None = None,
     ) -> None:
         if isinstance(model, (str, Path)):

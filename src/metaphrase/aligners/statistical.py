@@ -11,11 +11,12 @@ import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
+from metaphrase.io.arguments import Range, checked
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.progress import progress_bars
 
@@ -53,6 +54,7 @@ _SETTINGS = ("model", "heuristic", "lowercase", "strip_punctuation", "iterations
 FILE = "aligner.json"
 
 
+@checked
 class StatisticalAligner(Aligner):
     """A word aligner that learns from a bitext which words translate each other.
 
@@ -93,7 +95,7 @@ class StatisticalAligner(Aligner):
         heuristic: str = "grow-diag-final-and",
         lowercase: bool = True,
         strip_punctuation: bool = True,
-        iterations: int = 5,
+        iterations: Annotated[int, Range(1, 1000)] = 5,
     ) -> None:
         heuristic = heuristic.replace("_", "-")
         if model not in MODELS:

@@ -20,7 +20,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import yaml
 
 from metaphrase.cli.output import configure
-from metaphrase.exceptions import ConfigError, RecipeError, UsageError
+from metaphrase.exceptions import ConfigError, UsageError
+from metaphrase.io.arguments import check_value, hints_of, is_limited
 from metaphrase.io.configuration import default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
 
@@ -149,9 +150,6 @@ def parse(
     elif leading:
         _add_help_all(parser, [action for action in own if action.dest not in leading], argv)
     parser.check_flags(argv, known)
-    for key in defaults or {}:
-        if key not in known:
-            raise RecipeError(f"The recipe has an unknown training option {key!r}{did_you_mean(key, known)}.")
     path = _config_path(argv)
     content = _read_config(Path(path), known) if path else {}
     options = {**(defaults or {}), **content}
@@ -161,6 +159,7 @@ def parse(
             options[action.dest] = _as_given(action, options[action.dest], place(content, action.dest))
     parser.set_defaults(**options)
     namespace = parser.parse_args(list(argv))
+    _check_values(types, namespace, content, argv)
     if is_command:
         configure(as_json=hasattr(namespace, "flag --json"), quiet=hasattr(namespace, "flag --quiet"))
     if hasattr(namespace, "flag --print-config") and not peek:
@@ -168,6 +167,18 @@ def parse(
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
     return tuple(_instance(cls, namespace) for cls in types)
+
+
+def _check_values(
+    types: Sequence[type], namespace: argparse.Namespace, content: Mapping[str, Any], argv: Sequence[str]
+) -> None:
+    """Refuse numbers that are out of range, with their flag or their place in the file."""
+    flags = {token.split("=")[0].lstrip("-").replace("-", "_") for token in argv if token.startswith("-")}
+    for name, hint in (item for cls in types for item in hints_of(cls).items() if is_limited(item[1])):
+        if name in content and name not in flags:
+            check_value(getattr(namespace, name), hint, f"{place(content, name)}{name!r}", ConfigError)
+        elif hasattr(namespace, name):
+            check_value(getattr(namespace, name), hint, f"--{name}")
 
 
 def _add_flags(parser: Parser, is_command: bool) -> None:
@@ -231,12 +242,13 @@ def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
     wrong = isinstance(value, list) and action.nargs != "+" and action.type is not str
     wrong |= isinstance(value, dict) and action.type is not str
     wrong |= isinstance(value, bool) and action.type in (int, float)
+    wrong |= isinstance(value, float) and action.type is int
     if wrong or (action.choices and value is not None and str(value) not in map(str, action.choices)):
         wanted = (
             f"one of {', '.join(map(str, action.choices))}" if action.choices else _WORDS.get(action.type, "one word")
         )
         hint = did_you_mean(str(value), map(str, action.choices)) if action.choices else ""
-        raise ConfigError(f"{where}{action.dest!r} should be {wanted}, but is {reprlib.repr(plain(value))}{hint}.")
+        raise ConfigError(f"{where}{action.dest!r} must be {wanted}, but is {reprlib.repr(plain(value))}{hint}.")
     if action.type is not None and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     return value

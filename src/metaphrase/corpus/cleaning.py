@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 from metaphrase.corpus.rows import BACK_TRANSLATIONS, SEPARATOR, Row
 from metaphrase.corpus.words import format_links, parse_links, word_spans
+from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 Tokenizer = Callable[[str], Sequence[str]]
 
 
+@checked
 @dataclass(frozen=True)
 class Cleaning:
     """Which pairs are dropped, and how the text of the others is tidied.
@@ -45,12 +47,12 @@ class Cleaning:
     forbidden: tuple[str, ...] = ()
     placeholders: tuple[str, ...] = ()
     identical: bool = False
-    min_pieces: int = 0
-    max_ratio: float | None = None
-    ratio_floor: int = 0
-    max_shorter: int | None = None
-    max_together: int | None = None
-    max_copied: float | None = None
+    min_pieces: CountOr0 = 0
+    max_ratio: Positive | None = None
+    ratio_floor: CountOr0 = 0
+    max_shorter: Count | None = None
+    max_together: Count | None = None
+    max_copied: Share | None = None
 
     @classmethod
     def dap(cls, tokenizer: Tokenizer | None = None) -> Cleaning:

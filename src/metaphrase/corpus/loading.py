@@ -28,6 +28,7 @@ from metaphrase.corpus.selection import Selection, select_rows
 from metaphrase.corpus.streaming import stream_files
 from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.io.arguments import Count, LanguageTemperature, Positive, Seed, Share, checked
 from metaphrase.io.digests import PinnedFile
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.locks import exclusive
@@ -55,6 +56,7 @@ class Corpus:
     files: list[dict[str, Any]]
 
 
+@checked
 def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     corpus: str | Path | Sequence[str | Path],
     *,
@@ -65,13 +67,13 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     streaming: bool = False,
     on_disk: str | Path | None = None,
     cleaning: Cleaning | None = Cleaning(),  # noqa: B008
-    temperature: float | None = None,
-    limit: int | None = None,
-    seed: int = 42,
+    temperature: LanguageTemperature | None = None,
+    limit: Count | None = None,
+    seed: Seed = 42,
     tokenizer: Any = None,
-    max_chars: int = MAX_CHARS,
-    max_bad_rate: float = MAX_BAD_RATE,
-    max_expansion: float | None = MAX_EXPANSION,
+    max_chars: Count = MAX_CHARS,
+    max_bad_rate: Share = MAX_BAD_RATE,
+    max_expansion: Positive | None = MAX_EXPANSION,
 ) -> Corpus:
     """Load parallel text.
 

@@ -16,6 +16,7 @@ from metaphrase.corpus.hub import is_hub_name, parse_hub_name, pin_revision, str
 from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine, read_lines
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.arguments import Count, Ratio, Seed, checked
 from metaphrase.io.digests import PinnedFile, unchanged
 
 logger = logging.getLogger(__name__)
@@ -37,8 +38,9 @@ def check_monolingual(paths: Sequence[str | Path]) -> None:
             check_regular(Path(name))
 
 
+@checked
 def load_monolingual(
-    paths: str | Path | Sequence[str | Path], *, split: str = "train", max_chars: int = MAX_CHARS
+    paths: str | Path | Sequence[str | Path], *, split: str = "train", max_chars: Count = MAX_CHARS
 ) -> list[str]:
     r"""Read monolingual text as pairs of contiguous sentences.
 
@@ -74,7 +76,8 @@ def load_monolingual(
     return texts
 
 
-def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: float = 1.0, seed: int = 42) -> AnyDataset:
+@checked
+def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: Ratio = 1.0, seed: Seed = 42) -> AnyDataset:
     """Add monolingual texts to the rows of a bitext, as lists of strings in the column ``monolingual``.
 
     Row ``i`` gets the texts from ``⌊i·ratio⌋`` to ``⌊(i + 1)·ratio⌋`` (exclusive) of a shuffled order that repeats when it
@@ -87,15 +90,13 @@ def with_monolingual(dataset: AnyDataset, texts: Sequence[str], *, ratio: float 
         seed: Seed of the order.
 
     Raises:
-        ValueError: There are no texts, or the ratio is not positive.
+        ValueError: There are no texts, or the ratio is out of range.
 
     >>> with_monolingual(Dataset.from_dict({"source": ["a", "b"]}), ["x y"], ratio=0.5)["monolingual"][:]
     [[], ['x y']]
     """
     if not texts:
         raise ValueError("There is no monolingual text to add.")
-    if not 0 < ratio < math.inf:
-        raise ValueError(f"The ratio of monolingual texts to pairs should be positive, but is {ratio}.")
     order = np.random.default_rng(seed).permutation(len(texts)).tolist()
 
     def of_row(i: int) -> list[str]:

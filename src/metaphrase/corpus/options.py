@@ -8,9 +8,11 @@ from pathlib import Path
 
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus, load_corpus
+from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 
 
+@checked
 @dataclass(kw_only=True)
 class BitextOptions:
     """The pairs to load from files, for commands that keep every pair as it is."""
@@ -19,7 +21,7 @@ class BitextOptions:
     target_lang: str = option("en", "Language of the targets.")
     languages: list[str] = option([], "Languages to load from the files.")
     split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
-    limit: int | None = option(None, "Maximum number of pairs of each language.")
+    limit: Count | None = option(None, "Maximum number of pairs of each language.")
 
     def input_files(self, files: Sequence[str]) -> list[Path]:
         """The files on disk that :meth:`load_bitext` reads."""

@@ -30,6 +30,7 @@ from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
+from metaphrase.io.arguments import Length, checked
 from metaphrase.io.hub import download
 
 logger = logging.getLogger(__name__)
@@ -52,12 +53,13 @@ _FILES = (
 os.environ.setdefault("DISABLE_SAFETENSORS_CONVERSION", "1")
 
 
+@checked
 def load_encoder(
     name_or_path: str | Path,
     *,
     pooling: str | None = None,
     default_pooling: str = "mean",
-    max_length: int | None = None,
+    max_length: Length | None = None,
     device: str | None = None,
 ) -> SentenceTransformer:
     """Load an encoder as a SentenceTransformer, without the transformers pooler that sentence embeddings never use.

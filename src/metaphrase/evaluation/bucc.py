@@ -30,6 +30,7 @@ from metaphrase.evaluation.encoding import EncodingOptions, encode_texts, encodi
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError
+from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
 from metaphrase.io.progress import progress_bars
 from metaphrase.mining.bulk import distinct_texts
@@ -45,8 +46,8 @@ class BuccProtocol(NamedTuple):
     Attributes:
         tuned: Split whose gold pairs determine the threshold.
         scored: Split that is scored with this threshold.
-        duplicates: Treatment of repeated lines, one of `DUPLICATES`.
-        comparison: Comparison of a kept pair's score with the threshold, one of `COMPARISONS`.
+        duplicates: Treatment of repeated lines, `Duplicates`.
+        comparison: Comparison of a kept pair's score with the threshold, `ThresholdComparison`.
     """
 
     tuned: str
@@ -68,14 +69,11 @@ PROTOCOLS: dict[str, BuccProtocol] = {
     "sample_to_train": BuccProtocol("sample", "training", "unify", ">="),
     "sample_oracle": BuccProtocol("sample", "sample", "keep", ">="),
 }
+Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_oracle"]
 #: Treatment of lines that occur more than once: ``unify`` searches them once and excludes them from the pairs (LASER,
 #: XTREME), ``keep`` searches each of them (DAP, mSimCSE).
-DUPLICATES = ("unify", "keep")
-#: Comparison of a pair's score with the threshold: ``>`` (DAP) or ``>=`` (LASER, XTREME).
-COMPARISONS = (">", ">=")
-
-Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_oracle"]
 Duplicates = Literal["unify", "keep"]
+#: Comparison of a pair's score with the threshold: ``>`` (DAP) or ``>=`` (LASER, XTREME).
 ThresholdComparison = Literal[">", ">="]
 
 #: Number of queries between two updates of a progress bar.
@@ -225,12 +223,13 @@ def _fields(path: Path, *, unique: bool = False) -> list[tuple[str, str]]:
     return rows
 
 
+@checked
 def mine_set(
     model: Any,
     data: MiningSet,
     *,
     duplicates: Duplicates = "unify",
-    k: int = 4,
+    k: Count = 4,
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
     device: str | None = None,
@@ -278,20 +277,21 @@ def _neighbours(
     return Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
+@checked
 def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     model: Any,
     data: MiningData,
     *,
     protocol: Protocol,
     name: str | None = None,
-    k: int = 4,
+    k: Count = 4,
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
     duplicates: Duplicates | None = None,
     comparison: ThresholdComparison | None = None,
     device: str | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    resamples: Resamples = RESAMPLES,
+    seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> Result:
     """Mine the texts of each language, and score the pairs above a threshold against the gold pairs.
@@ -304,8 +304,8 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         k: Number of neighbours in the margin.
         margin: ``"ratio"``, ``"distance"`` or ``"absolute"``; see `metaphrase.mining.margins.margin_score`.
         retrieval: See `metaphrase.mining.margins.select_pairs`.
-        duplicates: One of `DUPLICATES`; None uses that of the protocol.
-        comparison: One of `COMPARISONS`; None uses that of the protocol.
+        duplicates: See `Duplicates`; None uses that of the protocol.
+        comparison: See `ThresholdComparison`; None uses that of the protocol.
         device: Device of the search; see `metaphrase.mining.search.nearest_neighbours`.
         resamples: Number of bootstrap samples of the intervals, over source sentences at a fixed threshold.
         seed: Seed of the bootstrap.
@@ -332,8 +332,6 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
     start = time.perf_counter()
     tuned, scored, own_duplicates, own_comparison = bucc_protocol(protocol)
     duplicates, comparison = duplicates or own_duplicates, comparison or own_comparison
-    _check_choice("duplicates", duplicates, DUPLICATES)
-    _check_choice("comparison", comparison, COMPARISONS)
     languages: dict[str, Measurement] = {}
     for language, splits in data.items():
         if missing := {tuned, scored} - splits.keys():
@@ -395,11 +393,6 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         versions=versions(),
         seconds=round(time.perf_counter() - start, 3),
     )
-
-
-def _check_choice(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"Unknown value {value!r} of {option}. The values are {', '.join(known)}.")
 
 
 def _correct(data: MiningSet, pairs: Pairs) -> NDArray[np.bool_]:

@@ -20,6 +20,7 @@ from metaphrase.evaluation.significance import (
     verdict,
 )
 from metaphrase.exceptions import DataMismatchError
+from metaphrase.io.arguments import Resamples, Seed, checked
 
 
 class ComparedRow(TypedDict):
@@ -54,12 +55,13 @@ class Comparison(TypedDict):
     settings: dict[str, Any]
 
 
+@checked
 def compare(
     before: Result | Mapping[str, Any],
     after: Result | Mapping[str, Any],
     *,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    resamples: Resamples = RESAMPLES,
+    seed: Seed = 0,
 ) -> Comparison:
     """Test two results over the same items with a paired bootstrap.
 

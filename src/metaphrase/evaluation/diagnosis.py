@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from metaphrase.corpus.words import UNSPACED, Words
 from metaphrase.encoders.loading import pooling_of
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, prepare, resolve_prompt, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
+from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.files import UDHR
 from metaphrase.mining.bulk import encode, is_sortable
 
@@ -81,15 +82,16 @@ class Diagnosis:
     words: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
+@checked
 def diagnose(
     model: SentenceTransformer,
     sets: Mapping[str, ParallelSet],
     *,
     baseline: SentenceTransformer | None = None,
     target_lang: str = "en",
-    sample: int = SAMPLE,
-    batch_size: int = 64,
-    seed: int = 0,
+    sample: Annotated[int, Range(2, 2**31 - 1)] = SAMPLE,
+    batch_size: Count = 64,
+    seed: Seed = 0,
     advance: Advance = lambda n: None,
 ) -> Diagnosis:
     """Diagnose a model on a corpus.

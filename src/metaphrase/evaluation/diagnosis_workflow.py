@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_corpus
 from metaphrase.corpus.files import find_files
@@ -15,12 +15,14 @@ from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import encoder_files, load_encoder
 from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 
 
+@checked
 @dataclass
 class DiagnoseOptions:
     """The corpus and the model to diagnose."""
@@ -36,19 +38,17 @@ class DiagnoseOptions:
     strict: bool = option(False, "Treat a single test pair in the corpus as an error.")
     baseline: str | None = option(None, "The encoder before training, to check whether training changed it.")
     output: str | None = option(None, "JSON file to write.", aliases=["-o"])
-    sample: int = option(SAMPLE, "Maximum number of pairs per language that the model embeds.")
-    lines: int = option(LINES, "Lines of each side whose language is identified.")
-    batch_size: int = option(64, "Pairs whose words are aligned at a time.")
-    seed: int = option(0, "Seed of the samples.")
+    sample: Annotated[int, Range(2, 2**31 - 1)] = option(
+        SAMPLE, "Maximum number of pairs per language that the model embeds."
+    )
+    lines: Count = option(LINES, "Lines of each side whose language is identified.")
+    batch_size: Count = option(64, "Pairs whose words are aligned at a time.")
+    seed: Seed = option(0, "Seed of the samples.")
 
     def check(self) -> None:
         """Check that the options are consistent."""
         if self.baseline is not None and self.model is None:
             raise UsageError("--baseline requires a model: metaphrase diagnose MODEL --baseline …")
-        if self.sample < 2 or self.lines < 1:
-            raise UsageError(
-                f"--sample must be at least 2, and --lines at least 1, but they are {self.sample} and {self.lines}."
-            )
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
 
@@ -40,11 +41,12 @@ class EncodingOptions(TypedDict, total=False):
     """
 
     prompt: str | None
-    batch_size: int
+    batch_size: Count
     show_progress: bool
     encode: Encode | None
 
 
+@checked
 def encoding_settings(model: Any, **encoding: Unpack[EncodingOptions]) -> dict[str, Any]:
     """How a model embeds texts, for the settings of a result."""
     return {
@@ -65,12 +67,13 @@ def encoder_settings(model: Any) -> dict[str, Any]:
     }
 
 
+@checked
 def encode_texts(
     model: Any,
     texts: Sequence[str],
     *,
     prompt: str | None = None,
-    batch_size: int = 32,
+    batch_size: Count = 32,
     show_progress: bool = False,
     encode: Encode | None = None,
 ) -> NDArray[Any]:
@@ -85,6 +88,7 @@ def encode_texts(
         )
 
 
+@checked
 def embed_sides(
     model: Any, sides: Iterable[Iterable[str]], **encoding: Unpack[EncodingOptions]
 ) -> Iterator[NDArray[Any]]:
@@ -125,8 +129,13 @@ class CachedEncoder:
         return np.stack([self.rows[prompt, text] for text in texts])
 
 
+@checked
 def prepare(
-    model: SentenceTransformer, *, pooling: str | None = None, layer: int | None = None, max_length: int | None = None
+    model: SentenceTransformer,
+    *,
+    pooling: str | None = None,
+    layer: LayerNumber | None = None,
+    max_length: Length | None = None,
 ) -> SentenceTransformer:
     """A view of a model under another protocol, which shares its weights. The model itself does not change.
 

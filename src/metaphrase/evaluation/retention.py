@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from metaphrase.io.arguments import AtLeast0, checked
 
-def retention(comparison: Mapping[str, Any], limit: float = 1.0) -> dict[str, Any]:
+
+@checked
+def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str, Any]:
     """Test whether languages without training data kept their accuracy.
 
     This is a non-inferiority test of the mean over the languages. The verdict is ``"kept"`` if the whole interval of the

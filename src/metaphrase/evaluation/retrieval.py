@@ -33,6 +33,7 @@ from metaphrase.evaluation.encoding import (
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, pooled_bootstrap_interval
+from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
 from metaphrase.mining.margins import neighbour_scores
@@ -88,12 +89,13 @@ COLLAPSED_COSINE = 0.99
 Hits = tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
 
+@checked
 def retrieval_hits(
     source_nh: NDArray[Any],
     target_nh: NDArray[Any],
     *,
     match_text: tuple[Sequence[str], Sequence[str]] | None = None,
-    margin_k: int | None = None,
+    margin_k: Count | None = None,
 ) -> Hits:
     """Whether the nearest neighbour of each sentence on the other side, by cosine, is its translation.
 
@@ -169,12 +171,13 @@ def _largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32],
     return forward.row_qk[np.arange(len(best_n)), best_n]
 
 
+@checked
 def find_translations(
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     text_equality: bool = False,
-    margin_k: int | None = None,
+    margin_k: Count | None = None,
     **encoding: Unpack[EncodingOptions],
 ) -> dict[str, Hits]:
     """Hits of `retrieval_hits` for every language; the arguments are those of `evaluate_retrieval`."""
@@ -209,15 +212,16 @@ def _embedded(
         yield language, next(embedded[key(s.language)]), next(embedded[key(TARGET_LANGUAGE)])
 
 
+@checked
 def evaluate_retrieval(
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     name: str | None = None,
     text_equality: bool = False,
-    margin_k: int | None = None,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    margin_k: Count | None = None,
+    resamples: Resamples = RESAMPLES,
+    seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> Result:
     """Measure retrieval in both directions for every language.
@@ -336,6 +340,7 @@ def xsim_error(result: Result) -> Result:
     )
 
 
+@checked
 class RetrievalEvaluator(BaseEvaluator):
     """Retrieval accuracy during training, by language and direction, and a warning if the embeddings collapse.
 
@@ -363,7 +368,7 @@ class RetrievalEvaluator(BaseEvaluator):
         sets: Mapping[str, ParallelSet],
         *,
         name: str = "",
-        batch_size: int = 32,
+        batch_size: Count = 32,
         prompt: str | None = None,
         show_progress_bar: bool = False,
         write_csv: bool = True,

@@ -15,6 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from metaphrase.io.arguments import BetweenZeroAndOne, Finite, Resamples, Seed, Share, checked
+
 RESAMPLES = 10_000
 CONFIDENCE = 0.95
 ALPHA = 0.05
@@ -44,8 +46,13 @@ class PairedDifference:
     n: int
 
 
+@checked
 def bootstrap_interval(
-    correct: ArrayLike, *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, seed: int = 0
+    correct: ArrayLike,
+    *,
+    resamples: Resamples = RESAMPLES,
+    confidence: BetweenZeroAndOne = CONFIDENCE,
+    seed: Seed = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of an accuracy.
 
@@ -65,8 +72,13 @@ def bootstrap_interval(
     return pooled_bootstrap_interval({"": correct}, resamples=resamples, confidence=confidence, seed=seed)
 
 
+@checked
 def pooled_bootstrap_interval(
-    correct: Mapping[str, ArrayLike], *, resamples: int = RESAMPLES, confidence: float = CONFIDENCE, seed: int = 0
+    correct: Mapping[str, ArrayLike],
+    *,
+    resamples: Resamples = RESAMPLES,
+    confidence: BetweenZeroAndOne = CONFIDENCE,
+    seed: Seed = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the unweighted mean of several languages' accuracies.
 
@@ -79,13 +91,14 @@ def pooled_bootstrap_interval(
     return percentile_interval(resampled_means(correct, resamples=resamples, seed=seed), confidence)
 
 
+@checked
 def paired_bootstrap(
     before_n: ArrayLike,
     after_n: ArrayLike,
     *,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
+    resamples: Resamples = RESAMPLES,
+    confidence: BetweenZeroAndOne = CONFIDENCE,
+    seed: Seed = 0,
 ) -> PairedDifference:
     """Paired bootstrap test over items: each resample draws items together with both of their scores.
 
@@ -111,13 +124,14 @@ def paired_bootstrap(
     )
 
 
+@checked
 def pooled_paired_bootstrap(
     before: Mapping[str, ArrayLike],
     after: Mapping[str, ArrayLike],
     *,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
+    resamples: Resamples = RESAMPLES,
+    confidence: BetweenZeroAndOne = CONFIDENCE,
+    seed: Seed = 0,
 ) -> PairedDifference:
     """Paired bootstrap of the unweighted mean over languages.
 
@@ -206,7 +220,8 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
     return {name: adjusted[name] for name in p_values}
 
 
-def verdict(difference: float, p_value: float, *, alpha: float = ALPHA) -> Verdict:
+@checked
+def verdict(difference: Finite, p_value: Share, *, alpha: Share = ALPHA) -> Verdict:
     """Verdict on a difference: ``"tie"`` unless its (corrected) p-value is below ``alpha``.
 
     >>> verdict(2.5, 0.01), verdict(-2.5, 0.01), verdict(2.5, 0.2)

@@ -29,6 +29,7 @@ from metaphrase.evaluation.measures import STS_RESAMPLES, spearman
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
+from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.io.environment import versions
 from metaphrase.mining.search import unit_rows
 
@@ -147,14 +148,15 @@ def cross_lingual(sets: Mapping[str, STSSet], pairs: Iterable[tuple[str, str]] |
     return crossed
 
 
+@checked
 def evaluate_sts(
     model: Any,
     sets: Mapping[str, STSSet],
     *,
     name: str | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
-    resamples: int = STS_RESAMPLES,
-    seed: int = 0,
+    resamples: Resamples = STS_RESAMPLES,
+    seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
 ) -> Result:
     """Measure Spearman's correlation of cosines and gold scores for every set.

@@ -27,6 +27,7 @@ from metaphrase.evaluation.measures import draw_counts, error_rates
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError
+from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Resamples, Seed, checked
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
 from metaphrase.io.progress import progress_bars
@@ -106,14 +107,15 @@ def alignment_scores(
     return _scores(_counts(predicted, sure, possible).sum(axis=0))
 
 
+@checked
 def alignment_error_interval(
     predicted: Iterable[Iterable[Link]],
     sure: Iterable[Iterable[Link]],
     possible: Iterable[Iterable[Link]],
     *,
-    resamples: int = RESAMPLES,
-    confidence: float = CONFIDENCE,
-    seed: int = 0,
+    resamples: Resamples = RESAMPLES,
+    confidence: BetweenZeroAndOne = CONFIDENCE,
+    seed: Seed = 0,
 ) -> tuple[float, float]:
     """Percentile bootstrap interval of the AER, over sentence pairs.
 
@@ -264,15 +266,16 @@ def _lines(path: str | Path) -> list[str]:
         return file.read().rstrip("\n").split("\n")
 
 
+@checked
 def evaluate_word_alignment(
     model: SentenceTransformer,
     sets: Mapping[str, Sequence[GoldPair]],
     *,
     sha256: Mapping[str, str] | None = None,
     name: str | None = None,
-    batch_size: int = 64,
-    resamples: int = RESAMPLES,
-    seed: int = 0,
+    batch_size: Count = 64,
+    resamples: Resamples = RESAMPLES,
+    seed: Seed = 0,
     show_progress: bool = False,
 ) -> Result:
     """Measure the alignment error rate of links between a model's token states.
@@ -325,6 +328,7 @@ def evaluate_word_alignment(
     )
 
 
+@checked
 class WordAlignmentEvaluator(BaseEvaluator):
     """Word alignment by the token states of a model, during training.
 
@@ -350,10 +354,10 @@ class WordAlignmentEvaluator(BaseEvaluator):
         pairs: Sequence[GoldPair],
         *,
         name: str = "",
-        layer: int | None = None,
+        layer: CountOr0 | None = None,
         method: Method = "itermax",
         level: Level = "piece",
-        batch_size: int = 64,
+        batch_size: Count = 64,
         write_csv: bool = True,
     ) -> None:
         super().__init__()

@@ -13,8 +13,8 @@ from copy import copy
 from dataclasses import MISSING, Field, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from types import MappingProxyType
+from typing import Any
 
 import yaml
 
@@ -202,42 +202,3 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
-
-
-_SCALARS: dict[Any, tuple[tuple[type, ...], str]] = {
-    float: ((int, float), "a number"),
-    int: ((int,), "a whole number"),
-    str: ((str,), "text"),
-    bool: ((bool,), "true or false"),
-    NoneType: ((NoneType,), "null"),
-}
-
-
-def is_of_type(value: Any, hint: Any) -> bool:
-    """Whether a value of a YAML file has a type. Types other than scalars, literals and unions accept everything.
-
-    >>> is_of_type(1, float | None), is_of_type(True, int), is_of_type("up", Literal["up", "down"])
-    (True, False, True)
-    """
-    if get_origin(hint) in (Union, UnionType):
-        return any(is_of_type(value, option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in get_args(hint))
-    hint = NoneType if hint is None else hint
-    if hint not in _SCALARS:
-        return True
-    return isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
-
-
-def describe_type(hint: Any) -> str:
-    """A type in words, for error messages.
-
-    >>> describe_type(int | None), describe_type(Literal["up", "down"])
-    ('a whole number or null', "one of 'up', 'down'")
-    """
-    if get_origin(hint) in (Union, UnionType):
-        return " or ".join(describe_type(option) for option in get_args(hint))
-    if get_origin(hint) is Literal:
-        return f"one of {', '.join(map(repr, get_args(hint)))}"
-    hint = NoneType if hint is None else hint
-    return _SCALARS[hint][1] if hint in _SCALARS else str(getattr(hint, "__name__", hint))

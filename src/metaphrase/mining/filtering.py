@@ -79,7 +79,6 @@ def filter_corpus(
     """
     search = SearchOptions() if search is None else search
     options.check()
-    search.check()
     with work_folder_of(options.output) as work:
         return _filter(options, search, work, begin, note)
 

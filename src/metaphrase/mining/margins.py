@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from metaphrase.io.arguments import Count, checked
 from metaphrase.mining.search import (
     QUERIES,
     Approximate,
@@ -284,15 +285,16 @@ def runners_up(forward: Neighbours, backward: Neighbours, margin: Margin = "rati
     return second_n[np.isfinite(second_n)]
 
 
+@checked
 def mine(
     source_nh: NDArray[Any],
     target_mh: NDArray[Any],
     *,
-    k: int = 4,
+    k: Count = 4,
     margin: Margin = "ratio",
     retrieval: Retrieval = "max",
     index: Index = "exact",
-    probes: int = 16,
+    probes: Count = 16,
     device: str | None = None,
 ) -> Pairs:
     """Mine the pairs of two sets of embeddings, best first.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -9,6 +11,7 @@ from typing import Literal
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Count, Finite, Length, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
 from metaphrase.mining.margins import Margin, Retrieval
@@ -18,6 +21,7 @@ from metaphrase.mining.search import Index
 SHARD = 8192
 
 
+@checked
 @dataclass
 class SearchOptions:
     """The encoder, and how neighbours are searched."""
@@ -26,26 +30,20 @@ class SearchOptions:
     prompt: str = option(
         "auto", "Text before each sentence. auto: the query prompt that the model stores; none: no prompt."
     )
-    max_length: int | None = option(None, "Maximum number of tokens of a sentence.")
-    batch_size: int = option(32, "Sentences per forward pass.")
+    max_length: Length | None = option(None, "Maximum number of tokens of a sentence.")
+    batch_size: Count = option(32, "Sentences per forward pass.")
     half: bool = option(False, "Store embeddings in 16 bits, which halves the disk space.")
-    shard_size: int = option(SHARD, "Sentences that are embedded, searched and stored together.")
-    k: int = option(4, "Neighbours per sentence that the margin is relative to.")
+    shard_size: Count = option(SHARD, "Sentences that are embedded, searched and stored together.")
+    k: Count = option(4, "Neighbours per sentence that the margin is relative to.")
     index: Index = option(
         "exact",
         "exact, or an approximate index for more than about 200,000 sentences: ivf, hnsw. The results of an "
         "approximate index are ranked by exact similarities, and its recall is measured.",
     )
-    probes: int = option(16, "Cells that an ivf index searches; a larger number improves its recall.")
+    probes: Count = option(16, "Cells that an ivf index searches; a larger number improves its recall.")
     search_device: str | None = option(
         None, "Device of an exact search: cuda, cpu. Default: cuda if available, else faiss on the CPU."
     )
-
-    def check(self) -> None:
-        """Check the numbers."""
-        for name in ("k", "shard_size", "batch_size", "probes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name} must be at least 1, but is {getattr(self, name)}.")
 
     @property
     def prompt_name(self) -> str | None:
@@ -53,6 +51,7 @@ class SearchOptions:
         return None if self.prompt == "none" else self.prompt
 
 
+@checked
 @dataclass
 class MiningOptions:
     """The texts to mine, and which pairs to keep."""
@@ -85,7 +84,7 @@ class MiningOptions:
     threshold: str | None = option(
         None, "Minimum score of a pair. auto: the suggestion, a rough estimate. Default: keep all pairs."
     )
-    top: int | None = option(None, "Maximum number of pairs; the best are kept.")
+    top: Count | None = option(None, "Maximum number of pairs; the best are kept.")
     copies: bool = option(False, "Keep pairs whose two sides are the same text.")
     keep_work: bool = option(
         False, "Keep embeddings and neighbours, so that other margins and thresholds take seconds."
@@ -107,18 +106,17 @@ class MiningOptions:
         """
         check_writable(self.output)
         check_files(self.outputs, [self.source, self.target])
-        if self.top is not None and self.top < 1:
-            raise UsageError(f"--top must be at least 1, but is {self.top}.")
         if self.threshold is None:
             return None
         if self.threshold == "auto":
             return "auto"
-        try:
-            return float(self.threshold)
-        except ValueError:
-            raise UsageError(f"--threshold must be a number or 'auto', but is {self.threshold!r}.") from None
+        with suppress(ValueError):
+            if math.isfinite(threshold := float(self.threshold)):
+                return threshold
+        raise UsageError(f"--threshold must be a number or 'auto', but is {self.threshold!r}.")
 
 
+@checked
 @dataclass
 class FilterOptions(BitextOptions):
     """The pairs to score, and which to keep."""
@@ -134,8 +132,8 @@ class FilterOptions(BitextOptions):
         "cosine: the cosine alone, which needs no search, but is not comparable between sentences and languages.",
     )
     margin: Margin = option("ratio", "Kind of margin.")
-    threshold: float | None = option(None, "Minimum score of a pair. Default: keep all pairs, with their scores.")
-    top: int | None = option(None, "Maximum number of pairs; the best are kept.")
+    threshold: Finite | None = option(None, "Minimum score of a pair. Default: keep all pairs, with their scores.")
+    top: Count | None = option(None, "Maximum number of pairs; the best are kept.")
 
     @property
     def outputs(self) -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from metaphrase.exceptions import MissingExtraError, ModelError
+from metaphrase.io.arguments import Count, checked
 from metaphrase.io.files import replacing
 
 try:
@@ -197,10 +198,11 @@ class Approximate:
         return found
 
 
+@checked
 def nearest_neighbours(
     query_qh: NDArray[np.float32],
     pool: NDArray[np.float32] | Rows,
-    k: int = 4,
+    k: Count = 4,
     *,
     device: str | None = None,
 ) -> Neighbours:
@@ -221,8 +223,6 @@ def nearest_neighbours(
         raise ValueError(f"Both sides need sentences, but there are {len(query_qh)} queries and {len(pool)} rows.")
     if query_qh.shape[1] != pool.hidden:
         raise ValueError(f"The two sides are embedded in {query_qh.shape[1]} and {pool.hidden} dimensions.")
-    if k < 1:
-        raise ValueError(f"k must be at least 1, but is {k}.")
     k = min(k, len(pool))
     found = _empty(len(query_qh), k)
     for at in range(len(pool.blocks)):

@@ -88,7 +88,6 @@ def mine_files(
     """
     search = SearchOptions() if search is None else search
     threshold = options.check()
-    search.check()
     with work_folder_of(options.output) as work:
         return _mine(options, search, threshold, work, begin, note)
 

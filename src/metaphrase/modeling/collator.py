@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.io.arguments import Seed, checked
 from metaphrase.modeling.views import Example, View, fingerprint
 
 #: How to add the columns that some views require.
@@ -21,6 +22,7 @@ REMEDIES = {
 }
 
 
+@checked
 @dataclass
 class ParallelCollator:
     """Build every view of a batch once.
@@ -34,7 +36,7 @@ class ParallelCollator:
 
     tokenizer: PreTrainedTokenizerBase
     views: tuple[View, ...]
-    seed: int = 42
+    seed: Seed = 42
     valid_label_columns: list[str] = field(default_factory=list)
     _epoch: Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.int64).share_memory_(), repr=False)
 

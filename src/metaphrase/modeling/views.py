@@ -17,6 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.words import Link, Words, parse_links, piece_spans
+from metaphrase.io.arguments import Length, Share, check_values, hints_of
 from metaphrase.modeling.languages import language_code
 
 #: One row of a parallel corpus: ``source``, ``target``, ``source_lang``, ``target_lang`` and further columns.
@@ -40,6 +41,9 @@ class View(ABC):
     encoded: ClassVar[bool] = True
     #: Columns that it reads in addition to ``source`` and ``target``.
     columns: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_values(hints_of(type(self)), vars(self), type(self).__name__)
 
     @abstractmethod
     def build(
@@ -74,7 +78,7 @@ class Sentence(View):
     """
 
     side: Side
-    max_length: int
+    max_length: Length
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -110,8 +114,8 @@ class MaskedSentence(View):
     """
 
     side: Side
-    max_length: int
-    mask_rate: float
+    max_length: Length
+    mask_rate: Share
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -149,8 +153,8 @@ class Concatenated(View):
             sentences, each limited to ``max_length`` pieces.
     """
 
-    max_length: int
-    mask_rate: float
+    max_length: Length
+    mask_rate: Share
     positions: Literal["reset", "continuous"] = "reset"
     layout: Literal["sequences", "pair"] = "sequences"
     segments: bool = False
@@ -248,7 +252,7 @@ class Links(View):
 
     encoded: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
-    max_length: int
+    max_length: Length
     mutual: bool = False
 
     def build(

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.io.arguments import Length, Rate
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import (
     UNSCORED,
@@ -24,7 +25,7 @@ from metaphrase.modeling.views import (
 )
 from metaphrase.objectives.base import Granularity
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
-from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
+from metaphrase.objectives.vocabulary import FullVocabulary, Transform, VocabularyHead
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class MaskedWords(View):
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
     side: Side
-    max_length: int
-    max_mask_ratio: float = 1.0
+    max_length: Length
+    max_mask_ratio: Rate = 1.0
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -153,17 +154,13 @@ class AlignedWordPrediction(MaskedPrediction):
     def __init__(
         self,
         *,
-        max_length: int = 32,
+        max_length: Length = 32,
         reduction: Literal["token_mean", "sum"] = "token_mean",
-        max_mask_ratio: float = 1.0,
-        vocabulary: Vocabulary = "tied",
+        max_mask_ratio: Rate = 1.0,
+        vocabulary: FullVocabulary = "tied",
         transform: Transform = "auto",
     ) -> None:
         super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        if reduction not in ("token_mean", "sum"):
-            raise ValueError(f"AWP's reduction must be 'token_mean' or 'sum', but is {reduction!r}.")
-        if not 0 < max_mask_ratio <= 1:
-            raise ValueError(f"AWP's max_mask_ratio must be above 0 and at most 1, but is {max_mask_ratio}.")
         self.reduction = reduction
         self.sides = tuple(
             MaskedWords(f"masked-words-{side}-{max_mask_ratio:g}", side, max_length, max_mask_ratio)

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Length
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen, token_states
 from metaphrase.modeling.functional import mean_pooled
@@ -68,10 +70,8 @@ class Anchor(Objective):
     year = "2020",
 }"""
 
-    def __init__(self, *, max_length: int = 32, sides: Sides = "target") -> None:
+    def __init__(self, *, max_length: Length = 32, sides: Sides = "target") -> None:
         super().__init__(max_length=max_length)
-        if sides not in ("target", "both"):
-            raise ValueError(f"The sides of 'anchor' must be 'target' or 'both', but are {sides!r}.")
         self.sides = sides
         self.pooling = "cls"
         self._original: tuple[PreTrainedModel, ...] = ()  # a tuple, so that it is not registered as a submodule
@@ -85,10 +85,10 @@ class Anchor(Objective):
         """Check the pooling of the model, which the copy must reproduce.
 
         Raises:
-            ValueError: The pooling mode is not ``"cls"`` or ``"mean"``.
+            ModelError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
         if sources.pooling not in ("cls", "mean"):
-            raise ValueError(
+            raise ModelError(
                 f"'anchor' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
                 "with pooling='cls' or pooling='mean'."
             )

@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Length, checked
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import View
 
@@ -23,7 +24,8 @@ class Objective(nn.Module, ABC):
     """One training signal: reads encodings and returns a scalar loss.
 
     Each subclass has its own module, with its pure loss function, its head and view if it needs them, and its citation. Its
-    constructor takes ``max_length`` (of the recipe) and the arguments of its term.
+    constructor takes ``max_length`` (of the recipe) and the arguments of its term; both are checked against their annotations
+    (see :mod:`metaphrase.io.arguments`).
 
     Attributes:
         name: The paper's abbreviation; the key in recipes, logs and model cards.
@@ -42,7 +44,12 @@ class Objective(nn.Module, ABC):
     gather: bool = False
     reads_words: ClassVar[bool] = False
 
-    def __init__(self, *, max_length: int) -> None:
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "__init__" in vars(cls):
+            checked(cls)
+
+    def __init__(self, *, max_length: Length) -> None:
         super().__init__()
         self.max_length = max_length
         self.head: Any = None

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from metaphrase.io.arguments import Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import UNSCORED, View, concatenated, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
-from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
+from metaphrase.objectives.vocabulary import FullVocabulary, Transform, VocabularyHead
 
 
 def masked_language_modeling(
@@ -49,15 +50,10 @@ class MaskedPrediction(Objective):
 
     granularity: ClassVar[Granularity] = "token"
 
-    def __init__(self, *, max_length: int, vocabulary: Vocabulary, transform: Transform) -> None:
+    def __init__(self, *, max_length: Length, vocabulary: FullVocabulary, transform: Transform) -> None:
         super().__init__(max_length=max_length)
-        if vocabulary == "english":
-            raise ValueError(
-                f"{self.name.upper()} predicts pieces of all languages; its vocabulary must be 'tied' or 'untied', not "
-                "'english'."
-            )
-        self.vocabulary: Vocabulary = vocabulary
-        self.transform: Transform = transform
+        self.vocabulary = vocabulary
+        self.transform = transform
 
     def positions(self, sources: HeadSources) -> int:
         """Return the number of positions of the longest sequence."""
@@ -67,7 +63,7 @@ class MaskedPrediction(Objective):
         """Return the shape of the vocabulary head.
 
         Raises:
-            ValueError: The encoder has too few positions for the sequences.
+            ModelError: The encoder has too few positions for the sequences.
         """
         check_positions(sources, self.positions(sources), self.name)
         return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
@@ -119,15 +115,13 @@ class MaskedLanguageModeling(MaskedPrediction):
     def __init__(
         self,
         *,
-        max_length: int = 32,
+        max_length: Length = 32,
         text: Literal["pair", "monolingual"] = "pair",
-        mask_rate: float = 0.15,
-        vocabulary: Vocabulary = "tied",
+        mask_rate: Share = 0.15,
+        vocabulary: FullVocabulary = "tied",
         transform: Transform = "auto",
     ) -> None:
         super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        if text not in ("pair", "monolingual"):
-            raise ValueError(f"The text of 'mlm' must be 'pair' or 'monolingual', but is {text!r}.")
         self.text = text
         self.mask_rate = mask_rate
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from transformers import BertConfig, PreTrainedConfig
 from transformers.models.bert.modeling_bert import BertEncoder
 
+from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Count, Layers, Length, Share, Weight
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import at_least_float32
 from metaphrase.modeling.packing import ATTENTION, Packing
 from metaphrase.modeling.views import UNSCORED, View, masked_sentence, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
+from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
 UnmaskingGradient = Literal["both", "tokens", "sentence"]
 
@@ -177,25 +179,17 @@ class CrossUnmasking(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        mask_rate: float = 0.4,
-        layers: int = 6,
-        heads: int = 8,
-        alignment_weight: float = 1.0,
-        unmasking_weight: float = 1.0,
-        koleo_weight: float = 0.01,
+        max_length: Length = 32,
+        mask_rate: Share = 0.4,
+        layers: Layers = 6,
+        heads: Count = 8,
+        alignment_weight: Weight = 1.0,
+        unmasking_weight: Weight = 1.0,
+        koleo_weight: Weight = 0.01,
         unmasking_gradient: UnmaskingGradient = "both",
-        vocabulary: Vocabulary = "tied",
+        vocabulary: FullVocabulary = "tied",
     ) -> None:
         super().__init__(max_length=max_length)
-        if unmasking_gradient not in get_args(UnmaskingGradient):
-            raise ValueError(
-                f"MEXMA's unmasking_gradient must be 'both', 'tokens' or 'sentence', but is {unmasking_gradient!r}."
-            )
-        if vocabulary == "english":
-            raise ValueError(
-                "MEXMA predicts pieces of both sides; its vocabulary must be 'tied' or 'untied', not 'english'."
-            )
         self.masked_views = tuple(masked_sentence(side, max_length, mask_rate) for side in ("source", "target"))
         self.layers = layers
         self.heads = heads
@@ -203,7 +197,7 @@ class CrossUnmasking(Objective):
         self.unmasking_weight = unmasking_weight
         self.koleo_weight = koleo_weight
         self.unmasking_gradient = unmasking_gradient
-        self.vocabulary: Vocabulary = vocabulary
+        self.vocabulary = vocabulary
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, unmasked and masked."""
@@ -213,11 +207,11 @@ class CrossUnmasking(Objective):
         """Return the shape of the vocabulary projection, which has no transform.
 
         Raises:
-            ValueError: The encoder's hidden size is not a multiple of the number of attention heads.
+            ModelError: The encoder's hidden size is not a multiple of the number of attention heads.
         """
         hidden = sources.encoder.config.hidden_size
         if hidden % self.heads:
-            raise ValueError(
+            raise ModelError(
                 f"The hidden size {hidden} is not a multiple of the {self.heads} attention heads of MEXMA's head. Set "
                 "`heads` to a divisor."
             )

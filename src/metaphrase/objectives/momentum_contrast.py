@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Length, Range, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen, token_states
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled
@@ -95,7 +97,7 @@ class QueryAndKey(View):
             sources are the queries.
     """
 
-    max_length: int
+    max_length: Length
     shuffle: bool
 
     def build(
@@ -263,25 +265,17 @@ class MomentumContrast(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        temperature: float = 0.05,
-        queue_size: int = 32_000,
-        momentum: float = 0.999,
-        projection_size: int | None = 300,
+        max_length: Length = 32,
+        temperature: Temperature = 0.05,
+        queue_size: Annotated[int, Range(1, 10_000_000)] = 32_000,
+        momentum: Share = 0.999,
+        projection_size: Annotated[int, Range(1, 65_536)] | None = 300,
         bias: bool = True,
         normalize: Normalize = "both",
         shuffle: bool = True,
         denominator: Denominator = "positive_and_queue",
     ) -> None:
         super().__init__(max_length=max_length)
-        if not 0 <= momentum <= 1:
-            raise ValueError(f"The momentum of 'moco' must be between 0 and 1, but is {momentum}.")
-        if normalize not in ("both", "h", "z"):
-            raise ValueError(f"The normalize of 'moco' must be 'both', 'h' or 'z', but is {normalize!r}.")
-        if denominator not in ("positive_and_queue", "queue"):
-            raise ValueError(
-                f"The denominator of 'moco' must be 'positive_and_queue' or 'queue', but is {denominator!r}."
-            )
         self.temperature = temperature
         self.queue_size = queue_size
         self.momentum = momentum
@@ -299,10 +293,10 @@ class MomentumContrast(Objective):
         """Return the pooling of queries and keys, which is that of the model.
 
         Raises:
-            ValueError: The pooling mode is not ``"cls"`` or ``"mean"``.
+            ModelError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
         if sources.pooling not in ("cls", "mean"):
-            raise ValueError(
+            raise ModelError(
                 f"'moco' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
                 "with pooling='cls' or pooling='mean'."
             )

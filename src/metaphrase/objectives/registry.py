@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from metaphrase.exceptions import RecipeError
+from metaphrase.io.arguments import hints_of
 
 if TYPE_CHECKING:
     from metaphrase.objectives.base import Objective
@@ -137,7 +138,7 @@ def load_class(reference: str) -> type[Objective]:
 
 
 def parameters_of(cls: type[Objective]) -> dict[str, Any]:
-    """Arguments that a recipe may pass to an objective, with their types; ``Any`` where the type is unknown.
+    """Arguments that a recipe may pass to an objective, with their annotations; ``Any`` where these are unknown.
 
     >>> from metaphrase.objectives.sentence_alignment import SentenceAlignment
     >>> sorted(parameters_of(SentenceAlignment))
@@ -148,8 +149,5 @@ def parameters_of(cls: type[Objective]) -> dict[str, Any]:
         for name, parameter in inspect.signature(cls).parameters.items()
         if name != "max_length" and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
-    try:
-        hints = get_type_hints(cls.__init__)
-    except (NameError, TypeError, AttributeError):  # annotations that are imported for type checkers only
-        hints = {}
+    hints = hints_of(cls)
     return {parameter.name: hints.get(parameter.name, Any) for parameter in parameters}

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.exceptions import ModelError, UsageError
+from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
@@ -30,8 +32,8 @@ class ReconstructedSlots(View):
     """
 
     encoded: ClassVar[bool] = False
-    ratio: float
-    max_length: int
+    ratio: Share
+    max_length: Length
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -253,27 +255,21 @@ class RepresentationTranslation(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        layers: int = 2,
+        max_length: Length = 32,
+        layers: Layers = 2,
         direction: Literal["source_to_target", "target_to_source", "both"] = "source_to_target",
-        ratio: float = 1.0,
+        ratio: Share = 1.0,
         positions: Literal["single", "double"] = "single",
         vocabulary: Vocabulary = "tied",
         transform: Transform = "auto",
         language_embeddings: bool = False,
     ) -> None:
         super().__init__(max_length=max_length)
-        if direction not in ("source_to_target", "target_to_source", "both"):
-            raise ValueError(
-                f"RTL's direction must be 'source_to_target', 'target_to_source' or 'both', but is {direction!r}."
-            )
         if vocabulary == "english" and direction != "source_to_target":
-            raise ValueError(
+            raise UsageError(
                 f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {direction!r} also predicts "
                 "those of the source. Use 'tied' or 'untied'."
             )
-        if not 0.0 <= ratio <= 1.0:
-            raise ValueError(f"RTL's reconstruction ratio must be between 0 and 1, but is {ratio}.")
         self.layers = layers
         self.direction = direction
         self.ratio = ratio
@@ -293,21 +289,21 @@ class RepresentationTranslation(Objective):
         """Return the shape of the vocabulary head and the languages of the corpus.
 
         Raises:
-            ValueError: The encoder has too few layers or positions for the head, or the languages are unknown.
+            ModelError: The encoder has too few layers or positions for the head, or the languages are unknown.
         """
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
-            raise ValueError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
+            raise ModelError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
         positions = getattr(config, "max_position_embeddings", None)
         needed = 2 * self.max_length + first_position(sources.encoder)
         if positions is not None and needed > positions:
-            raise ValueError(
+            raise ModelError(
                 f"RTL's head requires {needed} positions for two sentences of {self.max_length} pieces, but the encoder "
                 f"has {positions}. Lower max_length."
             )
         languages = sources.languages if self.language_embeddings else ()
         if self.language_embeddings and not languages:
-            raise ValueError(
+            raise ModelError(
                 "RTL's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
                 "AlignmentLoss, or set language_embeddings to false."
             )

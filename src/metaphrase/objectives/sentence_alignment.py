@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from metaphrase.io.arguments import Length
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
 from metaphrase.modeling.views import View, source_view, target_view
@@ -89,14 +90,12 @@ class SentenceAlignment(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
+        max_length: Length = 32,
         exclude_specials: bool = False,
         candidates: Candidates = "targets",
         gather: bool = True,
     ) -> None:
         super().__init__(max_length=max_length)
-        if candidates not in ("targets", "both"):
-            raise ValueError(f"The candidates of 'sa' must be 'targets' or 'both', but are {candidates!r}.")
         self.exclude_specials = exclude_specials
         self.candidates = candidates
         self.gather = gather

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.io.arguments import Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
 from metaphrase.modeling.languages import language_code
@@ -39,8 +40,8 @@ class BackTranslations(View):
     """
 
     columns: ClassVar[tuple[str, ...]] = ("source_bt", "target_bt")
-    max_length: int
-    share: float
+    max_length: Length
+    share: Share
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -105,16 +106,12 @@ class SentenceContrast(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        temperature: float = 0.1,
+        max_length: Length = 32,
+        temperature: Temperature = 0.1,
         back_translation: BackTranslation = "sample",
         gather: bool = True,
     ) -> None:
         super().__init__(max_length=max_length)
-        if back_translation not in get_args(BackTranslation):
-            raise ValueError(
-                f"back_translation must be 'auto', 'sample', 'all' or 'none', but is {back_translation!r}."
-            )
         self.temperature = temperature
         self.back_translation: BackTranslation = back_translation
         self.gather = gather

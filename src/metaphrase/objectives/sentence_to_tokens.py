@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Length
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
-from metaphrase.objectives.vocabulary import Vocabulary, VocabularyHead
+from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
 #: Width of the embedding of the language to predict, as in the released code.
 LANGUAGE_WIDTH = 128
@@ -152,14 +154,10 @@ class SentenceToTokens(Objective):
 }"""
 
     def __init__(
-        self, *, max_length: int = 32, vocabulary: Vocabulary = "tied", language_embeddings: bool = True
+        self, *, max_length: Length = 32, vocabulary: FullVocabulary = "tied", language_embeddings: bool = True
     ) -> None:
         super().__init__(max_length=max_length)
-        if vocabulary == "english":
-            raise ValueError(
-                "XTR predicts pieces of both sides; its vocabulary must be 'tied' or 'untied', not 'english'."
-            )
-        self.vocabulary: Vocabulary = vocabulary
+        self.vocabulary = vocabulary
         self.language_embeddings = language_embeddings
 
     def views(self) -> tuple[View, ...]:
@@ -170,10 +168,10 @@ class SentenceToTokens(Objective):
         """Return the languages of the corpus, the special pieces, and the shape of the vocabulary projection.
 
         Raises:
-            ValueError: Language embeddings are requested and the languages are unknown.
+            UsageError: Language embeddings are requested and the languages are unknown.
         """
         if self.language_embeddings and not sources.languages:
-            raise ValueError(
+            raise UsageError(
                 "XTR's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
                 "AlignmentLoss, or set language_embeddings to false."
             )

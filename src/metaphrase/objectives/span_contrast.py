@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -14,6 +15,8 @@ from transformers import PreTrainedTokenizerBase
 
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.words import Span, Words, phrase_pairs
+from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.arguments import Count, Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, masked_ranking, pooled_spans
 from metaphrase.modeling.views import Example, View, kept_links, pad_arrays, source_view, target_view, tokenize_words
@@ -41,12 +44,12 @@ class PhrasePairs(View):
 
     encoded: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
-    max_length: int
-    max_words: int = 7
-    min_words: int = 2
-    max_spans: int = 16
+    max_length: Length
+    max_words: Count = 7
+    min_words: Count = 2
+    max_spans: Count = 16
     phrase_table: str | None = None
-    cut: float = 0.0
+    cut: Share = 0.0
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -195,16 +198,20 @@ class SpanContrast(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        temperature: float = 0.1,
-        max_words: int = 7,
-        min_words: int = 2,
-        max_spans: int = 16,
+        max_length: Length = 32,
+        temperature: Temperature = 0.1,
+        max_words: Count = 7,
+        min_words: Count = 2,
+        max_spans: Count = 16,
         phrase_table: str | None = None,
-        cut: float = 0.0,
+        cut: Share = 0.0,
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(max_length=max_length)
+        if min_words > max_words:
+            raise UsageError(f"'min_words' must be at most 'max_words', {max_words}, but is {min_words}.")
+        if phrase_table is not None and not Path(phrase_table).is_file():
+            raise MissingFileError(f"The phrase table {phrase_table} ('phrase_table') does not exist.")
         self.temperature = temperature
         self.reduction: Reduction = reduction
         self.phrases = PhrasePairs("phrases", max_length, max_words, min_words, max_spans, phrase_table, cut)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+from metaphrase.io.arguments import Length, Share
 from metaphrase.modeling.views import View, concatenated
 from metaphrase.objectives.base import HeadSources, pair_length
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction
-from metaphrase.objectives.vocabulary import Transform, Vocabulary
+from metaphrase.objectives.vocabulary import FullVocabulary, Transform
 
 
 class TranslationLanguageModeling(MaskedPrediction):
@@ -46,27 +47,17 @@ class TranslationLanguageModeling(MaskedPrediction):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        mask_rate: float = 0.2,
+        max_length: Length = 32,
+        mask_rate: Share = 0.2,
         positions: Literal["reset", "continuous"] = "reset",
         layout: Literal["sequences", "pair"] = "sequences",
         segments: bool = False,
         order: Literal["pair", "shuffled"] = "pair",
         monolingual: bool = False,
-        vocabulary: Vocabulary = "tied",
+        vocabulary: FullVocabulary = "tied",
         transform: Transform = "auto",
     ) -> None:
         super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        allowed = {
-            "positions": ("reset", "continuous"),
-            "layout": ("sequences", "pair"),
-            "order": ("pair", "shuffled"),
-        }
-        for setting, value in (("positions", positions), ("layout", layout), ("order", order)):
-            if value not in allowed[setting]:
-                raise ValueError(
-                    f"The {setting} of 'tlm' must be {' or '.join(map(repr, allowed[setting]))}, but is {value!r}."
-                )
         form: dict[str, Any] = {"positions": positions}
         if layout == "pair":
             form["layout"] = layout

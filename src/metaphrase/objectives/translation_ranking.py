@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
+from metaphrase.io.arguments import Length, Range, Temperature
 from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity, gather_with_gradient
@@ -55,9 +56,9 @@ class TranslationRanking(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        temperature: float = 0.05,
-        margin: float = 0.0,
+        max_length: Length = 32,
+        temperature: Temperature = 0.05,
+        margin: Annotated[float, Range(0, 1000)] = 0.0,
         direction: Direction = "source_to_target",
         similarity: Similarity = "cosine",
         mask_duplicates: bool = False,

@@ -9,10 +9,13 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.functional import vocabulary_cross_entropy
 from metaphrase.objectives.base import HeadSources
 
 Vocabulary = Literal["tied", "untied", "english"]
+#: For objectives that predict pieces of both sides.
+FullVocabulary = Literal["tied", "untied"]
 Transform = Literal["auto", "none"]
 
 
@@ -53,27 +56,20 @@ class VocabularyHead(nn.Module):
         """Return the shape of the head for an encoder.
 
         Raises:
-            ValueError: An argument has an unknown value, or ``vocabulary`` is ``"english"`` and no subset is given.
+            UsageError: ``vocabulary`` is ``"english"`` and no subset is given.
         """
         rows = 0
         if vocabulary == "english":
             if sources.english_ids is None:
-                raise ValueError(
+                raise UsageError(
                     "Vocabulary 'english' requires the ids of the pieces of the corpus's English side, but none were "
                     "given. Pass `english_ids` to AlignmentLoss (see `english_piece_ids`), or use 'tied'."
                 )
             rows = len(sources.english_ids)
         elif vocabulary == "untied":
             rows = sources.encoder.config.vocab_size
-        elif vocabulary != "tied":
-            raise ValueError(f"The vocabulary must be 'tied', 'untied' or 'english', but is {vocabulary!r}.")
-        if transform == "auto":
-            origin = "fresh" if sources.mlm_head is None else "pretrained"
-        elif transform == "none":
-            origin = "none"
-        else:
-            raise ValueError(f"The transform must be 'auto' or 'none', but is {transform!r}.")
-        return {"vocabulary": vocabulary, "transform": origin, "rows": rows}
+        auto = "fresh" if sources.mlm_head is None else "pretrained"
+        return {"vocabulary": vocabulary, "transform": auto if transform == "auto" else transform, "rows": rows}
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:

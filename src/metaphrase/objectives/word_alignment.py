@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Length
 from metaphrase.modeling.attention import can_observe
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import Example, Side, View, pad_rows, paired
@@ -62,7 +64,7 @@ class PrefixedPair(View):
         strict: Whether the tokens of the reader do not see themselves.
     """
 
-    max_length: int
+    max_length: Length
     reader: Side
     strict: bool
 
@@ -130,7 +132,7 @@ class WordAlignment(Objective):
     year = "2021",
 }"""
 
-    def __init__(self, *, max_length: int = 32, strict: bool = True, exclude_specials: bool = True) -> None:
+    def __init__(self, *, max_length: Length = 32, strict: bool = True, exclude_specials: bool = True) -> None:
         super().__init__(max_length=max_length)
         self.exclude_specials = exclude_specials
         kind = "strict" if strict else "inclusive"
@@ -145,10 +147,10 @@ class WordAlignment(Objective):
         """Check that the encoder supports the passes.
 
         Raises:
-            ValueError: The attention of the encoder cannot be masked and read, or it has too few positions for the pairs.
+            ModelError: The attention of the encoder cannot be masked and read, or it has too few positions for the pairs.
         """
         if not can_observe(sources.encoder):
-            raise ValueError(
+            raise ModelError(
                 f"'wa' reads the attention of the encoder, but {type(sources.encoder).__name__} does not support "
                 "the attention interface of transformers. Use an encoder of the BERT or XLM-R family, or remove 'wa'."
             )

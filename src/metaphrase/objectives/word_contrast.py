@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
 from metaphrase.modeling.views import Example, View, links_view, pad_arrays, source_view, target_view, tokenize_words
@@ -43,7 +44,7 @@ class WordPieces(View):
     """
 
     encoded: ClassVar[bool] = False
-    max_length: int
+    max_length: Length
 
     def build(
         self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
@@ -205,21 +206,15 @@ class WordContrast(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
+        max_length: Length = 32,
         kind: Kind = "hard",
-        temperature: float = 0.1,
+        temperature: Temperature = 0.1,
         mutual: bool = False,
         mask_positives: bool = False,
         units: Units = "mean",
         reduction: Reduction = "token_mean",
     ) -> None:
         super().__init__(max_length=max_length)
-        if kind not in ("hard", "soft"):
-            raise ValueError(f"The kind of 'word-contrast' must be 'hard' or 'soft', but is {kind!r}.")
-        if units not in ("mean", "first"):
-            raise ValueError(f"The units of 'word-contrast' must be 'mean' or 'first', but are {units!r}.")
-        if reduction not in ("token_mean", "sum"):
-            raise ValueError(f"The reduction of 'word-contrast' must be 'token_mean' or 'sum', but is {reduction!r}.")
         self.kind: Kind = kind
         self.temperature = temperature
         self.mask_positives = mask_positives

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
 from metaphrase.modeling.views import View, links_view, source_view, target_view
@@ -140,17 +141,13 @@ class WordTranslationRanking(Objective):
     def __init__(
         self,
         *,
-        max_length: int = 32,
-        temperature: float = 0.05,
+        max_length: Length = 32,
+        temperature: Temperature = 0.05,
         similarity: WordSimilarity = "pairwise",
         mask_positives: bool = False,
         reduction: Literal["link_mean", "sum"] = "link_mean",
     ) -> None:
         super().__init__(max_length=max_length)
-        if similarity not in get_args(WordSimilarity):
-            raise ValueError(f"WTR's similarity must be 'pairwise', 'pooled' or 'max', but is {similarity!r}.")
-        if reduction not in ("link_mean", "sum"):
-            raise ValueError(f"WTR's reduction must be 'link_mean' or 'sum', but is {reduction!r}.")
         self.temperature = temperature
         self.similarity: WordSimilarity = similarity
         self.mask_positives = mask_positives

@@ -30,6 +30,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
@@ -43,6 +44,7 @@ _STALE = ("metrics", "model-index", "metaphrase")
 _INHERITED = ("language", "license", "license_name", "license_link")
 
 
+@checked
 @dataclass
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
@@ -56,20 +58,20 @@ class ExportOptions:
     )
     corpus: list[str] = option([], "Bitext whose pieces are kept, as for `metaphrase train`.")
     texts: list[str] = option([], "Text whose pieces are kept, one sentence per line; also .gz.")
-    layers: int | None = option(None, "Number of layers to keep, evenly spaced from the first to the last.")
-    keep_layers: list[int] = option([], "Indices of the layers to keep, from 0.")
+    layers: Layers | None = option(None, "Number of layers to keep, evenly spaced from the first to the last.")
+    keep_layers: list[CountOr0] = option([], "Indices of the layers to keep, from 0.")
     data: str | None = option(
         None,
         "Folder of test sets xx-en.tsv.gz. Default: the packaged test sets of the languages, from the demo or "
         "the Declaration of Human Rights.",
     )
     split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …")
-    max_loss: float | None = option(
+    max_loss: AtLeast0 | None = option(
         None, "Write nothing if a language loses significantly more than this, in points of accuracy."
     )
-    batch_size: int = option(32, "Sentences per forward pass.")
-    resamples: int = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
-    seed: int = option(0, "Seed of the bootstrap.")
+    batch_size: Count = option(32, "Sentences per forward pass.")
+    resamples: Resamples = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
+    seed: Seed = option(0, "Seed of the bootstrap.")
 
     @property
     def trims(self) -> bool:
@@ -265,8 +267,6 @@ def how_to_load(folder: str | Path) -> str:
 def _check(options: ExportOptions) -> None:
     if options.layers is not None and options.keep_layers:
         raise UsageError("Pass --layers or --keep_layers, not both.")
-    if options.layers is not None and options.layers < 1:
-        raise UsageError(f"--layers is the number of layers to keep, at least 1; got {options.layers}.")
     if not (options.trims or options.layers or options.keep_layers):
         raise UsageError(
             "No change is requested. Pass languages (--languages, --corpus, --texts) or layers (--layers, --keep_layers)."

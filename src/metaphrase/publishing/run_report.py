@@ -28,6 +28,7 @@ from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
+from metaphrase.io.arguments import AtLeast0, CountOr0, Resamples, Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.outputs import check_folder, claim_folder
@@ -44,6 +45,7 @@ Sets = dict[str, dict[str, ParallelSet]]
 Models = Mapping[str, SentenceTransformer]
 
 
+@checked
 @dataclass
 class ReportOptions:
     """The run, its baseline, and the data of the report."""
@@ -65,17 +67,17 @@ class ReportOptions:
     pairs: list[str] = option(
         [], "Pairs whose alignment is shown, as language:number in the first test set, e.g. sw:12 te:3."
     )
-    red_line: float = option(
+    red_line: AtLeast0 = option(
         1.0, "Acceptable average loss, in points, of languages without training data (default: 1)."
     )
-    errors: int = option(12, "Maximum number of rows of each list of errors.")
+    errors: CountOr0 = option(12, "Maximum number of rows of each list of errors.")
     baseline_prompt: str = option(
         "auto",
         "Prompt of the baseline. auto: the one that the run selected, else the model's stored query prompt; "
         "none: no prompt.",
     )
-    resamples: int = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
-    seed: int = option(0, "Seed of the bootstrap.")
+    resamples: Resamples = option(RESAMPLES, "Bootstrap resamples of intervals and tests.")
+    seed: Seed = option(0, "Seed of the bootstrap.")
     output_dir: str | None = option(None, "Folder of the report (default: RUN/report).")
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
 from datasets import Dataset
@@ -28,6 +28,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
+from metaphrase.io.arguments import Range, Seed, Weight, checked
 from metaphrase.io.configuration import split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
@@ -48,6 +49,7 @@ PLAN = "plan.json"
 HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
 
 
+@checked
 @dataclass
 class AdaptationConfig:
     """Options of an adaptation."""
@@ -64,12 +66,14 @@ class AdaptationConfig:
         metadata={"help": "Folder of the release, its report and the split (default: runs/adapt-XX)."},
     )
     recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
-    minutes: float = field(default=20.0, metadata={"help": "Time for training; checks and measurements are extra."})
-    replay: float = field(
+    minutes: Annotated[float, Range(above=0, most=1_000_000)] = field(
+        default=20.0, metadata={"help": "Time for training; checks and measurements are extra."}
+    )
+    replay: Annotated[float, Range(0, 1000)] = field(
         default=1.0,
         metadata={"help": "Packaged pairs of other languages for each of your pairs, to preserve them; 0 for none."},
     )
-    anchor: float = field(
+    anchor: Weight = field(
         default=0.0,
         metadata={
             "help": "Weight of an objective that keeps English embeddings close to the original encoder's; 0 for none."
@@ -77,7 +81,7 @@ class AdaptationConfig:
     )
     data_license: str | None = field(default=None, metadata={"help": "Licence of your bitext, for the model card."})
     force: bool = field(default=False, metadata={"help": "Train even if the checks find errors."})
-    seed: int = field(default=42, metadata={"help": "Seed of split and training."})
+    seed: Seed = field(default=42, metadata={"help": "Seed of split and training."})
 
 
 @dataclass(frozen=True)
@@ -146,11 +150,6 @@ class Adaptation:
     def __init__(
         self, config: AdaptationConfig, *, command: Sequence[str] | None = None, show_progress: bool = True
     ) -> None:
-        if config.minutes <= 0 or config.replay < 0 or config.anchor < 0:
-            raise UsageError(
-                f"--minutes must be positive, --replay and --anchor at least 0; they are {config.minutes:g}, "
-                f"{config.replay:g} and {config.anchor:g}."
-            )
         self.config = config
         self.command = command
         self.show_progress = show_progress

@@ -6,18 +6,21 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from typing import Annotated
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
 
 from metaphrase.exceptions import MissingExtraError, UsageError
+from metaphrase.io.arguments import AtLeast0, Count, Range
+from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass
-class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
+class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArguments):
     """Training arguments of sentence-transformers, extended for alignment.
 
     Attributes:
@@ -42,17 +45,17 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
         dataloader_timeout: Number of seconds to wait for a batch from worker processes; 0 waits forever.
     """
 
-    head_learning_rate: float | None = field(
+    head_learning_rate: AtLeast0 | None = field(
         default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
     )
     packing: bool = field(
         default=True, metadata={"help": "Run the encoder without padding: faster, with the same result."}
     )
-    effective_batch_size: int | None = field(
+    effective_batch_size: Count | None = field(
         default=None,
         metadata={"help": "Pairs ranked against each other, over all processes; replaces the batch size per device."},
     )
-    micro_batch_size: int | None = field(
+    micro_batch_size: Count | None = field(
         default=None,
         metadata={
             "help": "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
@@ -66,7 +69,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             "help": "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."
         },
     )
-    max_skipped_steps: int = field(
+    max_skipped_steps: Count = field(
         default=5,
         metadata={
             "help": "Fail after this many consecutive steps with a NaN or infinite loss or gradient; each is skipped."
@@ -87,7 +90,7 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
     dataloader_pin_memory: bool = field(
         default_factory=torch.cuda.is_available, metadata={"help": "Pin memory in data loaders."}
     )
-    dataloader_timeout: float = field(
+    dataloader_timeout: Annotated[float, Range(0, 1_000_000)] = field(
         default=600.0,
         metadata={
             "help": "Seconds after which a data loader worker that returns no batch is considered hung; 0 waits forever."
@@ -111,10 +114,6 @@ class AlignmentTrainingArguments(SentenceTransformerTrainingArguments):
             raise MissingExtraError(
                 "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
             )
-        if self.micro_batch_size is not None and self.micro_batch_size < 1:
-            raise UsageError(f"micro_batch_size must be at least 1, or unset, but is {self.micro_batch_size}.")
-        if self.max_skipped_steps < 1:
-            raise UsageError(f"max_skipped_steps must be at least 1, but is {self.max_skipped_steps}.")
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors without a batch axis (links, queues).
         if self.accelerator_config.dispatch_batches is None:
             self.accelerator_config.dispatch_batches = False

@@ -12,7 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.cleaning import Cleaning
-from metaphrase.exceptions import RecipeError, UsageError
+from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import (
+    Count,
+    CountOr0,
+    LanguageTemperature,
+    Length,
+    Positive,
+    Ratio,
+    check_values,
+    checked,
+    hints_of,
+)
 from metaphrase.io.configuration import default_of, did_you_mean
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
@@ -21,6 +32,7 @@ from metaphrase.training.recipe import Recipe
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 
 
+@checked
 @dataclass
 class RunOptions:
     """The encoder, its training data and its evaluation data."""
@@ -77,7 +89,7 @@ class RunOptions:
         default=False,
         metadata={"help": "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."},
     )
-    temperature: float | None = field(
+    temperature: LanguageTemperature | None = field(
         default=None,
         metadata={
             "help": "Sample languages in proportion to size^temperature: 1 keeps their shares, 0 makes them equal."
@@ -87,7 +99,7 @@ class RunOptions:
         default="basic",
         metadata={"help": "'basic' drops empty and repeated pairs; 'dap' and 'ppa' add the filters of those papers."},
     )
-    limit: int | None = field(default=None, metadata={"help": "Maximum number of pairs read for each language."})
+    limit: Count | None = field(default=None, metadata={"help": "Maximum number of pairs read for each language."})
     monolingual: list[str] = field(
         default_factory=list,
         metadata={
@@ -95,12 +107,12 @@ class RunOptions:
             "column 'text'."
         },
     )
-    monolingual_ratio: float = field(default=1.0, metadata={"help": "Monolingual texts per pair of the bitext."})
+    monolingual_ratio: Ratio = field(default=1.0, metadata={"help": "Monolingual texts per pair of the bitext."})
     paper_training: bool = field(
         default=False,
         metadata={"help": "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."},
     )
-    max_length: int | None = field(
+    max_length: Length | None = field(
         default=None, metadata={"help": "Maximum number of pieces per sentence in training (default: the recipe's)."}
     )
     vocabulary: str | None = field(
@@ -130,14 +142,15 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         **settings: Options by name.
 
     Raises:
-        UsageError: An option is unknown; the message names the nearest.
+        UsageError: An option is unknown (the message names the nearest), or a number is out of range.
+        RecipeError: The recipe is invalid.
         MissingFileError: The recipe does not exist.
     """
 
     output_dir: str | None = field(default="", metadata={"help": "Folder of the release and its checkpoints."})
-    logging_steps: float = field(default=10, metadata={"help": "Steps between two log entries."})
-    save_steps: float = field(default=500, metadata={"help": "Steps between two checkpoints."})
-    save_total_limit: int | None = field(default=2, metadata={"help": "Number of checkpoints to keep."})
+    logging_steps: Positive = field(default=10, metadata={"help": "Steps between two log entries."})
+    save_steps: Positive = field(default=500, metadata={"help": "Steps between two checkpoints."})
+    save_total_limit: CountOr0 | None = field(default=2, metadata={"help": "Number of checkpoints to keep."})
     report_to: None | str | list[str] = field(  # noqa: RUF036 - the order that HfArgumentParser reads
         default="tensorboard" if find_spec("tensorboard") else "none",
         metadata={"help": "Trackers that log curves: tensorboard (if installed), none or another integration."},
@@ -148,11 +161,9 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name in settings:
             if name not in options:
                 raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
+        check_values(hints_of(type(self)), settings, type(self).__name__)
         name = str(settings.get("recipe", options["recipe"].default))
         defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
-        for name in defaults:
-            if name not in options:
-                raise RecipeError(f"The recipe has an unknown training option {name!r}{did_you_mean(name, options)}.")
         for name, option in options.items():
             default = default_of(option)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
@@ -163,7 +174,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         """The arguments of the trainer; building them sets up the device and joins the processes of ``torchrun``.
 
         Raises:
-            ValueError: A value is invalid, or two values contradict each other.
+            UsageError: A value is invalid, or two values contradict each other.
         """
         names = [option.name for option in fields(AlignmentTrainingArguments) if option.init]
         return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
@@ -192,12 +203,10 @@ def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any
         paper_training: Use the paper's settings if the recipe has them.
 
     Raises:
-        UsageError: The recipe contains a token.
+        RecipeError: The recipe is invalid, or has other settings than those of the optimisation.
     """
     recipe = Recipe.load(name)
-    settings = {**recipe.training, **(recipe.paper_training if paper_training else {})}
-    refuse_token(settings)
-    return settings
+    return {**recipe.training, **(recipe.paper_training if paper_training else {})}
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:

@@ -164,7 +164,7 @@ def check_text(recipe: Recipe, config: RunConfig) -> None:
     """Refuse a recipe without the monolingual text that it reads, or text that no objective reads.
 
     Raises:
-        UsageError: The recipe and ``--monolingual`` do not match, or the ratio is not positive.
+        UsageError: The recipe and ``--monolingual`` do not match.
         MissingFileError: A file of text does not exist.
     """
     reads = "monolingual" in recipe.columns
@@ -175,6 +175,4 @@ def check_text(recipe: Recipe, config: RunConfig) -> None:
         )
     if config.monolingual and not reads:
         raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; omit --monolingual.")
-    if config.monolingual_ratio <= 0:
-        raise UsageError(f"--monolingual_ratio should be positive, but is {config.monolingual_ratio:g}.")
     check_monolingual(config.monolingual)

@@ -219,6 +219,22 @@ class StepGuard:
             )
         return True
 
+    def check_progress(self, steps: int) -> None:
+        """Refuse the end of a run that changed nothing.
+
+        Args:
+            steps: Steps since the beginning of the run.
+
+        Raises:
+            NonFiniteError: All of them were skipped.
+        """
+        if 0 < steps <= self.skipped:
+            raise NonFiniteError(
+                f"All {steps} steps were skipped, because their loss or gradient was NaN or infinite: nothing was trained "
+                f"or released. Lower --learning_rate (now {self.args.learning_rate:g}), increase --warmup_steps, or "
+                "inspect the data."
+            )
+
     def correct_log(self, logs: dict[str, float]) -> None:
         """Average the loss over the executed steps, and add the number of skipped ones."""
         steps, skipped = self._steps_since_log, self._skipped_since_log

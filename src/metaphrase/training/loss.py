@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from metaphrase.encoders.loading import origin_of, pooling_of
 from metaphrase.exceptions import ModelError
+from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
 from metaphrase.modeling.encoding import encode_views, unwrap
 from metaphrase.modeling.views import View
@@ -19,6 +20,7 @@ from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe
 
 
+@checked
 class AlignmentLoss(nn.Module):
     """The weighted objectives of a recipe over one encoding of each view.
 
@@ -46,7 +48,7 @@ class AlignmentLoss(nn.Module):
         model: SentenceTransformer,
         recipe: Recipe,
         *,
-        max_length: int | None = None,
+        max_length: Length | None = None,
         english_ids: Tensor | None = None,
         languages: Sequence[str] = (),
     ) -> None:

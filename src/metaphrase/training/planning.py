@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.io.arguments import AtLeast0, Count, checked
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
 from metaphrase.training.recipe import Recipe
@@ -29,6 +30,7 @@ EVALUATIONS, PATIENCE = 8, 3
 UNKNOWN_MEMORY = 8e9
 
 
+@checked
 @dataclass(frozen=True)
 class Plan:
     """Settings of a training run.
@@ -43,12 +45,12 @@ class Plan:
         reasons: Reasons for the settings, one line each.
     """
 
-    batch_size: int
-    micro_batch_size: int | None
-    max_steps: int
-    eval_steps: int
+    batch_size: Count
+    micro_batch_size: Count | None
+    max_steps: Count
+    eval_steps: Count
     freeze_word_embeddings: bool
-    learning_rate: float
+    learning_rate: AtLeast0
     reasons: tuple[str, ...]
 
 

@@ -3,29 +3,60 @@
 from __future__ import annotations
 
 import reprlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from metaphrase.exceptions import MissingFileError, RecipeError
-from metaphrase.io.configuration import (
-    Keys,
-    check_keys,
-    describe_type,
-    did_you_mean,
-    is_of_type,
-    place,
-    plain,
-    read_yaml,
-)
+from metaphrase.io.arguments import AtLeast0, Count, LanguageTemperature, Length, Ratio, Weight, check_value, hints_of
+from metaphrase.io.configuration import Keys, check_keys, did_you_mean, place, plain, read_yaml
 from metaphrase.io.files import RECIPES
+from metaphrase.io.training_ranges import TRAINING_RANGES
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import is_reference, parameters_of
 
 if TYPE_CHECKING:
     from metaphrase.objectives import Objective
+
+#: Settings that the ``training`` section of a recipe may contain: those of the optimisation. A recipe may come from someone
+#: else, so it does not decide what is read, written, pushed or logged.
+SETTINGS: dict[str, Any] = {
+    name: TRAINING_RANGES[name]
+    for name in (
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_train_epochs",
+        "max_steps",
+        "learning_rate",
+        "warmup_steps",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "adam_epsilon",
+        "max_grad_norm",
+        "seed",
+        "data_seed",
+    )
+} | {
+    "head_learning_rate": AtLeast0 | None,
+    "lr_scheduler_type": Literal[
+        "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt"
+    ],
+    "optim": Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"],
+    "effective_batch_size": Count | None,
+    "micro_batch_size": Count | None,
+    "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
+    "max_skipped_steps": Count,
+    "bf16": bool,
+    "fp16": bool,
+    "gradient_checkpointing": bool,
+    "packing": bool,
+    "freeze_word_embeddings": bool,
+    "temperature": LanguageTemperature | None,
+    "monolingual_ratio": Ratio,
+    "max_length": Length | None,
+}
 
 
 @dataclass(frozen=True)
@@ -39,8 +70,11 @@ class Term:
     """
 
     objective: str
-    weight: float = 1.0
+    weight: Weight = 1.0
     args: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_types(type(self), vars(self), f"the term of {_short(self.objective)}")
 
     @property
     def name(self) -> str:
@@ -68,11 +102,16 @@ class Recipe:
     terms: tuple[Term, ...]
     paper: str | None = None
     description: str = ""
-    max_length: int = 32
+    max_length: Length = 32
     language_embedding: bool = False
-    pooling: str = "cls"
+    pooling: Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"] = "cls"
     training: Mapping[str, Any] = field(default_factory=dict)
     paper_training: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check_types(type(self), vars(self), f"recipe {_short(self.name)}")
+        for section in ("training", "paper_training"):
+            _check_settings(getattr(self, section), f"{section!r} of recipe {self.name!r}")
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> Recipe:
@@ -116,23 +155,14 @@ class Recipe:
         if not isinstance(content, Mapping):
             raise RecipeError(f"{origin} should have keys such as 'name' and 'terms', but is {_short(content)}.")
         check_keys(content, [f.name for f in fields(cls)], origin, RecipeError)
-        for key, (kinds, wanted) in _KINDS.items():
-            if key in content and not _is(content[key], kinds):
-                raise RecipeError(
-                    f"{place(content, key)}{key!r} of {origin} should be {wanted}, but is {_short(content[key])}."
-                )
-        for key in ("training", "paper_training"):
-            if odd := [name for name in content.get(key, ()) if not isinstance(name, str)]:
-                raise RecipeError(
-                    f"{place(content[key], odd[0])}{odd[0]!r} in {key!r} of {origin} is not the name of an option."
-                )
-        if content.get("max_length", 1) < 1:
-            raise RecipeError(f"{place(content, 'max_length')}'max_length' of {origin} should be at least 1.")
+        _check_types(cls, content, origin)
+        for section in ("training", "paper_training"):
+            _check_settings(content.get(section, {}), f"{section!r} of {origin}")
         terms = content.get("terms")
         if not isinstance(terms, list) or not terms:
             raise RecipeError(f"{origin} needs a list 'terms' of at least one objective, but has {_short(terms)}.")
         parsed = tuple(_parse_term(term, origin) for term in terms)
-        _check_duplicates([term.objective for term in parsed], origin)
+        _check_terms([(term.objective, term.weight) for term in parsed], origin)
         return cls(**{**plain(content), "name": content.get("name", origin), "terms": parsed})
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,12 +183,8 @@ class Recipe:
             parameters = parameters_of(OBJECTIVES[term.objective])
             check_keys(term.args, parameters, where, RecipeError)
             for key, value in term.args.items():
-                if not is_of_type(value, parameters[key]):
-                    raise RecipeError(
-                        f"{place(term.args, key)}{key!r} in {where} should be {describe_type(parameters[key])}, but is "
-                        f"{_short(value)}."
-                    )
-        _check_duplicates([term.name for term in self.terms], f"recipe {self.name!r}")
+                check_value(value, parameters[key], f"{place(term.args, key)}{key!r} in {where}", RecipeError)
+        _check_terms([(term.name, term.weight) for term in self.terms], f"recipe {self.name!r}")
 
     def objectives(self, max_length: int | None = None) -> dict[str, Objective]:
         """The objectives of the terms by name, without heads.
@@ -170,7 +196,7 @@ class Recipe:
             RecipeError: See :meth:`check`.
         """
         self.check()
-        length = max_length or self.max_length
+        length = self.max_length if max_length is None else max_length
         return {t.name: OBJECTIVES[t.objective](**{"max_length": length, **t.args}) for t in self.terms}
 
     @property
@@ -189,30 +215,35 @@ def _packaged() -> list[Path]:
     return list(RECIPES.glob("*.yaml"))
 
 
-#: Types of the keys of a recipe, and their description.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "name": ((str,), "text"),
-    "paper": ((str, type(None)), "text"),
-    "description": ((str,), "text"),
-    "max_length": ((int,), "a whole number"),
-    "language_embedding": ((bool,), "true or false"),
-    "pooling": ((str,), "a word such as cls or mean"),
-    "training": ((Mapping,), "keys and values"),
-    "paper_training": ((Mapping,), "keys and values"),
-}
-
-
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
-    return isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool))
-
-
 def _short(value: Any) -> str:
     return reprlib.repr(plain(value))
 
 
-def _check_duplicates(names: list[str], origin: str) -> None:
+def _check_types(cls: type, content: Mapping[str, Any], origin: str) -> None:
+    """Check the values of a recipe or a term; the terms of a recipe are checked by themselves."""
+    hints = hints_of(cls)
+    for key, value in content.items():
+        check_value(value, hints[key], f"{place(content, key)}{key!r} of {origin}", RecipeError)
+
+
+def _check_settings(settings: Mapping[Any, Any], where: str) -> None:
+    """Check training settings: their names, which are limited to `SETTINGS`, and their values."""
+    for key, value in settings.items():
+        if key not in SETTINGS:
+            raise RecipeError(
+                f"{place(settings, key)}{key!r} in {where} is not a setting of recipes{did_you_mean(str(key), SETTINGS)}. "
+                "Files, the Hub, logs and machines are set on the command line or in a --config file; a recipe may set "
+                f"{', '.join(SETTINGS)}."
+            )
+        check_value(value, SETTINGS[key], f"{place(settings, key)}{key!r} in {where}", RecipeError)
+
+
+def _check_terms(terms: list[tuple[str, float]], origin: str) -> None:
+    names = [name for name, _ in terms]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RecipeError(f"{origin} names {', '.join(twice)} twice. Each objective can have one term.")
+    if not any(weight for _, weight in terms):
+        raise RecipeError(f"The 'weight' of every term of {origin} is 0, so nothing is trained. Raise one above 0.")
 
 
 def _parse_term(term: Any, origin: str) -> Term:
@@ -227,15 +258,8 @@ def _parse_term(term: Any, origin: str) -> Term:
             f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Name an objective of another package "
             "as package.module:Class."
         )
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= sys.float_info.max:
-        raise RecipeError(
-            f"{place(term, 'weight')}The weight of {name!r} in {origin} should be a number of at least 0, but is "
-            f"{_short(weight)}."
-        )
-    if not isinstance(args, Mapping):
-        raise RecipeError(
-            f"{place(term, 'args')}The args of {name!r} in {origin} should be keys and values, but are {_short(args)}."
-        )
+    for key, value in (("weight", weight), ("args", args)):
+        check_value(value, hints_of(Term)[key], f"{place(term, key)}{key!r} of {name!r} in {origin}", RecipeError)
     located = Keys(plain(args))
     located.places = dict(getattr(args, "places", {}))
     return Term(name, float(weight), located)

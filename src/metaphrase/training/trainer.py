@@ -156,8 +156,8 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             CheckpointError: The checkpoint cannot be resumed, or a checkpoint cannot be written.
             CorpusError: A file of a stream from `load_corpus` changed.
             MemoryBudgetError: Memory ran out, and smaller micro-batches of this step cannot help.
-            NonFiniteError: Too many consecutive steps had a NaN or infinite loss or gradient, or a weight is NaN or
-                infinite.
+            NonFiniteError: Too many consecutive steps, or all steps, had a NaN or infinite loss or gradient, or a weight is
+                NaN or infinite.
             WorkerError: A data loader worker died or is hung.
             SystemExit: With 143 after SIGTERM, 130 after SIGINT; the checkpoint is written.
         """
@@ -171,9 +171,8 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
             stack.enter_context(packed(self.model, enabled=self.args.packing))
             stack.enter_context(explain_worker_errors(self.args))
             result = super().train(checkpoint, *args, **kwargs)
-        if 0 < self.state.global_step <= self._steps.skipped:
-            logger.warning("All %d steps were skipped, so the weights are unchanged.", self._steps.skipped)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
+        self._steps.check_progress(self.state.global_step)
         if isinstance(self.train_dataset, IterableDataset):
             check_stream(self.train_dataset)
         return result

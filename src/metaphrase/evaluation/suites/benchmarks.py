@@ -14,11 +14,13 @@ from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import CachedEncoder, Encode
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import model_hash
 from metaphrase.mining.margins import Margin, Retrieval
 
 
+@checked
 @dataclass(kw_only=True)
 class Settings:
     """How suites measure. A cached result depends on these settings, the model and the data.
@@ -35,7 +37,7 @@ class Settings:
     languages: list[str] | None = option(None, "Languages, separated by spaces or commas. Default: all in the folder.")
     split: str | None = option(None, "Split of parallel test sets to read: xx-en.dev.tsv.gz, xx-en.test.tsv.gz, …")
     text_equality: bool = option(False, "Count another copy of the translation's text as a hit.")
-    margin_k: int | None = option(
+    margin_k: Count | None = option(
         None,
         "In retrieval, measure accuracy by ratio margin over this number of neighbours instead of cosine. The "
         "xsim error is always by margin over 4.",
@@ -52,7 +54,7 @@ class Settings:
         "Mining: the score of a pair. ratio: its cosine divided by the mean cosine of both sentences with their "
         "--k neighbours; distance: the cosine minus that mean; absolute: the cosine.",
     )
-    k: int = option(4, "Mining: number of neighbours in the margin.")
+    k: Count = option(4, "Mining: number of neighbours in the margin.")
     retrieval: Retrieval = option(
         "max",
         "Mining: candidate pairs. forward: each source with its best target; backward: each target with its best "
@@ -71,8 +73,8 @@ class Settings:
     tasks: list[str] | None = option(
         None, "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."
     )
-    resamples: int = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
-    seed: int = option(0, "Seed of the bootstrap.")
+    resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
+    seed: Seed = option(0, "Seed of the bootstrap.")
     finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepa
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
+from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, versions
@@ -55,6 +56,7 @@ _APPLIES = {
 Note = Callable[[Any], None]
 
 
+@checked
 @dataclass(kw_only=True)
 class EvaluateOptions(Settings):
     """The encoder to measure, the data, and the settings."""
@@ -82,13 +84,13 @@ class EvaluateOptions(Settings):
         "settings.",
     )
     pooling: str | None = option(None, "cls, mean, max, …; default: that of the model.")
-    layer: int | None = option(
+    layer: LayerNumber | None = option(
         None, "Hidden layer to pool: 0 is the embedding layer, -1 the last (XTREME: 7 for mBERT)."
     )
-    max_length: int | None = option(
+    max_length: Length | None = option(
         None, "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."
     )
-    batch_size: int = option(32, "Sentences per forward pass.")
+    batch_size: Count = option(32, "Sentences per forward pass.")
     output: str | None = option(None, "JSON file to write.")
     output_dir: str = option(
         "runs/evaluation", "Folder of cached results, by digest of the model, and of results.json."

@@ -22,6 +22,7 @@ from metaphrase.evaluation.transfer.encoders import make_linear
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tasks import Score, Task
+from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 
 #: Columns and classes of a task.
@@ -31,6 +32,7 @@ TASKS: dict[str, tuple[PairedTexts, tuple[str, ...]]] = {
 }
 
 
+@checked
 @dataclass
 class ClassificationOptions(FineTuningOptions):
     """Options of fine-tuning and measuring an encoder on pairs of sentences."""

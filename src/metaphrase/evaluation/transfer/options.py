@@ -10,12 +10,15 @@ from typing import Any, Literal
 import torch
 from transformers import TrainingArguments
 
+from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, checked
 from metaphrase.io.configuration import option, split_list
+from metaphrase.io.training_ranges import TrainingRanges
 
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
 Selection = Literal["mean", "language", "english", "last"]
 
 
+@checked
 @dataclass
 class FineTuningOptions:
     """Options of fine-tuning and measuring an encoder."""
@@ -31,7 +34,7 @@ class FineTuningOptions:
         "Instead of --train, --dev and --test: one parallel data set (split: dev). Half of its items are used "
         "for training in English, the other half for measuring in every language.",
     )
-    dev_share: float = option(0.1, "Share of the items held out as dev data if --dev is not given.")
+    dev_share: BetweenZeroAndOne = option(0.1, "Share of the items held out as dev data if --dev is not given.")
     languages: list[str] | None = option(None, "Languages to measure, separated by spaces or commas. Default: all.")
     mode: Mode = option("zero-shot", "Training data; see metaphrase.evaluation.transfer.running.")
     selection: Selection = option(
@@ -39,22 +42,22 @@ class FineTuningOptions:
         "Checkpoint: best mean over the dev languages (#M=1), best of each language (#M=N), best in English, "
         "or the last.",
     )
-    max_length: int = option(128, "Maximum number of pieces of an input, including special tokens.")
-    dropout: float | None = option(None, "Dropout; default: that of the encoder.")
+    max_length: Length = option(128, "Maximum number of pieces of an input, including special tokens.")
+    dropout: BelowOne | None = option(None, "Dropout; default: that of the encoder.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
-    limit_train: int | None = option(None, "Maximum number of training items of a language.")
-    limit_test: int | None = option(None, "Maximum number of dev items and of test items of a language.")
+    limit_train: Count | None = option(None, "Maximum number of training items of a language.")
+    limit_test: Count | None = option(None, "Maximum number of dev items and of test items of a language.")
     keep_checkpoints: bool = option(True, "Keep the chosen checkpoints; false keeps only the results.")
 
 
 @dataclass
-class FineTuningArguments(TrainingArguments):
+class FineTuningArguments(TrainingRanges, TrainingArguments):
     """transformers' training arguments with other defaults: a dev score and a checkpoint after every epoch."""
 
     output_dir: str | None = option("", "Folder of checkpoints and results.")
     eval_strategy: str = option("epoch", "When to measure and save: epoch or steps.")
-    logging_steps: float = option(50, "Number of steps between logs.")
-    per_device_eval_batch_size: int = option(32, "Items per forward pass when measuring.")
+    logging_steps: Positive = option(50, "Number of steps between logs.")
+    per_device_eval_batch_size: Count = option(32, "Items per forward pass when measuring.")
     report_to: None | str | list[str] = option(  # noqa: RUF036 - the order that HfArgumentParser reads
         "none", "Logger of the curves: tensorboard (if installed), none, …"
     )

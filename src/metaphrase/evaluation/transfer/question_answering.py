@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -27,18 +27,22 @@ from metaphrase.evaluation.transfer.data import QUESTIONS, Row
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tasks import Score, Task
+from metaphrase.io.arguments import Count, Length, Range, checked
 from metaphrase.io.configuration import option
 
 
+@checked
 @dataclass
 class QuestionAnsweringOptions(FineTuningOptions):
     """Options of fine-tuning and measuring an encoder on questions."""
 
-    max_length: int = option(384, "Maximum number of pieces of a window, including the question and special tokens.")
-    doc_stride: int = option(128, "Pieces between the starts of two windows.")
-    max_query_length: int = option(64, "Maximum number of pieces of a question.")
-    max_answer_length: int = option(30, "Maximum number of pieces of an answer.")
-    n_best: int = option(20, "Number of starts and ends to consider in each window.")
+    max_length: Length = option(
+        384, "Maximum number of pieces of a window, including the question and special tokens."
+    )
+    doc_stride: Count = option(128, "Pieces between the starts of two windows.")
+    max_query_length: Count = option(64, "Maximum number of pieces of a question.")
+    max_answer_length: Count = option(30, "Maximum number of pieces of an answer.")
+    n_best: Annotated[int, Range(1, 1000)] = option(20, "Number of starts and ends to consider in each window.")
     scoring: Literal["mlqa", "squad"] = option(
         "mlqa",
         "mlqa: normalize answers by their language (as squad for languages that MLQA lacks); squad: normalize "

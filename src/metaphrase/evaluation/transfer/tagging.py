@@ -22,11 +22,13 @@ from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuni
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tag_scores import tag_scores
 from metaphrase.evaluation.transfer.tasks import Score, Task, ratio_interval
+from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 
 IGNORED = -100
 
 
+@checked
 @dataclass
 class TaggingOptions(FineTuningOptions):
     """Options of fine-tuning and measuring an encoder on treebanks."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from datasets import Dataset
@@ -43,6 +43,7 @@ from metaphrase.evaluation.transfer.options import FineTuningArguments, split_la
 from metaphrase.evaluation.transfer.running import FineTuner, run_once
 from metaphrase.evaluation.transfer.tasks import predict
 from metaphrase.exceptions import DataError, UsageError
+from metaphrase.io.arguments import BelowOne, Count, Layers, Length, Range, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.tables import titled_table
@@ -53,6 +54,7 @@ IGNORED = -100
 TOKENISATIONS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"}
 
 
+@checked
 @dataclass
 class TranslationOptions:
     """Options of fine-tuning and measuring an encoder on a bitext."""
@@ -64,24 +66,26 @@ class TranslationOptions:
     test_split: str = option("test", "Split of the test bitext.")
     language: str | None = option(None, "The other language of the bitext, besides English.")
     direction: Literal["to-english", "from-english"] = option("to-english", "Translate into English or from English.")
-    decoder_layers: int = option(6, "Number of layers of the decoder.")
+    decoder_layers: Layers = option(6, "Number of layers of the decoder.")
     decoder_vocabulary: Literal["full", "corpus"] = option(
         "full",
         "full: the vocabulary of the tokenizer; corpus: only the pieces of the training targets, because a "
         "randomly initialized decoder learns no others.",
     )
-    max_length: int = option(128, "Maximum number of pieces of a sentence, including special tokens.")
-    dropout: float | None = option(None, "Dropout; default: that of the encoder.")
+    max_length: Length = option(128, "Maximum number of pieces of a sentence, including special tokens.")
+    dropout: BelowOne | None = option(None, "Dropout; default: that of the encoder.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings of the encoder.")
     freeze_encoder: bool = option(False, "Freeze the encoder and train only the decoder.")
-    average_checkpoints: int = option(10, "Number of last checkpoints to average.")
-    num_beams: int = option(5, "Width of the beam.")
-    length_penalty: float = option(1.0, "Exponent of the length by which a score is divided.")
+    average_checkpoints: Count = option(10, "Number of last checkpoints to average.")
+    num_beams: Annotated[int, Range(1, 1000)] = option(5, "Width of the beam.")
+    length_penalty: Annotated[float, Range(-100, 100)] = option(
+        1.0, "Exponent of the length by which a score is divided."
+    )
     tokenisation: str | None = option(
         None, "Tokenization of sacreBLEU: 13a, zh, intl, …; default: by the target language."
     )
-    limit_train: int | None = option(None, "Maximum number of training pairs.")
-    limit_test: int | None = option(None, "Maximum number of test pairs.")
+    limit_train: Count | None = option(None, "Maximum number of training pairs.")
+    limit_test: Count | None = option(None, "Maximum number of test pairs.")
 
 
 class TargetPieces:

@@ -1,0 +1,69 @@
+"""Ranges of the numbers among the training arguments of transformers and sentence-transformers."""
+
+from __future__ import annotations
+
+from typing import Annotated, get_type_hints
+
+from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import (
+    AtLeast0,
+    BelowOne,
+    Count,
+    CountOr0,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    check_values,
+    hints_of,
+)
+
+
+class TrainingRanges:
+    """Mixed in before a class of training arguments, whose annotations these replace. It adds no fields."""
+
+    per_device_train_batch_size: Count
+    per_device_eval_batch_size: Count
+    gradient_accumulation_steps: Count
+    num_train_epochs: Annotated[float, Range(above=0, most=1_000_000)]
+    max_steps: Annotated[int, Range(-1, 2**31 - 1)]
+    learning_rate: AtLeast0
+    learning_rate_mapping: str | None | dict[str, AtLeast0]  # noqa: RUF036 - the order that HfArgumentParser reads
+    warmup_steps: AtLeast0
+    warmup_ratio: Share | None
+    weight_decay: AtLeast0
+    adam_beta1: BelowOne
+    adam_beta2: BelowOne
+    adam_epsilon: Annotated[float, Range(above=0, most=1)]
+    max_grad_norm: AtLeast0
+    label_smoothing_factor: BelowOne
+    neftune_noise_alpha: AtLeast0 | None
+    torch_empty_cache_steps: Count | None
+    logging_steps: Positive
+    eval_steps: Positive | None
+    eval_delay: AtLeast0
+    eval_accumulation_steps: Count | None
+    save_steps: Positive
+    save_total_limit: CountOr0 | None
+    seed: Seed
+    data_seed: Seed | None
+    dataloader_num_workers: Annotated[int, Range(0, 1024)]
+    dataloader_prefetch_factor: Count | None
+    ddp_bucket_cap_mb: Count | None
+    ddp_timeout: Count
+    local_rank: Annotated[int, Range(-1, 2**31 - 1)]
+
+    def __post_init__(self) -> None:
+        """Check the arguments.
+
+        Raises:
+            UsageError: A number is out of range, or the library refuses an argument.
+        """
+        check_values(hints_of(type(self)), vars(self), type(self).__name__)
+        try:
+            super().__post_init__()  # type: ignore[misc]
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+TRAINING_RANGES = get_type_hints(TrainingRanges, include_extras=True)
