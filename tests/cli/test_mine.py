@@ -238,7 +238,7 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "Expected two texts"),
         (["{de}", "{en}", "-o", "{d}/x.csv"], "the format is unknown"),
         (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
-        (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of text contain no sentences"),
+        (["{d}/empty.de", "{en}", "-o", "{d}/x.tsv"], "The 2 lines of the source contain no sentences"),
         (["{d}/text.txt", "{en}", "-o", "{d}/x.tsv"], "pass --source_lang"),
         (["{de}", "{en}", "-o", "{d}/x.tsv", "--threshold", "high"], "must be a number or 'auto'"),
         (

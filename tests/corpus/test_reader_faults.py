@@ -162,7 +162,7 @@ def test_a_column_of_another_purpose_may_be_called_source(tmp_path):
     assert pairs_of(load_corpus(path)) == [("paka", "cat")]
 
 
-@pytest.mark.parametrize("header", ["source\tlugha", "Source\tNotes", "target_lang\tlugha"])
+@pytest.mark.parametrize("header", ["source\tlugha", "Source\tNotes", "target_lang\tlugha", '"source"\t"target"'])
 def test_half_a_header_is_not_a_pair(tmp_path, header):
     with pytest.raises(CorpusError, match=r"sw-en\.tsv:1: the header must name the columns of both sides"):
         load_corpus(tsv(tmp_path / "sw-en.tsv", header=header))

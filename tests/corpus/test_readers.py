@@ -326,3 +326,11 @@ def test_unknown_formats_and_names(tmp_path):
         load_corpus("hf:")
     with pytest.raises(FileNotFoundError, match="has no parallel files"):
         load_corpus(tmp_path)
+
+
+def test_hidden_files_of_a_folder_are_not_read(tmp_path):
+    """Those of other systems, editors and unfinished copies."""
+    tsv(tmp_path / "sw-en.tsv")
+    write(tmp_path / "._sw-en.tsv", b"\x00\x05\x16\x07" + bytes(100))
+    tsv(tmp_path / ".sw-en.tsv")
+    assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS

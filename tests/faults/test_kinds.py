@@ -84,6 +84,7 @@ def kinds(tmp_path) -> dict[str, tuple[bytes, str]]:
         "web page": (page, "a web page, perhaps that of a failed download"),
         "packed web page": (gzip.compress(page), "a web page"),
         "pointer": (pointer, "a Git LFS pointer without its content. Run git lfs pull"),
+        "carriage returns": (TEXT.replace("\n", "\r").encode(), "text whose lines end in carriage returns. Convert"),
         "zeros": (bytes(5000), "filled with NUL bytes. It is damaged"),
         **{
             encoding: (TEXT.encode(encoding), f"text in {encoding[:6].upper()}. Convert it to UTF-8")
@@ -132,6 +133,12 @@ def test_other_files_named_parquet_and_tmx(tmp_path, kinds):
             assert f"{path} is {kinds[kind][1]}" in refusal(lambda path=path: load_corpus(path))
         path.write_bytes(kinds["parquet"][0])
         assert ("Rename it" in refusal(lambda path=path: load_corpus(path))) if as_text else load_corpus(path)
+
+
+def test_tmx_may_have_the_line_ends_of_xml(tmp_path):
+    unit = '<tu><tuv xml:lang="sw"><seg>paka</seg></tuv>\r<tuv xml:lang="en"><seg>cat</seg></tuv></tu>'
+    (tmp_path / "sw-en.tmx").write_bytes(f"<tmx><body>\r{unit}\r</body></tmx>".encode())
+    assert load_corpus(tmp_path / "sw-en.tmx").dataset["source"] == ["paka"]
 
 
 def test_tmx_may_be_utf_16(tmp_path):

@@ -206,7 +206,7 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     splits = set()
     for path in sorted(folder.iterdir()):
         source_lang, target_lang = _named_pair(_stem(path), into)
-        if source_lang is None or not path.is_file():
+        if source_lang is None or not path.is_file() or path.name.startswith("."):
             continue
         if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
             file = BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)

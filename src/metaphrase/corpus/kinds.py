@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import stat
+from collections.abc import Collection
 from pathlib import Path
 
 from metaphrase.exceptions import CorpusError, MissingFileError
 
-PARQUET, UTF_16 = "a Parquet file", "text in UTF-16"
+PARQUET = "a Parquet file"
+#: Kinds of text that an XML file may be.
+UTF_16, RETURNS = XML = "text in UTF-16", "text whose lines end in carriage returns"
 
 _UTF_8 = "Convert it to UTF-8."
 _EXPORT = "Export its text as TSV in UTF-8."
@@ -39,6 +42,7 @@ _SIGNATURES = {
     rb"\0+$": ("filled with NUL bytes", "It is damaged: copy or download it again."),
     rb"\xff\xfe\0\0|\0\0\xfe\xff|([^\0].\0\0){4}|(\0\0.[^\0]){4}": ("text in UTF-32", _UTF_8),
     rb"\xff\xfe|\xfe\xff|([^\0]\0){4}|(\0[^\0]){4}": (UTF_16, _UTF_8),
+    rb"[^\n]*\r[^\n]+\Z": (RETURNS, "Convert its line ends to line feeds."),
 }
 
 
@@ -60,17 +64,17 @@ def check_regular(path: Path) -> None:
         )
 
 
-def check_content(path: Path, head: bytes, *, accepted: str | None = None) -> None:
+def check_content(path: Path, head: bytes, *, accepted: Collection[str] = ()) -> None:
     """Check that a file is text in UTF-8, as far as its first bytes tell.
 
     Args:
         path: The file.
         head: The first bytes of its content, decompressed.
-        accepted: What it may be instead: `PARQUET` or `UTF_16`.
+        accepted: What it may be instead: `PARQUET` or one of `XML`.
 
     Raises:
         CorpusError: It is something else; the message says what, and what to do.
     """
     for magic, (what, remedy) in _SIGNATURES.items():
-        if what != accepted and re.match(magic, head, re.DOTALL):
+        if what not in accepted and re.match(magic, head, re.DOTALL):
             raise CorpusError(f"{path} is {what}. {remedy}")

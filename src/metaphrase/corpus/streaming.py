@@ -12,7 +12,7 @@ from datasets import IterableDataset, interleave_datasets
 
 from metaphrase.corpus.files import BitextFile, describe_file, file_names, unknown_language
 from metaphrase.corpus.hub import count_rows
-from metaphrase.corpus.kinds import UTF_16
+from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.mixing import shares
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.readers.moses import check_line_counts
@@ -105,7 +105,7 @@ def _size(file: BitextFile) -> int:
     if file.format == "parquet":
         return int(pq.ParquetFile(file.paths[0]).metadata.num_rows)
     if file.format == "tmx":
-        chunks = read_chunks(file.paths[0], file.max_expansion, accepted=UTF_16)
+        chunks = read_chunks(file.paths[0], file.max_expansion, accepted=XML)
         return max(1, sum(chunk.replace(b"\0", b"").count(b"</tu>") for chunk in chunks))
     if file.format == "hub":
         return count_rows(file.name, file.split, file.revision)

@@ -8,7 +8,7 @@ import io
 import re
 import unicodedata
 import zlib
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -90,7 +90,7 @@ def expands_too_far(size: int, packed: int, max_expansion: float | None) -> bool
 
 
 def open_bytes(
-    path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: str | None = None
+    path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: Collection[str] = ()
 ) -> io.BufferedReader:
     """Open a text file for reading, decompressed if its content is gzip, regardless of its name.
 
@@ -205,7 +205,7 @@ def read_lines(
 
 
 def read_chunks(
-    path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: str | None = None
+    path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: Collection[str] = ()
 ) -> Iterator[bytes]:
     """Read the bytes of a plain or gzip file, one MiB at a time; the arguments are those of `open_bytes`.
 

@@ -79,7 +79,7 @@ class Sentences(Sequence[str]):
                     else:
                         counts["repeated" if text else "unreadable" if text is None else "empty"] += 1
             if not counts["sentences"]:
-                raise CorpusError(f"The {counts['lines']} lines of text contain no sentences.")
+                raise CorpusError(f"The {counts['lines']} lines of the {folder.name} contain no sentences.")
             ends.flush()
             with write_atomically(facts) as file:
                 file.write(json.dumps(counts).encode())

@@ -61,8 +61,8 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
 
 
 def is_header(names: Iterable[str]) -> bool:
-    """Whether a line holds a name of a column of a pair."""
-    return any(_role(name) in ("source", "target", "source_lang", "target_lang") for name in names)
+    """Whether a line holds a name of a column of a pair, perhaps in quotation marks."""
+    return any(_role(name.strip("\"' ")) in ("source", "target", "source_lang", "target_lang") for name in names)
 
 
 def _role(name: str) -> str:

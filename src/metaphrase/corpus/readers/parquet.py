@@ -39,7 +39,7 @@ def _records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | BadL
     path, limit = file.paths[0], max_line_bytes(max_chars)
     check_regular(path)
     with path.open("rb") as stream:
-        check_content(path, stream.peek(), accepted=PARQUET)
+        check_content(path, stream.peek(), accepted=[PARQUET])
     try:
         with pq.ParquetFile(path) as parquet:
             metadata, leaves = parquet.metadata, _leaves(parquet.schema_arrow, file)

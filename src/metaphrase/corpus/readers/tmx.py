@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from xml.parsers import expat
 
 from metaphrase.corpus.files import BitextFile, bare_language
-from metaphrase.corpus.kinds import UTF_16
+from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, read_chunks
 from metaphrase.exceptions import CorpusError
@@ -15,7 +15,7 @@ from metaphrase.exceptions import CorpusError
 def read_tmx(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
     """Read the translation units of a TMX file."""
     parser = _TmxParser(file, max_chars)
-    for chunk in read_chunks(file.paths[0], file.max_expansion, accepted=UTF_16):
+    for chunk in read_chunks(file.paths[0], file.max_expansion, accepted=XML):
         yield from parser.feed(chunk)
     yield from parser.feed(b"", last=True)
 

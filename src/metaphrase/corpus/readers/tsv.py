@@ -52,7 +52,7 @@ def _header(columns: list[str], file: BitextFile) -> list[str] | None:
     if is_header(columns):
         raise CorpusError(
             f"{file.name}:1: the header must name the columns of both sides, 'source' and 'target' or two language codes, "
-            f"but it is: {', '.join(columns)}."
+            f"without quotation marks, but it is: {', '.join(columns)}."
         )
     if len(columns) != 2:
         raise CorpusError(
