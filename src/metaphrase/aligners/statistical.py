@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -16,6 +15,7 @@ from typing import Any
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
+from metaphrase.io.digests import file_sha256
 from metaphrase.io.progress import progress_bars
 
 try:
@@ -291,11 +291,7 @@ def _model_files(folder: Path) -> list[Path]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    hashes = {}
-    for path in _model_files(folder):
-        with path.open("rb") as stream:
-            hashes[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
+    return {path.name: file_sha256(path) for path in _model_files(folder)}
 
 
 @lru_cache(maxsize=1 << 20)
