@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,18 +15,18 @@ from typing import Any, BinaryIO
 from datasets import Dataset
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
-from metaphrase.aligners.base import Aligner
 from metaphrase.aligners.linking import (
     AlignmentReport,
     add_alignment,
     align_rows,
     aligner_name,
+    choose_aligner,
     load_aligners,
     segmenter_of,
 )
 from metaphrase.aligners.options import AlignOptions
 from metaphrase.corpus.readers.columns import is_header
-from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.exceptions import CorpusError
 from metaphrase.io.outputs import claim_folder
 
 #: Lines that are aligned together by an aligner that is not trained on them.
@@ -134,20 +135,16 @@ def _align_streaming(lines: LineReader, options: AlignOptions, out: BinaryIO) ->
     """Align lines as they arrive."""
     loaded = load_aligners(options.load, heuristic=options.heuristic) if options.load else None
     aligner = ALIGNERS[options.aligner](**options.settings) if loaded is None else loaded
-
-    def aligner_of(languages: str) -> Aligner:
-        if isinstance(aligner, Aligner):
-            return aligner
-        if languages not in aligner:
-            raise UsageError(f"{options.load} has no aligner for {languages}. Available: {', '.join(aligner)}.")
-        return aligner[languages]
-
     report = AlignmentReport(options.aligner if loaded is None else aligner_name(loaded))
     while rows := list(islice(lines.rows, LINES)):
         columns = lines.columns(rows, options)
         start = time.perf_counter()
         links = align_rows(
-            columns, aligner_of, segmenter=options.segmenter, overwrite=options.overwrite, report=report
+            columns,
+            partial(choose_aligner, aligner),
+            segmenter=options.segmenter,
+            overwrite=options.overwrite,
+            report=report,
         )
         report.seconds += time.perf_counter() - start
         _write_rows(lines, rows, columns | links, options, out)

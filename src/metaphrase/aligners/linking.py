@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -238,12 +239,11 @@ def align_rows(
     """
     report = AlignmentReport("") if report is None else report
     n = len(rows["source"])
-    langs = [rows.get(name) or [None] * n for name in ("source_lang", "target_lang")]
     old = {name: list(rows.get(name) or [None] * n) for name in ADDED}
     pairs: list[WordPair] = []
     todo: dict[str, list[int]] = defaultdict(list)
-    labels = [language_pair(*codes) for codes in zip(*langs, strict=True)]
-    for at, (source, target, *codes) in enumerate(zip(rows["source"], rows["target"], *langs, strict=True)):
+    labels = [language_pair(*codes) for codes in _codes(rows)]
+    for at, (source, target, codes) in enumerate(zip(rows["source"], rows["target"], _codes(rows), strict=True)):
         kept = bool(old["alignment"][at]) and not overwrite
         if not kept:
             old["segmenter"][at] = segmenter_of(codes, segmenter)
@@ -262,6 +262,12 @@ def align_rows(
     for at, (label, words, alignment) in enumerate(zip(labels, pairs, old["alignment"], strict=True)):
         report.count(label, words, alignment or "", kept=at not in fresh, too_long=at in long)
     return old
+
+
+def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | None]]:
+    """The languages of both sides of some rows."""
+    absent = [None] * len(rows["source"])
+    return list(zip(*(rows.get(name) or absent for name in ("source_lang", "target_lang")), strict=True))
 
 
 def segmenter_of(languages: Sequence[str | None], segmenter: str) -> str:
@@ -309,12 +315,8 @@ class _Aligners:
 
     def get(self, languages: str) -> Aligner:
         """The aligner of a pair of languages."""
-        if isinstance(self.given, Mapping):
-            if languages not in self.given:
-                raise ValueError(f"No aligner for {languages}. Available: {', '.join(self.given)}.")
-            return self.given[languages]
-        if isinstance(self.given, Aligner):
-            return self.given
+        if not isinstance(self.given, str):
+            return choose_aligner(self.given, languages)
         key = languages if self.statistical else "all"
         if key not in self.made:
             self.made[key] = self._trained(languages) if self.statistical else ALIGNERS[self.given](**self.settings)
@@ -336,9 +338,7 @@ class _Aligners:
 
     def _words(self, languages: str) -> Iterator[WordPair]:
         for batch in self.dataset.select(self._places[languages]).iter(_READ):
-            n = len(batch["source"])
-            langs = [batch.get(name) or [None] * n for name in ("source_lang", "target_lang")]
-            for source, target, *codes in zip(batch["source"], batch["target"], *langs, strict=True):
+            for source, target, codes in zip(batch["source"], batch["target"], _codes(batch), strict=True):
                 chosen = segmenter_of(codes, self.segmenter)
                 yield Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)
 
@@ -347,13 +347,19 @@ class _Aligners:
         """The rows of each pair of languages."""
         places: dict[str, list[int]] = defaultdict(list)
         names = [name for name in ("source_lang", "target_lang") if name in self.dataset.column_names]
-        at = 0
-        for batch in self.dataset.select_columns(["source", *names]).iter(_READ):
-            n = len(batch["source"])
-            for codes in zip(*(batch.get(name) or [None] * n for name in ("source_lang", "target_lang")), strict=True):
-                places[language_pair(*codes)].append(at)
-                at += 1
+        batches = self.dataset.select_columns(["source", *names]).iter(_READ)
+        for at, codes in enumerate(chain.from_iterable(map(_codes, batches))):
+            places[language_pair(*codes)].append(at)
         return places
+
+
+def choose_aligner(given: Aligner | Mapping[str, Aligner], languages: str) -> Aligner:
+    """The aligner of a pair of languages, ``"sw-en"``."""
+    if isinstance(given, Aligner):
+        return given
+    if languages not in given:
+        raise UsageError(f"No aligner for {languages}. Available: {', '.join(given)}.")
+    return given[languages]
 
 
 def aligner_name(aligner: str | Aligner | Mapping[str, Aligner]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import math
@@ -17,6 +16,7 @@ from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
 from metaphrase.io.arguments import Range, checked
+from metaphrase.io.digests import file_sha256
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.progress import progress_bars
 
@@ -293,11 +293,7 @@ def _model_files(folder: Path) -> list[Path]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    hashes = {}
-    for path in _model_files(folder):
-        with path.open("rb") as stream:
-            hashes[path.name] = hashlib.file_digest(stream, "sha256").hexdigest()
-    return hashes
+    return {path.name: file_sha256(path) for path in _model_files(folder)}
 
 
 @lru_cache(maxsize=1 << 20)

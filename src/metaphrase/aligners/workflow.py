@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -18,6 +17,7 @@ from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import UsageError
+from metaphrase.io.digests import file_sha256
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 
 logger = logging.getLogger(__name__)
@@ -92,5 +92,5 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
     manifest: dict[str, Any] = {key: value for key, value in asdict(options).items() if key not in irrelevant}
     if options.load:
         files = sorted(Path(options.load).rglob("aligner.json"))
-        manifest["load"] = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        manifest["load"] = {str(path): file_sha256(path) for path in files}
     return {"inputs": dict(inputs), **manifest}
