@@ -217,7 +217,7 @@ def test_unusable_embeddings_are_refused(change, message, fault):
 def test_unknown_options_are_refused():
     source, target = random_sides(4, 5)
     for option, known in (("margin", MARGINS), ("retrieval", RETRIEVALS), ("index", ("exact", "ivf", "hnsw"))):
-        with pytest.raises(ValueError, match=f"Unknown {option} 'best'; choose from {', '.join(known)}"):
+        with pytest.raises(ValueError, match=f"'{option}' of mine must be one of {', '.join(map(repr, known))}"):
             mine(source, target, **{option: "best"})
     with pytest.raises(ValueError, match=r"'k' of nearest_neighbours must be a whole number from 1 .* but is 0"):
         mine(source, target, k=0)
