@@ -219,7 +219,7 @@ def test_unknown_options_are_refused():
     for option, known in (("margin", MARGINS), ("retrieval", RETRIEVALS), ("index", ("exact", "ivf", "hnsw"))):
         with pytest.raises(ValueError, match=f"'{option}' of mine must be one of {', '.join(map(repr, known))}"):
             mine(source, target, **{option: "best"})
-    with pytest.raises(ValueError, match=r"'k' of nearest_neighbours must be a whole number from 1 .* but is 0"):
+    with pytest.raises(ValueError, match=r"'k' of mine must be a whole number from 1 .* but is 0"):
         mine(source, target, k=0)
 
 
