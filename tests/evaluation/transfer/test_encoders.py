@@ -35,7 +35,9 @@ def test_the_transformer_in_a_folder_of_its_own(tiny_bert_dir, tokenizer, tmp_pa
     assert load_tokenizer(source)("a")["input_ids"] == tokenizer("a")["input_ids"]
     modules[0]["type"] = "sentence_transformers.models.BoW"
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    with pytest.raises(ValueError, match=r"lists sentence_transformers\.models\.BoW, but a model starts with a Transformer"):
+    with pytest.raises(
+        ValueError, match=r"lists sentence_transformers\.models\.BoW, but a model starts with a Transformer"
+    ):
         encoder_source(tmp_path)
 
 
