@@ -21,6 +21,7 @@ from metaphrase.corpus.words import Link, Span, Words
 from metaphrase.encoders.checks import check_tokenizer, load_complete
 from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.loading import find_model
+from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Count, CountOr0, Length, Range, checked
 
@@ -191,7 +192,7 @@ class SpanAligner(Aligner):
             )
         self.model: Any = model.to(device) if device else model
         self.tokenizer: Any = tokenizer
-        self.max_length = min(max_length, tokenizer.model_max_length)
+        self.max_length = min(max_length, tokenizer.model_max_length, max_positions(model) or max_length)
         room = self.max_length - tokenizer.num_special_tokens_to_add(pair=True) - stride - 1
         self.max_question_length = room if max_question_length is None else max_question_length
         if not 0 < self.max_question_length <= room:

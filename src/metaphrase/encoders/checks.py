@@ -67,15 +67,16 @@ def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, 
     Raises:
         ModelFileError: Weights are missing, superfluous or of another shape. The message names them.
     """
-    prefix = f"{model.base_model_prefix}."
-    missing = {
-        key
-        for key in loaded["missing_keys"]
-        if not _MAY_BE_MISSING.search(key) and not (new_head and not key.startswith(prefix))
-    }
+
+    def is_checked(key: str) -> bool:
+        return not new_head or key.startswith(f"{model.base_model_prefix}.")
+
+    missing = {key for key in loaded["missing_keys"] if is_checked(key) and not _MAY_BE_MISSING.search(key)}
     unused = {key for key in loaded["unexpected_keys"] if not _MAY_BE_UNUSED.search(key)}
     shapes = {
-        f"{key}: {list(found)} instead of {list(expected)}" for key, found, expected in loaded["mismatched_keys"]
+        f"{key}: {list(found)} instead of {list(expected)}"
+        for key, found, expected in loaded["mismatched_keys"]
+        if is_checked(key)
     }
     problems = [
         f"{len(keys)} {what} ({_some(keys)})"
@@ -150,9 +151,10 @@ def check_embeddings(model: SentenceTransformer, name: str) -> None:
         NonFiniteError: The embeddings are NaN or infinite.
         ModelFileError: They are not one vector for each sentence.
     """
-    training = model.training
+    modes = {module: module.training for module in model.modules()}
     embeddings_bh = model.encode(list(_SENTENCES), convert_to_tensor=True, show_progress_bar=False)
-    model.train(training)
+    for module, training in modes.items():
+        module.training = training
     if embeddings_bh.ndim != 2 or len(embeddings_bh) != len(_SENTENCES):
         raise ModelFileError(f"{name} does not compute one embedding for each sentence.")
     if not torch.isfinite(embeddings_bh).all():

@@ -24,6 +24,20 @@ def max_positions(encoder: PreTrainedModel) -> int | None:
     return None if held is None or held < 0 else held - first_position(encoder)
 
 
+def check_length(encoder: PreTrainedModel, max_length: int) -> None:
+    """Check that the encoder has positions for texts of a length.
+
+    Raises:
+        UsageError: There are fewer.
+    """
+    positions = max_positions(encoder)
+    if positions is not None and max_length > positions:
+        raise UsageError(
+            f"A maximum length of {max_length} tokens was requested, but the encoder has {positions} positions. Lower "
+            "max_length."
+        )
+
+
 def set_max_length(model: SentenceTransformer, max_length: int | None) -> None:
     """Set the number of tokens at which a text is truncated.
 
@@ -34,14 +48,10 @@ def set_max_length(model: SentenceTransformer, max_length: int | None) -> None:
     Raises:
         UsageError: The encoder has fewer positions.
     """
-    positions = max_positions(model[0].auto_model)
-    if max_length is None:
-        if positions is not None and (model.max_seq_length or positions + 1) > positions:
-            model.max_seq_length = positions
-        return
-    if positions is not None and max_length > positions:
-        raise UsageError(
-            f"A maximum length of {max_length} tokens was requested, but the encoder has {positions} positions. Lower "
-            "max_length."
-        )
-    model.max_seq_length = max_length
+    encoder = model[0].auto_model
+    positions = max_positions(encoder)
+    if max_length is not None:
+        check_length(encoder, max_length)
+        model.max_seq_length = max_length
+    elif positions is not None and not 0 < (model.max_seq_length or 0) <= positions:
+        model.max_seq_length = positions

@@ -41,6 +41,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from torch import Tensor
 from transformers import AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from metaphrase.encoders.folders import open_model
 from metaphrase.encoders.pooler import disable_pooler
 from metaphrase.exceptions import MissingFileError, ModelFileError
 from metaphrase.io.digests import file_sha256
@@ -251,8 +252,9 @@ def _from_hub(work: Path) -> tuple[SentenceTransformer, str]:
         for name, tensor in load_file(snapshot / "model.safetensors").items()
         if not name.startswith("pooler.") and name != "embeddings.position_ids"
     }
-    bert = _bert(BertConfig.from_pretrained(snapshot), weights)
-    return _sentence_transformer(bert, AutoTokenizer.from_pretrained(snapshot), work), snapshot.name
+    with open_model(HUB_ID, snapshot) as copy:
+        bert = _bert(BertConfig.from_pretrained(copy), weights)
+        return _sentence_transformer(bert, AutoTokenizer.from_pretrained(copy), work), snapshot.name
 
 
 # The wheel

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from metaphrase.corpus.code_switching import PairedTexts
+from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.measures import draw_counts
 from metaphrase.evaluation.significance import CHUNK, RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer.data import Format, Row
@@ -74,13 +75,15 @@ class Task(ABC):
         if self.classes:
             config["id2label"] = dict(enumerate(self.classes))
             config["label2id"] = {label: number for number, label in config["id2label"].items()}
-        return load_with_head(
+        model = load_with_head(
             self.source,
             self.head,
             dropout=self.options.dropout,
             freeze_word_embeddings=self.options.freeze_word_embeddings,
             **config,
         )
+        check_length(model, self.options.max_length)
+        return model
 
     def units(self, rows: Sequence[Row]) -> Sequence[Any]:
         """Turn items into the units of batches: the items themselves, or their windows."""

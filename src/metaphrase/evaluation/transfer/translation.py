@@ -37,6 +37,7 @@ from metaphrase.checkpoints.folders import checkpoints
 from metaphrase.corpus.loading import load_corpus
 from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
 from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, split_languages
@@ -312,6 +313,7 @@ def _train_and_translate(
         freeze_word_embeddings=options.freeze_word_embeddings,
         freeze_encoder=options.freeze_encoder,
     )
+    check_length(model.encoder, options.max_length)
     trainer = TranslationTrainer(
         model=model,
         args=_for_averaging(arguments, options.average_checkpoints),
