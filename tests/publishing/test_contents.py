@@ -179,6 +179,31 @@ def test_the_card_may_be_edited(online, released):
     assert contents(online)["README.md"].endswith(b"Evaluated by a colleague.\n")
 
 
+def test_a_card_in_another_encoding_is_refused(released, refused):
+    (released / "README.md").write_bytes("---\nlicense: mit\n---\nÉvaluation\n".encode("latin-1"))
+    refused(r"README.md is not in UTF-8")
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        *("", "[]", "{}", "null", '{"texts": 5, "tolerance": 1, "embeddings": []}', "[" * 100_000),
+        *('{"texts": [], "tolerance": 1, "embeddings": []}', '{"texts": ["a"], "tolerance": 1, "embeddings": [[0]]}'),
+        *(
+            '{"texts": ["a"], "tolerance": 1, "embeddings": [["x"]]}',
+            '{"texts": ["a"], "tolerance": [], "embeddings": 0}',
+        ),
+    ],
+    ids=lambda text: text[:40],
+)
+def test_damaged_reference_embeddings_are_told(online, released, capsys, reference):
+    (released / "reference.json").write_text(reference)
+    write_manifest(released)
+    assert main(["push", str(released), "--repo", "acme/tiny"]) == 2
+    assert "out is damaged" in capsys.readouterr().err
+    assert online.requests == []
+
+
 def test_what_was_verified_is_what_is_pushed(online, released, template, secret, fault):
     """Every file is replaced by a link to a secret once the upload has begun."""
 

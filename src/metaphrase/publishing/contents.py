@@ -35,7 +35,8 @@ _NAMES = {
     *(SEAL, CARD, RECIPE, REFERENCE, EVAL_RESULTS, TRAINING_ARGS),
     *("model.safetensors", "model.safetensors.index.json"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
+    *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "source.spm"),
+    *("tokenizer.model", "bpe.codes"),
 }
 _PATTERN = re.compile(
     r"model-\d{5}-of-\d{5}\.safetensors|\d+_\w+/(config|cnn_config|lstm_config)\.json|\d+_\w+/model\.safetensors",

@@ -26,7 +26,14 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from metaphrase.checkpoints.folders import TRAINING_ARGS
-from metaphrase.exceptions import HubAccessError, HubConnectionError, HubError, MissingFileError, UsageError
+from metaphrase.exceptions import (
+    HubAccessError,
+    HubConnectionError,
+    HubError,
+    MissingFileError,
+    ModelFileError,
+    UsageError,
+)
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import RETRY_PAUSES, download, hub_errors, retry, status_of
 from metaphrase.io.redaction import redact, without_tokens
@@ -86,9 +93,14 @@ def push(
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         copy = Path(place)
         names = copy_release(Path(folder), copy, with_heads=with_heads)
-        for path in (copy / name for name in (CARD, TRAINING_ARGS) if name in names):
-            text = redact(path.read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id)
-            path.write_text(text, encoding="utf-8")
+        for name in {CARD, TRAINING_ARGS} & set(names):
+            try:
+                text = redact((copy / name).read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id)
+            except UnicodeDecodeError as error:
+                raise ModelFileError(
+                    f"{Path(folder) / name} is not in UTF-8. Save it in UTF-8, and push again."
+                ) from error
+            (copy / name).write_text(text, encoding="utf-8")
         if check:
             compare_with_reference(copy, str(folder))
         return repository.commit(

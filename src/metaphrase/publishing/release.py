@@ -27,7 +27,7 @@ from sentence_transformers.base.modules import Module
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
-from metaphrase.exceptions import HubError, MissingFileError, ModelError, NonFiniteError, UsageError
+from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, NonFiniteError, UsageError
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
 from metaphrase.io.hub import download
@@ -207,8 +207,7 @@ def compare_with_reference(folder: Path, name: str, *, device: str | None = None
             f"A release is verified with its reference embeddings, but {name} has no {REFERENCE}. Name a "
             "release, or release the model again."
         )
-    reference = json.loads((folder / REFERENCE).read_text(encoding="utf-8"))
-    return _compare(load_encoder(folder, device=device), reference, name)
+    return _compare(load_encoder(folder, device=device), folder / REFERENCE, name)
 
 
 def _write_yaml(path: Path, content: Any) -> None:
@@ -249,7 +248,7 @@ def _release_form(
 
 def _check_release(model: SentenceTransformer, folder: Path) -> None:
     loaded = load_encoder(folder, device=str(model.device))
-    _compare(loaded, json.loads((folder / REFERENCE).read_text(encoding="utf-8")), "The written release")
+    _compare(loaded, folder / REFERENCE, "The written release")
     if loaded.max_seq_length != model.max_seq_length:
         raise HubError(
             f"The maximum sequence length of the release is {loaded.max_seq_length}, that of the model "
@@ -257,14 +256,21 @@ def _check_release(model: SentenceTransformer, folder: Path) -> None:
         )
 
 
-def _compare(model: SentenceTransformer, reference: Mapping[str, Any], name: str) -> float:
-    embeddings_bh = model.encode(reference["texts"], prompt="", show_progress_bar=False)
-    difference = float(np.abs(embeddings_bh - np.array(reference["embeddings"], dtype=np.float32)).max())
-    if not difference <= reference["tolerance"]:
+def _compare(model: SentenceTransformer, path: Path, name: str) -> float:
+    """Compare a model with the reference embeddings in a file."""
+    try:
+        reference = json.loads(path.read_text(encoding="utf-8"))
+        texts, tolerance = [str(text) for text in reference["texts"]], float(reference["tolerance"])
+        embeddings_bh = model.encode(texts, prompt="", show_progress_bar=False)
+        wanted_bh = np.array(reference["embeddings"], dtype=np.float32).reshape(embeddings_bh.shape)
+        difference = float(np.abs(embeddings_bh - wanted_bh).max())
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ModelFileError(f"{REFERENCE} of {name} is damaged ({error}). Release the model again.") from error
+    if not difference <= tolerance:
         raise HubError(
             f"{name} does not reproduce its reference embeddings: a component differs by {difference:.1e}, more than "
-            f"{reference['tolerance']:.0e}. If its files were altered, download or release it again; if only the hardware "
-            "differs, push it with --no_check."
+            f"{tolerance:.0e}. If its files were altered, download or release it again; if only the hardware differs, push "
+            "it with --no_check."
         )
     return difference
 
