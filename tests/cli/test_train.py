@@ -336,6 +336,18 @@ class TestPush:
         assert not list(output.glob("checkpoint-*"))
         assert not hub.repositories
 
+    @pytest.mark.parametrize("given", ["--hub_token", "HF_TOKEN"])
+    def test_a_token_that_is_none_is_refused_before_training(self, run, hub, capfd, caplog, monkeypatch, given):
+        token = f"{OTHER_CANARY}\n wörd"
+        monkeypatch.setenv("HF_TOKEN", token if given == "HF_TOKEN" else CANARY)
+        status, output = run(*self.PUSH, *([given, token] if given == "--hub_token" else []))
+        assert status == 2
+        said = "".join(capfd.readouterr()) + caplog.text
+        assert "contains a space, a line break or a letter outside ASCII" in said
+        assert "CANARY" not in said
+        assert not list(output.glob("checkpoint-*"))
+        assert hub.requests == []
+
     def test_no_token_is_written_or_printed(self, run, hub, held_out, tmp_path, capfd, caplog, monkeypatch, fault):
         monkeypatch.setenv("HF_TOKEN", CANARY)
         hub.tokens = {OTHER_CANARY: {"name": "tester", "role": "write", "orgs": ["acme"]}}

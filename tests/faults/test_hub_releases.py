@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 from contextlib import suppress
 
 import numpy as np
@@ -15,7 +16,8 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.exceptions import CheckpointError
+from metaphrase.exceptions import CheckpointError, StorageError
+from metaphrase.publishing.hub import push
 from metaphrase.publishing.release import release, verify
 from tests.faults.children import Child, die_before, holder
 
@@ -74,6 +76,17 @@ def test_a_folder_that_cannot_be_written_to_is_told(tiny_encoder, disk, fault):
         release(tiny_encoder, folder, recipe=None)
     assert verify(folder, device="cpu") == 0
     fault("A8", "release to a read-only folder", tried=1, survived=1)
+
+
+def test_no_space_for_the_copy_that_is_pushed(tiny_encoder, tmp_path, disk, monkeypatch, fault):
+    folder = release(tiny_encoder, tmp_path / "out", recipe=None)
+    monkeypatch.setattr(tempfile, "tempdir", str(disk(64 << 10)))
+    with pytest.raises(
+        StorageError, match=r"/disk has no space for a copy of \S+/out. Set TMPDIR to a folder with more"
+    ):
+        push(folder, "acme/tiny")
+    assert list((tmp_path / "disk").iterdir()) == []
+    fault("A2", "no space for the copy of a release", tried=1, survived=1)
 
 
 def test_a_folder_that_another_process_writes_to_is_refused(tiny_encoder, tmp_path, fault):

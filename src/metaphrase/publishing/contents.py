@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, read_manifest
-from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError
+from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts
 
 CARD = constants.REPOCARD_NAME
@@ -148,6 +149,10 @@ def _copy(folder: Path, name: str, copy: Path, facts: Mapping[str, Any] | None) 
     except OSError as error:
         if isinstance(error, ModelFileError):
             raise
+        if error.errno == errno.ENOSPC:
+            raise StorageError(
+                f"{copy.parent} has no space for a copy of {folder}. Set TMPDIR to a folder with more space."
+            ) from error
         raise ModelFileError(f"{path} cannot be copied for the upload: {error.strerror}. {_REMEDY}") from error
     if facts not in (None, file_facts(target)):
         raise ModelFileError(
