@@ -4,10 +4,15 @@ import logging
 
 import pytest
 import torch
-from transformers import TrainerCallback
+from datasets import Dataset
+from transformers import AutoModelForQuestionAnswering, AutoTokenizer, TrainerCallback
 
+from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.aligners.linking import add_alignment
+from metaphrase.aligners.span import SpanAligner
 from metaphrase.checkpoints.folders import checkpoint_folders
 from metaphrase.cli import main
+from metaphrase.corpus.words import Words
 from metaphrase.exceptions import NonFiniteError
 from metaphrase.objectives.translation_ranking import TranslationRanking
 
@@ -213,3 +218,53 @@ def test_no_steps_in_a_row_are_refused(make_trainer):
         ValueError, match="'max_skipped_steps' of AlignmentTrainingArguments must be a whole number from 1"
     ):
         make_trainer(max_skipped_steps=0)
+
+
+def overflowing(model):
+    """Make the states of a layer NaN; the weights are finite, so the model can be loaded."""
+    model[0].auto_model.encoder.layer[0].register_forward_hook(lambda module, args, output: output * torch.nan)
+    return model
+
+
+@pytest.mark.parametrize("method", ["argmax", "itermax", "softmax"])
+def test_states_that_are_not_finite_are_not_aligned(tiny_encoder, full_bitext, fault, method):
+    for level in ("piece", "word"):
+        aligner = EmbeddingAligner(overflowing(tiny_encoder), method=method, level=level)
+        with pytest.raises(NonFiniteError, match=r"\d+ of \d+ embeddings are NaN or infinite"):
+            add_alignment(Dataset.from_list(full_bitext), aligner, overwrite=True)
+    fault("B1", "NaN embeddings in word alignment", tried=2, survived=2)
+
+
+def test_logits_that_are_not_finite_are_not_aligned(tiny_bert_dir, fault):
+    model = AutoModelForQuestionAnswering.from_pretrained(tiny_bert_dir)
+    model.qa_outputs.bias.data[1] = torch.nan
+    aligner = SpanAligner(model, AutoTokenizer.from_pretrained(tiny_bert_dir), max_length=64, stride=16)
+    with pytest.raises(NonFiniteError, match="embeddings are NaN or infinite"):
+        aligner.align([(Words.of("der Hund"), Words.of("the dog"))])
+    fault("B1", "NaN embeddings in word alignment", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("command", ["align", "evaluate", "mine", "filter"])
+def test_commands_write_nothing_from_embeddings_that_are_not_finite(
+    tmp_path, tiny_encoder, bitext, capsys, monkeypatch, fault, command
+):
+    for module in ("aligners.embedding", "evaluation.suites.running", "mining.workflow", "mining.filtering"):
+        monkeypatch.setattr(f"metaphrase.{module}.load_encoder", lambda *args, **kwargs: overflowing(tiny_encoder))
+    (tmp_path / "data").mkdir()
+    pairs = tmp_path / "data" / "de-en.tsv"
+    lines = "".join(f"{row['source']}\t{row['target']}\n" for row in bitext)
+    pairs.write_text(f"source\ttarget\n{lines}", encoding="utf-8")
+    for side in ("source", "target"):
+        (tmp_path / f"news.{side[:2]}").write_text("".join(f"{row[side]}\n" for row in bitext), encoding="utf-8")
+    out = ["-o", str(tmp_path / "out.tsv")]
+    arguments = {
+        "align": [str(pairs), "--aligner", "embedding", *out],
+        "evaluate": ["x", "--data", str(pairs.parent), "--output_dir", str(tmp_path / "evaluation")],
+        "mine": [str(tmp_path / "news.so"), str(tmp_path / "news.ta"), *out],
+        "filter": [str(pairs), *out],
+    }
+    assert main([command, *arguments[command]]) == 2
+    assert "NaN or infinite" in capsys.readouterr().err
+    assert not (tmp_path / "out.tsv").exists()
+    assert not list(tmp_path.rglob("results.json"))
+    fault("B1", f"NaN embeddings: {command}", tried=1, survived=1)

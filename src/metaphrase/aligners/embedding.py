@@ -23,6 +23,7 @@ from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Count, CountOr0, Share, checked
+from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import PACKABLE, packed
 
 Method = Literal["argmax", "itermax", "softmax"]
@@ -240,8 +241,9 @@ class EmbeddingAligner(Aligner):
             output = model[0]({name: tensor.to(model.device) for name, tensor in features.items()})
             layers = output.get("all_layer_embeddings")
             states_blh = output["token_embeddings"] if layers is None else layers[self.layer]
-            for at, row, states_lh in zip(batch, ids, states_blh.float(), strict=True):
-                states[texts[at]] = states_lh[: len(row)]
+            own = [states_lh[: len(row)] for row, states_lh in zip(ids, states_blh.float(), strict=True)]
+            check_finite_rows(torch.cat(own))
+            states.update((texts[at], states_lh) for at, states_lh in zip(batch, own, strict=True))
         return states, dict(zip(texts, encodings, strict=True))
 
     def _units(self, states_lh: Tensor, spans_w2: np.ndarray) -> tuple[Tensor, list[list[int]]]:

@@ -24,6 +24,7 @@ from metaphrase.encoders.loading import find_model
 from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Count, CountOr0, Length, Range, checked
+from metaphrase.modeling.functional import check_finite_rows
 
 #: Encloses the word that a question is about.
 MARKER = " ¶ "
@@ -285,6 +286,8 @@ class SpanAligner(Aligner):
             for name in self.tokenizer.model_input_names
         }
         output = self.model(**features)
+        for logits_bl in (output.start_logits, output.end_logits):
+            check_finite_rows(logits_bl)
         rows = [torch.tensor([sequence == 1 for sequence in encoding.sequence_ids]) for encoding in encodings]
         score_b, first_b, last_b = best_spans(
             output.start_logits,

@@ -43,6 +43,7 @@ from metaphrase.evaluation.sts import STSSet
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
 from metaphrase.io.progress import Begin, no_progress, progress_bars
+from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
 
 #: Further ISO 639-3 codes that MTEB tasks use for a two-letter code.
@@ -245,7 +246,9 @@ class MTEBEncoder(AbsEncoder):
                     )
                 )
                 advance(len(chunk))
-        return np.concatenate(rows_nh)
+        embeddings_nh = np.concatenate(rows_nh)
+        check_finite_rows(embeddings_nh)
+        return embeddings_nh
 
 
 def evaluate_mteb(

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from metaphrase.exceptions import MissingExtraError, ModelError
+from metaphrase.exceptions import MissingExtraError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.files import replacing
+from metaphrase.modeling.functional import check_finite_rows
 
 try:
     import faiss
@@ -85,7 +86,7 @@ def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
 
     Raises:
         ValueError: The array does not have two dimensions.
-        ModelError: An embedding is NaN or infinite.
+        NonFiniteError: An embedding is NaN or infinite.
     """
     if embeddings_nh.ndim != 2:
         raise ValueError(
@@ -93,11 +94,7 @@ def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
         )
     rows_nh = np.ascontiguousarray(embeddings_nh, dtype=np.float32)
     length_n = np.sqrt(np.einsum("nh,nh->n", rows_nh, rows_nh))
-    if not np.isfinite(length_n).all():
-        raise ModelError(
-            f"{np.count_nonzero(~np.isfinite(length_n))} of {len(length_n)} embeddings are NaN or infinite. "
-            "The model has diverged, or overflows in half precision."
-        )
+    check_finite_rows(length_n[:, None])
     if np.all((np.abs(length_n - 1) < _UNIT) | (length_n == 0)):
         return rows_nh
     return rows_nh / np.maximum(length_n, np.finfo(np.float32).tiny)[:, None]

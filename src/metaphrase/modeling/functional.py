@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from sentence_transformers.util import all_gather_with_grad, get_world_size
 from torch import Tensor
 
-from metaphrase.exceptions import MissingExtraError
+from metaphrase.exceptions import MissingExtraError, NonFiniteError
 
 Direction = Literal["source_to_target", "target_to_source", "symmetric"]
 Similarity = Literal["cosine", "dot"]
@@ -301,6 +301,23 @@ def _inside(labels_k: Tensor, block: slice) -> Tensor:
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
+
+
+def check_finite_rows(rows_nh: Any) -> None:
+    """Refuse embeddings, states or logits that are NaN or infinite.
+
+    Args:
+        rows_nh: A tensor or an array, one row for each text or piece.
+
+    Raises:
+        NonFiniteError: The message has the number of such rows.
+    """
+    finite_n = torch.isfinite(torch.as_tensor(rows_nh)).all(dim=-1)
+    if not finite_n.all():
+        raise NonFiniteError(
+            f"{int((~finite_n).sum())} of {finite_n.numel()} embeddings are NaN or infinite. The model has diverged, or "
+            "overflows in half precision."
+        )
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from metaphrase.evaluation.significance import CHUNK, RESAMPLES, percentile_inte
 from metaphrase.evaluation.transfer.data import Format, Row
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
+from metaphrase.modeling.functional import check_finite_rows
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,9 @@ def predict(
         places = order[start : start + batch_size]
         batch = [rows[at] for at in places]
         output = (forward or model)(**{key: value.to(model.device) for key, value in collate(batch).items()})
+        for name, value in output.items() if isinstance(output, Mapping) else ():
+            if name.endswith("logits"):
+                check_finite_rows(value)
         for at, result in zip(places, read(output, batch), strict=True):
             results[at] = result
     return results
