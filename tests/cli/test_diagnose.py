@@ -49,6 +49,26 @@ def test_a_fault_is_an_error_and_exit_status_1(rows, tmp_path, capsys, fault, me
     assert any(message in finding["message"] for finding in found if finding["severity"] == "error")
 
 
+@pytest.mark.parametrize("first", [0, 4])
+def test_sixty_pairs_of_moses_that_are_shifted(rows, tmp_path, capsys, fault, first):
+    """A line is missing in one file, and one too many stands at its end: the numbers of lines are equal."""
+    sources, targets = zip(*rows[:60], strict=True)
+    (tmp_path / "x.sw").write_text("\n".join(sources) + "\n", encoding="utf-8")
+    (tmp_path / "x.en").write_text(
+        "\n".join([*targets[:first], *targets[first + 1 :], rows[60][1]]) + "\n", encoding="utf-8"
+    )
+    assert run("--corpus", f"{tmp_path}/x.sw,{tmp_path}/x.en", "--json") == 1
+    (found,) = [f for f in json.loads(capsys.readouterr().out)["findings"] if f["code"] == "shifted-sides"]
+    assert "1 line above" in found["message"]
+    assert found["of"] > 45
+    fault(
+        "C2",
+        "a Moses pair of 60 lines that is shifted, found by diagnose",
+        tried=1,
+        survived=found["severity"] == "error",
+    )
+
+
 def test_one_test_pair_in_the_corpus_is_an_error_where_that_is_asked_for(rows, tmp_path):
     corpus = written(tmp_path / "pairs.tsv", [*rows, rows_of("sw", "test")[0]])
     assert run("--corpus", corpus, "--test", str(DATA / "demo")) == 0

@@ -1,5 +1,6 @@
 import json
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -185,27 +186,67 @@ def test_uneven_lengths():
     assert (finding.severity, finding.count, finding.of) == ("warning", 10, 100)
 
 
+def window(pairs, first, n=60):
+    return replace(pairs, sources=pairs.sources[first : first + n], targets=pairs.targets[first : first + n])
+
+
+def the_shift(pairs):
+    (finding,) = [finding for finding in check_pairs(pairs) if finding.code == "shifted-sides"]
+    assert finding.severity == "error"
+    return finding
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_shifted_by_one_line(demo, language):
-    findings = check_pairs(shifted(demo[language]))
-    (finding,) = [finding for finding in findings if finding.code == "shifted-sides"]
-    assert finding.severity == "error"
-    assert "the targets 1 line below" in finding.message
+    finding = the_shift(shifted(demo[language]))
+    assert "1 line below better than their own" in finding.message
     assert finding.count > 0.6 * finding.of
+    assert finding.of > 0.9 * len(demo[language].sources)
 
 
-def test_shifted_from_the_middle_on(demo):
-    findings = check_pairs(shifted(demo["sw"], first=1500, by=2))
-    (finding,) = [finding for finding in findings if finding.code == "shifted-sides"]
-    assert "the targets 2 lines below" in finding.message
-    start = int(finding.message.split("from pair ")[1].split()[0].replace(",", ""))
-    assert 1400 < start < 2000
+@pytest.mark.parametrize("first", [0, 700, 1500, 2800])
+def test_shifted_from_a_line_on(demo, fault, first):
+    survived = 0
+    for language in ("sw", "th"):
+        message = the_shift(shifted(demo[language], first=first, by=2)).message
+        start, end = (int(n.replace(",", "")) for n in re.findall(r"pair ([\d,]+) to ([\d,]+)", message)[0])
+        survived += abs(start - first - 1) <= 5 and end >= 2990 and "2 lines below" in message
+    fault("C2", "sides of equal length that are shifted from a line on", tried=2, survived=survived)
 
 
 def test_lines_above(demo):
     pairs = demo["sw"]
     moved = ParallelSet("sw", pairs.sources[:-1], pairs.targets[1:])
-    assert any("1 line above" in finding.message for finding in check_pairs(moved))
+    assert "1 line above" in the_shift(moved).message
+
+
+def test_a_part_that_is_shifted(demo):
+    """A line is missing, and one too many further below."""
+    pairs = demo["sw"]
+    targets = (*pairs.targets[:500], *pairs.targets[501:900], "An extra line.", *pairs.targets[900:])
+    message = the_shift(replace(pairs, targets=targets)).message
+    start, end = map(int, re.findall(r"pair (\d+) to (\d+)", message)[0])
+    assert abs(start - 501) <= 5
+    assert abs(end - 900) <= 5
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_sixty_pairs_are_enough_for_lengths_that_vary(demo, fault, language):
+    """Of 60 good pairs none is called shifted; where lengths tell too little, that is said."""
+    pairs, found = demo[language], 0
+    for first in range(0, 2900, 100):
+        codes = {finding.code for finding in check_pairs(window(shifted(pairs, by=1), first))}
+        assert codes & {"shifted-sides", "shift-not-checked"}
+        found += "shifted-sides" in codes
+        assert "shifted-sides" not in {finding.code for finding in check_pairs(window(pairs, first))}
+    assert found > 15
+    fault("C2", "good samples of 60 pairs: none is called shifted", tried=29, survived=29)
+
+
+def test_too_few_pairs_for_a_verdict(demo):
+    (finding,) = [f for f in check_pairs(window(demo["sw"], 0, 10)) if f.code == "shift-not-checked"]
+    assert finding.severity == "info"
+    assert "metaphrase diagnose starter" in finding.message
 
 
 def test_leakage_of_sides_and_pairs(fault):

@@ -281,11 +281,11 @@ def test_no_place_is_named_where_none_can_be_seen(tmp_path):
     sources, targets = list(dataset["source"]), list(dataset["target"])
     for seed in range(4):
         shuffled = random.Random(seed).sample(targets, len(targets))
-        assert "part near" not in refusal(tmp_path / "text", sources, shuffled[:-1])
-    assert "part near" not in refusal(tmp_path / "text", sources, targets[:-5])
-    assert "part near" not in refusal(tmp_path / "text", sources[:30], ["word"] * 29)
-    assert "part near" not in refusal(tmp_path / "text", sources[:30], [])
-    assert "part near" not in refusal(tmp_path / "text", ["neno"] * 20_000, ["word"] * 3)
+        assert "starts near" not in refusal(tmp_path / "text", sources, shuffled[:-1])
+    assert "starts near" not in refusal(tmp_path / "text", sources, targets[:-5])
+    assert "starts near" not in refusal(tmp_path / "text", sources[:30], ["word"] * 29)
+    assert "starts near" not in refusal(tmp_path / "text", sources[:30], [])
+    assert "starts near" not in refusal(tmp_path / "text", ["neno"] * 20_000, ["word"] * 3)
 
 
 def test_a_bad_moses_line_takes_its_partner_along(tmp_path):

@@ -1,5 +1,6 @@
 import copy
 import random
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,8 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation import diagnosis
 from metaphrase.evaluation.diagnosis import (
-    BLOCK,
     closer,
     diagnose,
-    find_shift,
     geometry,
     measure,
     sample_blocks,
@@ -94,7 +93,21 @@ def test_shifted_by_one_line(fair, tiny_encoder, swahili):
     moved = replace(swahili, targets=(swahili.targets[-1], *swahili.targets[:-1]))
     result = diagnose(tiny_encoder, {"sw": moved}, sample=400)
     assert codes(result) == ["shifted-sides"]
-    assert "the targets 1 line below (4 of 4 blocks" in result.findings[0].message
+    message = "according to the model, in a sample of 400 pairs, 39[0-6] of 396 sources match the target 1 line below"
+    assert re.search(message, result.findings[0].message)
+
+
+@pytest.mark.parametrize("first", [0, 30])
+def test_sixty_pairs_are_enough(fair, tiny_encoder, swahili, fault, first):
+    targets = (*swahili.targets[:first], "An extra line.", *swahili.targets[first:])
+    moved = replace(swahili, sources=swahili.sources[:60], targets=targets[:60])
+    result = diagnose(tiny_encoder, {"sw": moved})
+    assert codes(result) == ["shifted-sides"]
+    assert re.match(rf"The sides are shifted from pair {first + 1} to 59: .*1 line below", result.findings[0].message)
+    sound = diagnose(
+        tiny_encoder, {"sw": replace(swahili, sources=swahili.sources[:60], targets=swahili.targets[:60])}
+    )
+    fault("C2", "60 pairs whose sides are shifted, found by a model", tried=1, survived=codes(sound) == [])
 
 
 def test_shuffled_sides(fair, tiny_encoder, swahili):
@@ -178,24 +191,21 @@ def test_words_are_counted_and_linked(tiny_encoder, german, monkeypatch):
 
 
 def test_the_sample_is_of_whole_blocks_in_order(swahili):
-    sample, starts = sample_blocks(swahili, 500, seed=3)
-    assert len(sample.sources) == 500
-    assert starts == sorted(set(starts))
-    for at, start in enumerate(starts):
-        assert sample.sources[at * BLOCK : (at + 1) * BLOCK] == swahili.sources[start : start + BLOCK]
-    assert sample_blocks(swahili, 10_000) == (swahili, list(range(0, len(swahili.sources), BLOCK)))
+    sample, row_n = sample_blocks(swahili, 500, seed=3)
+    assert sample.sources == tuple(swahili.sources[row] for row in row_n)
+    assert (np.diff(row_n) > 0).all()
+    assert (np.diff(row_n) == 1).sum() >= 495
+    everything, row_n = sample_blocks(swahili, 10_000)
+    assert everything == swahili
+    assert row_n.tolist() == list(range(len(swahili.sources)))
 
 
-@pytest.mark.parametrize("by", [-3, -1, 2])
-def test_a_shift_is_found_where_it_begins(by):
-    source_nh = np.random.default_rng(0).normal(size=(600, 32))
-    source_nh /= np.linalg.norm(source_nh, axis=1, keepdims=True)
-    target_nh = source_nh.copy()
-    target_nh[300:] = np.roll(target_nh[300:], by, axis=0)
-    starts = list(range(0, 600, BLOCK))
-    shift = find_shift(source_nh, target_nh, starts)
-    assert shift == (3, 6, 300, by)
-    assert find_shift(source_nh, source_nh, starts) is None
+def test_a_shift_in_a_sample_is_found_at_its_place_in_the_file(fair, tiny_encoder, swahili):
+    moved = replace(swahili, targets=(*swahili.targets[:1500], "An extra line.", *swahili.targets[1500:-1]))
+    message = diagnose(tiny_encoder, {"sw": moved}, sample=1000, seed=1).findings[0].message
+    start, end = (int(n.replace(",", "")) for n in re.findall(r"pair ([\d,]+) to ([\d,]+)", message)[0])
+    assert 1500 <= start <= 1701
+    assert end > 2700
 
 
 def test_measure_of_no_relation():
@@ -213,8 +223,10 @@ def test_the_starter_on_the_demo(swahili):
     sound = diagnose(model, {"sw": swahili}, sample=100)
     assert codes(sound) == codes(sound, "warning") == []
     assert sound.words["sw"]
-    moved = replace(swahili, targets=(swahili.targets[-1], *swahili.targets[:-1]))
-    assert codes(diagnose(model, {"sw": moved}, sample=100)) == ["shifted-sides"]
+    for first, by in ((0, 1), (25, 3)):
+        targets = (*swahili.targets[:first], *["An extra line."] * by, *swahili.targets[first:])
+        moved = replace(swahili, sources=swahili.sources[:60], targets=targets[:60])
+        assert codes(diagnose(model, {"sw": moved})) == ["shifted-sides"]
     targets = tuple(random.Random(0).sample(swahili.targets, len(swahili.targets)))
     assert codes(diagnose(model, {"sw": replace(swahili, targets=targets)}, sample=100)) == ["not-translations"]
     other = diagnosis.prepare(model, pooling="cls")

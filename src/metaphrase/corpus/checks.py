@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from metaphrase.corpus.identification import LINES, Identification, canonical, i
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import EXAMPLES, CorpusReport
+from metaphrase.corpus.shifts import Shift, find_shift, length_similarity
 from metaphrase.corpus.text import normalised
 from metaphrase.exceptions import CorpusError, MissingExtraError
 
@@ -41,9 +42,6 @@ LEAKAGE = 0.05
 #: A pair is uneven if its length ratio is this many times the corpus's median ratio, and its longer side has at least
 #: this many characters; the share of such pairs that is a warning.
 RATIO, RATIO_CHARS, UNEVEN = 4.0, 40, 0.05
-#: Pairs per block that is searched for shifted sides, the shifts, and by how much the correlation of lengths at a shift
-#: must exceed that of the pairs themselves.
-BLOCK, SHIFTS, SHIFT_GAIN = 200, (-3, -2, -1, 1, 2, 3), 0.4
 #: Characters of a sentence in an example.
 _SHOWN = 160
 
@@ -376,52 +374,23 @@ def _lengths(pairs: ParallelSet) -> NDArray[np.float64]:
     return np.array(list(zip(*sides, strict=True)), dtype=float)
 
 
-class Shift(NamedTuple):
-    """Where the sides of a corpus are shifted.
-
-    Attributes:
-        blocks: Number of shifted blocks.
-        of: Number of blocks.
-        first: Index of the first shifted pair.
-        by: By how many rows the targets are shifted.
-    """
-
-    blocks: int
-    of: int
-    first: int
-    by: int
-
-
 def _shifted(pairs: ParallelSet) -> Finding | None:
     """Shifted sides: the lengths of neighbouring targets fit better than those of the translations."""
-    log_n2 = np.log(_lengths(pairs))
-    starts = range(0, len(log_n2) - BLOCK + 1, BLOCK)
-    shifted = []
-    for start in starts:
-        source_n, target_n = log_n2[start : start + BLOCK].T
-        own = _correlation(source_n, target_n)
-        best, by = max((_correlation(*apart(source_n, target_n, by)), by) for by in SHIFTS)
-        if best > own + SHIFT_GAIN:
-            shifted.append((start, by))
-    if not shifted:
-        return None
-    by = Counter(by for _, by in shifted).most_common(1)[0][0]
-    return shift_finding(pairs, Shift(len(shifted), len(starts), shifted[0][0], by), "the lengths of the sentences")
-
-
-def apart(source_n: NDArray[Any], target_n: NDArray[Any], by: int) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Pair sources with the targets ``by`` rows below.
-
-    >>> apart(np.array([1, 2, 3]), np.array([9, 1, 2]), 1)
-    (array([1, 2]), array([1, 2]))
-    """
-    return (source_n[:-by], target_n[by:]) if by > 0 else (source_n[-by:], target_n[:by])
-
-
-def _correlation(first_n: NDArray[np.float64], second_n: NDArray[np.float64]) -> float:
-    first_n, second_n = first_n - first_n.mean(), second_n - second_n.mean()
-    scale = float(np.sqrt((first_n @ first_n) * (second_n @ second_n)))
-    return float(first_n @ second_n) / scale if scale else 0.0
+    length_n, length_m = _lengths(pairs).T
+    row_n = np.arange(len(length_n))
+    shift = find_shift(length_similarity(length_n, length_m), row_n)
+    if shift is not None:
+        return shift_finding(pairs, shift, "the lengths of the sentences")
+    if all(find_shift(length_similarity(length_n, np.roll(length_m, by)), row_n) for by in (-1, 1)):
+        return None  # a shift would be found
+    return Finding(
+        "info",
+        "shift-not-checked",
+        f"The lengths of these {len(row_n):,} pairs do not tell whether the sides are shifted by a line. Pass a model, which "
+        "compares their meaning: metaphrase diagnose starter --corpus …",
+        pairs.language,
+        of=len(row_n),
+    )
 
 
 def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
@@ -430,11 +399,11 @@ def shift_finding(pairs: ParallelSet, shift: Shift, evidence: str) -> Finding:
     return Finding(
         "error",
         "shifted-sides",
-        f"The sides are shifted: according to {evidence}, the sources from pair {shift.first + 1:,} on match the "
-        f"targets {abs(shift.by)} {lines} {'below' if shift.by > 0 else 'above'} ({shift.blocks} of {shift.of} blocks of "
-        "pairs). One side has a missing or an additional line: compare the files there, and align them again.",
+        f"The sides are shifted from pair {shift.first + 1:,} to {shift.end:,}: according to {evidence}, {shift.closer:,} of "
+        f"{shift.of:,} sources match the target {abs(shift.by)} {lines} {'below' if shift.by > 0 else 'above'} better than "
+        "their own. One side has a missing or an additional line: compare the files there, and align them again.",
         pairs.language,
-        shift.blocks,
+        shift.closer,
         shift.of,
         _examples(zip(pairs.sources[shift.first :], pairs.targets[shift.first :], strict=True)),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.embedding import EmbeddingAligner
-from metaphrase.corpus.checks import SHIFTS, Finding, Shift, by_severity, shift_finding
+from metaphrase.corpus.checks import Finding, by_severity, shift_finding
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.shifts import find_shift
 from metaphrase.corpus.words import UNSPACED, Words
 from metaphrase.encoders.loading import pooling_of
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, prepare, resolve_prompt, retrieval_hits
@@ -43,9 +44,6 @@ UNCHANGED, HARDLY_CHANGED = 1e-6, 1e-4
 #: Share of pairs that are closer than a random pair; chance is one half. Below the first value the sides are not
 #: translations. A model can judge this if it reaches the second value on known translations.
 UNPAIRED, FIT = 0.6, 0.8
-#: A block is shifted if another row is closer by this number of standard errors; a corpus is shifted if it has at least
-#: this share of such blocks.
-SHIFT_ERRORS, SHIFT_BLOCKS = 5.0, 0.05
 #: Another pooling mode is reported if it is significantly better, by at least this number of points; maximum number of
 #: pairs.
 POOLING_GAIN, POOLING_PAIRS = 5.0, 400
@@ -127,10 +125,10 @@ def diagnose(
                 "The corpus was not checked, because the embeddings have collapsed.",
             )
         )
-    for language, (_, starts) in chosen.items():
+    for language, (_, row_n) in chosen.items():
         result.languages[language] = measure(embedded[language], seed)
         if not collapsed:
-            findings += _paired(model, sets[language], result.languages[language], embedded[language], starts)
+            findings += _paired(model, sets[language], result.languages[language], embedded[language], row_n)
     if not collapsed and is_sortable(model):
         findings += _pooling(model, {language: pairs for language, (pairs, _) in chosen.items()}, result.pooling)
         for language, (pairs, _) in chosen.items():
@@ -145,20 +143,19 @@ def sentences_to_embed(sets: Mapping[str, ParallelSet], *, sample: int = SAMPLE,
     return sum(2 * models * min(sample, len(pairs.sources)) for pairs in sets.values())
 
 
-def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[ParallelSet, list[int]]:
-    """A sample of pairs in blocks of neighbours, in the order of the file.
+def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[ParallelSet, NDArray[np.integer]]:
+    """A sample of pairs in blocks of `BLOCK` neighbours, in the order of the file.
 
-    Returns the sample, and the position in the file of the first pair of each of its blocks of `BLOCK` pairs.
+    Returns the sample, and the position of each of its pairs in the file.
     """
     n = len(pairs.sources)
     if n <= sample:
-        return pairs, list(range(0, n, BLOCK))
+        return pairs, np.arange(n)
     size = min(BLOCK, sample)
     blocks = np.random.default_rng(seed).choice(n // size, sample // size, replace=False)
-    starts = (np.sort(blocks) * size).tolist()
-    rows = [row for start in starts for row in range(start, start + size)]
-    sources, targets = (tuple(side[row] for row in rows) for side in (pairs.sources, pairs.targets))
-    return ParallelSet(pairs.language, sources, targets, pairs.path), starts
+    row_n = (np.sort(blocks)[:, None] * size + np.arange(size)).ravel()
+    sources, targets = (tuple(side[row] for row in row_n) for side in (pairs.sources, pairs.targets))
+    return ParallelSet(pairs.language, sources, targets, pairs.path), row_n
 
 
 def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance) -> Embeddings:
@@ -286,11 +283,18 @@ def closer(own_n: NDArray[Any], control_n: NDArray[Any]) -> float:
 
 
 def _paired(
-    model: SentenceTransformer, pairs: ParallelSet, facts: Mapping[str, Any], sides: Embeddings, starts: Sequence[int]
+    model: SentenceTransformer,
+    pairs: ParallelSet,
+    facts: Mapping[str, Any],
+    sides: Embeddings,
+    row_n: NDArray[np.integer],
 ) -> list[Finding]:
     """Findings about sides that are not translations of each other, row by row."""
-    if (shift := find_shift(*sides, starts)) is not None:
-        return [shift_finding(pairs, shift, "the model")]
+    source_nh, target_nh = sides
+    shift = find_shift(lambda at_r, below_r: np.einsum("rh,rh->r", source_nh[at_r], target_nh[below_r]), row_n)
+    if shift is not None:
+        some = f", in a sample of {len(row_n):,} pairs" if len(row_n) < len(pairs.sources) else ""
+        return [shift_finding(pairs, shift, f"the model{some}")]
     if facts["closer"] >= UNPAIRED or facts["pairs"] < BLOCK // 2:
         return []
     fit = _fit(model, pairs.language)
@@ -319,25 +323,6 @@ def _fit(model: SentenceTransformer, language: str) -> float | None:
             measure(_embed(model, load_parallel_folder(UDHR, [language])[language], lambda n: None))["closer"]
         )
     return None
-
-
-def find_shift(source_nh: NDArray[Any], target_nh: NDArray[Any], starts: Sequence[int]) -> Shift | None:
-    """Find blocks whose sources are closer to targets some rows above or below than to their own targets."""
-    found = []
-    for at, start in enumerate(starts):
-        block = slice(at * BLOCK, (at + 1) * BLOCK)
-        similarity_nn = source_nh[block] @ target_nh[block].T
-        own_n = similarity_nn.diagonal()
-        strengths = []
-        for by in SHIFTS:
-            if len(own_n) > BLOCK // 4:
-                gain_n = similarity_nn.diagonal(by) - (own_n[:-by] if by > 0 else own_n[-by:])
-                strengths.append((gain_n.mean() / max(float(gain_n.std()) / np.sqrt(len(gain_n)), 1e-9), by))
-        if strengths and max(strengths)[0] > SHIFT_ERRORS:
-            found.append((start, max(strengths)[1]))
-    if not found or len(found) <= SHIFT_BLOCKS * len(starts):
-        return None
-    return Shift(len(found), len(starts), found[0][0], Counter(by for _, by in found).most_common(1)[0][0])
 
 
 # ------------------------------------------------------------------------------------------------------------- pooling

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,7 +13,7 @@ from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import encoder_files, load_encoder
-from metaphrase.evaluation.diagnosis import SAMPLE, Diagnosis, diagnose, sentences_to_embed
+from metaphrase.evaluation.diagnosis import FIT, SAMPLE, Diagnosis, diagnose, sentences_to_embed
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.configuration import option
@@ -81,9 +81,7 @@ def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> D
     )
     diagnosis = _diagnose_model(options, sets, begin) if options.model is not None else None
     if diagnosis is not None:
-        shifted = {finding.language for finding in findings if finding.code == "shifted-sides"}
-        findings += [f for f in diagnosis.findings if not (f.code == "shifted-sides" and f.language in shifted)]
-    findings = by_severity(findings)
+        findings = _combined(findings, diagnosis)
     measured = {} if diagnosis is None else asdict(diagnosis)
     measured.pop("findings", None)
     facts = {
@@ -106,6 +104,16 @@ def _files(options: DiagnoseOptions) -> Iterator[Path]:
     yield from (path for file in found for path in file.paths)
     for model in (options.model, options.baseline):
         yield from encoder_files(model)
+
+
+def _combined(findings: Sequence[Finding], diagnosis: Diagnosis) -> list[Finding]:
+    """The findings of the text and of the model, which may both tell whether the sides are shifted."""
+    shifted = {finding.language for finding in findings if finding.code == "shifted-sides"}
+    more = [f for f in diagnosis.findings if not (f.code == "shifted-sides" and f.language in shifted)]
+    told = {finding.language for finding in more if finding.code == "shifted-sides"}
+    told |= {language for language, facts in diagnosis.languages.items() if facts["closer"] >= FIT}
+    known = [f for f in findings if not (f.code == "shift-not-checked" and f.language in told)]
+    return by_severity([*known, *more])
 
 
 def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +10,12 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus.files import BitextFile
 from metaphrase.corpus.rows import Row
+from metaphrase.corpus.shifts import find_shift, length_similarity
 from metaphrase.corpus.text import BadLine, count_lines, read_chunks, read_lines
 from metaphrase.exceptions import CorpusError
 
 #: Maximum number of lines searched for a shift of the sides, and the largest shift.
 _COMPARED, _SHIFTED = 1_000_000, 10_000
-#: Minimum number of lines on either side of a shift, and minimum number of standard errors, as evidence.
-_PART_LINES, _PART_ERRORS = 20, 4.0
 
 
 def read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
@@ -52,32 +50,13 @@ def check_line_counts(file: BitextFile) -> None:
 
 
 def _first_shifted_line(file: BitextFile, more: int) -> int | None:
-    """Find the first line of the first file from which its lines match those ``more`` lines above in the second file.
-
-    Two lines match if the ratio of their lengths is close to the mean. The result maximises the match with lines of the
-    same number before it plus the match with the lines above after it. None if the evidence is weak.
-    """
-    if abs(more) > _SHIFTED:
+    """The first line of the first file that matches the line ``more`` lines above in the second, if its length tells."""
+    length_n, length_m = (_line_lengths(path, file.max_expansion) for path in file.paths)
+    n = min(len(length_n), len(length_m))
+    if abs(more) > min(n, _SHIFTED):
         return None
-    log_s, log_t = (np.log(_line_lengths(path, file.max_expansion)) for path in file.paths)
-    rows_n = np.arange(max(0, more), min(len(log_s), len(log_t), len(log_t) + more))
-    if not len(rows_n):
-        return None
-    usual = log_s.mean() - log_t.mean()
-    beside_n, above_n = (np.abs(log_s[rows_n] - log_t[rows_n - by] - usual) for by in (0, more))
-    gain_n = above_n - beside_n
-    at = int(np.append(0, np.cumsum(gain_n)).argmax())
-    before, after = _clearly_positive(gain_n[:at]), _clearly_positive(-gain_n[at:])
-    if after and (before or at < _PART_LINES):
-        return int(rows_n[at]) + 1
-    return None
-
-
-def _clearly_positive(values_n: NDArray[np.float64]) -> bool:
-    """Whether there are enough values, with a mean significantly above 0."""
-    if len(values_n) < _PART_LINES:
-        return False
-    return float(values_n.mean()) > _PART_ERRORS * max(float(values_n.std()), 1e-9) / math.sqrt(len(values_n))
+    shift = find_shift(length_similarity(length_n, length_m), np.arange(n), shifts=[-more])
+    return None if shift is None else shift.first + 1
 
 
 def _line_lengths(path: Path, max_expansion: float | None) -> NDArray[np.int64]:
