@@ -25,7 +25,7 @@ from metaphrase.modeling.views import (
 )
 from metaphrase.objectives.base import Granularity
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
-from metaphrase.objectives.vocabulary import FullVocabulary, Transform, VocabularyHead
+from metaphrase.objectives.vocabulary import VocabularyHead
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ def aligned_word_prediction(
     return loss
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AlignedWordPrediction(MaskedPrediction):
     """Mask linked words and predict their translations at the same positions.
 
@@ -151,19 +152,14 @@ class AlignedWordPrediction(MaskedPrediction):
     year = "2024",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        reduction: Literal["token_mean", "sum"] = "token_mean",
-        max_mask_ratio: Rate = 1.0,
-        vocabulary: FullVocabulary = "tied",
-        transform: Transform = "auto",
-    ) -> None:
-        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        self.reduction = reduction
+    reduction: Literal["token_mean", "sum"] = "token_mean"
+    max_mask_ratio: Rate = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ratio = self.max_mask_ratio
         self.sides = tuple(
-            MaskedWords(f"masked-words-{side}-{max_mask_ratio:g}", side, max_length, max_mask_ratio)
+            MaskedWords(f"masked-words-{side}-{ratio:g}", side, self.max_length, ratio)
             for side in ("source", "target")
         )
 

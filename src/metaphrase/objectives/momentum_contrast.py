@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length, Range, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen, token_states
-from metaphrase.modeling.functional import gather_with_gradient, mean_pooled
+from metaphrase.modeling.functional import gather_with_gradient, pooled
 from metaphrase.modeling.views import Example, View, pad_rows, swapped
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_pooling
 
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
@@ -196,7 +195,7 @@ class MomentumHead(nn.Module):
         return self._embed(tokens_blh, mask_bl, self.momentum_projection)
 
     def _embed(self, tokens_blh: Tensor, mask_bl: Tensor, projection: nn.Module) -> Tensor:
-        pooled_bh = tokens_blh[:, 0] if self.pooling == "cls" else mean_pooled(tokens_blh, mask_bl)
+        pooled_bh = pooled(tokens_blh, mask_bl, self.pooling)
         if self.normalize != "z":
             pooled_bh = F.normalize(pooled_bh, dim=-1)
         embedding_bh = projection(pooled_bh)
@@ -223,6 +222,7 @@ class MomentumHead(nn.Module):
         torch._foreach_lerp_(keys, queries, 1 - momentum)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MomentumContrast(Objective):
     """Each sentence must distinguish its translation from a queue of sentences of past batches, in all languages.
 
@@ -262,28 +262,18 @@ class MomentumContrast(Objective):
     year = "2021",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.05,
-        queue_size: Annotated[int, Range(1, 10_000_000)] = 32_000,
-        momentum: Share = 0.999,
-        projection_size: Annotated[int, Range(1, 65_536)] | None = 300,
-        bias: bool = True,
-        normalize: Normalize = "both",
-        shuffle: bool = True,
-        denominator: Denominator = "positive_and_queue",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.temperature = temperature
-        self.queue_size = queue_size
-        self.momentum = momentum
-        self.projection_size = projection_size
-        self.bias = bias
-        self.normalize: Normalize = normalize
-        self.denominator: Denominator = denominator
-        self.view = QueryAndKey("query-and-key", max_length, shuffle)
+    temperature: Temperature = 0.05
+    queue_size: Annotated[int, Range(1, 10_000_000)] = 32_000
+    momentum: Share = 0.999
+    projection_size: Annotated[int, Range(1, 65_536)] | None = 300
+    bias: bool = True
+    normalize: Normalize = "both"
+    shuffle: bool = True
+    denominator: Denominator = "positive_and_queue"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.view = QueryAndKey("query-and-key", self.max_length, self.shuffle)
 
     def views(self) -> tuple[View, ...]:
         """Return the view of queries and keys."""
@@ -295,11 +285,7 @@ class MomentumContrast(Objective):
         Raises:
             ModelError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
-        if sources.pooling not in ("cls", "mean"):
-            raise ModelError(
-                f"'moco' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
-                "with pooling='cls' or pooling='mean'."
-            )
+        check_pooling(sources, self.name)
         return {"pooling": sources.pooling}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
@@ -312,10 +298,6 @@ class MomentumContrast(Objective):
             normalize=self.normalize,
             **settings,
         )
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the encoder and draw a random queue."""
-        self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the contrastive loss; in training the keys join the queue."""

@@ -18,8 +18,8 @@ from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
-from metaphrase.modeling.views import UNSCORED, Example, View, source_view, target_view
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.modeling.views import UNSCORED, Example, View
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, corpus_languages
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 
@@ -226,6 +226,7 @@ def representation_translation(
     return head.vocabulary(hidden_nh, labels_n, table_vh)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RepresentationTranslation(Objective):
     """Translate the token states of one sentence into the pieces of the other.
 
@@ -252,38 +253,26 @@ class RepresentationTranslation(Objective):
     granularity: ClassVar[Granularity] = "token"
     citation: ClassVar[str] = TranslationRanking.citation
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        layers: Layers = 2,
-        direction: Literal["source_to_target", "target_to_source", "both"] = "source_to_target",
-        ratio: Share = 1.0,
-        positions: Literal["single", "double"] = "single",
-        vocabulary: Vocabulary = "tied",
-        transform: Transform = "auto",
-        language_embeddings: bool = False,
-    ) -> None:
-        super().__init__(max_length=max_length)
-        if vocabulary == "english" and direction != "source_to_target":
+    layers: Layers = 2
+    direction: Literal["source_to_target", "target_to_source", "both"] = "source_to_target"
+    ratio: Share = 1.0
+    positions: Literal["single", "double"] = "single"
+    vocabulary: Vocabulary = "tied"
+    transform: Transform = "auto"
+    language_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocabulary == "english" and self.direction != "source_to_target":
             raise UsageError(
-                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {direction!r} also predicts "
-                "those of the source. Use 'tied' or 'untied'."
+                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {self.direction!r} also "
+                "predicts those of the source. Use 'tied' or 'untied'."
             )
-        self.layers = layers
-        self.direction = direction
-        self.ratio = ratio
-        self.positions = positions
-        self.vocabulary: Vocabulary = vocabulary
-        self.transform: Transform = transform
-        self.language_embeddings = language_embeddings
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, and the masked slots if ρ < 1."""
-        sides: tuple[View, ...] = (source_view(self.max_length), target_view(self.max_length))
-        if self.ratio < 1:
-            sides += (ReconstructedSlots("reconstructed-slots", self.ratio, self.max_length),)
-        return sides
+        slots = (ReconstructedSlots("reconstructed-slots", self.ratio, self.max_length),) if self.ratio < 1 else ()
+        return super().views() + slots
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
         """Return the shape of the vocabulary head and the languages of the corpus.
@@ -294,31 +283,17 @@ class RepresentationTranslation(Objective):
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
             raise ModelError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
-        positions = getattr(config, "max_position_embeddings", None)
-        needed = 2 * self.max_length + first_position(sources.encoder)
-        if positions is not None and needed > positions:
-            raise ModelError(
-                f"RTL's head requires {needed} positions for two sentences of {self.max_length} pieces, but the encoder "
-                f"has {positions}. Lower max_length."
-            )
-        languages = sources.languages if self.language_embeddings else ()
-        if self.language_embeddings and not languages:
-            raise ModelError(
-                "RTL's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
-                "AlignmentLoss, or set language_embeddings to false."
-            )
-        vocabulary = VocabularyHead.settings(sources, self.vocabulary, self.transform)
-        return {"languages": list(languages), "vocabulary": vocabulary}
+        check_positions(sources, 2 * self.max_length, self.name)
+        return {
+            "languages": corpus_languages(sources, self.name) if self.language_embeddings else [],
+            "vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform),
+        }
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
         """Build the K layers, the mask embedding and the vocabulary projection."""
         return ReconstructionHead(
             config, layers=self.layers, positions=self.positions, offset=self.max_length, **settings
         )
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the encoder's last layers."""
-        self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the reconstruction loss."""

@@ -16,7 +16,7 @@ from metaphrase.io.arguments import Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
 from metaphrase.modeling.languages import language_code
-from metaphrase.modeling.views import Example, View, pad_rows, source_view, target_view
+from metaphrase.modeling.views import Example, View, pad_rows
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
 
@@ -76,6 +76,7 @@ class OptionalBackTranslations(BackTranslations):
     columns: ClassVar[tuple[str, ...]] = ()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SentenceContrast(Objective):
     """Each sentence must identify its translation in the batch, by mean-pooled states and with noisy positives.
 
@@ -103,26 +104,19 @@ class SentenceContrast(Objective):
     in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.1,
-        back_translation: BackTranslation = "sample",
-        gather: bool = True,
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.temperature = temperature
-        self.back_translation: BackTranslation = back_translation
-        self.gather = gather
-        share = 1.0 if back_translation == "all" else 0.5
-        view = OptionalBackTranslations if back_translation == "auto" else BackTranslations
-        self.noisy = view(f"back-translations-{back_translation}", max_length, share)
+    temperature: Temperature = 0.1
+    back_translation: BackTranslation = "sample"
+    gather: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = 1.0 if self.back_translation == "all" else 0.5
+        view = OptionalBackTranslations if self.back_translation == "auto" else BackTranslations
+        self.noisy = view(f"back-translations-{self.back_translation}", self.max_length, share)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and their back-translations."""
-        originals = source_view(self.max_length), target_view(self.max_length)
-        return originals if self.back_translation == "none" else (*originals, self.noisy)
+        return super().views() + (() if self.back_translation == "none" else (self.noisy,))
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss of the pairs, with back-translations where they are sampled."""

@@ -101,6 +101,7 @@ def sides(features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return real_bl & ~second_bl, second_bl
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WordAlignment(Objective):
     """The attention of a sentence to its translation must agree with that of the translation to the sentence.
 
@@ -132,12 +133,14 @@ class WordAlignment(Objective):
     year = "2021",
 }"""
 
-    def __init__(self, *, max_length: Length = 32, strict: bool = True, exclude_specials: bool = True) -> None:
-        super().__init__(max_length=max_length)
-        self.exclude_specials = exclude_specials
-        kind = "strict" if strict else "inclusive"
-        self.target_to_source = PrefixedPair(f"target-to-source-{kind}", max_length, "target", strict)
-        self.source_to_target = PrefixedPair(f"source-to-target-{kind}", max_length, "source", strict)
+    strict: bool = True
+    exclude_specials: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = "strict" if self.strict else "inclusive"
+        self.target_to_source = PrefixedPair(f"target-to-source-{kind}", self.max_length, "target", self.strict)
+        self.source_to_target = PrefixedPair(f"source-to-target-{kind}", self.max_length, "source", self.strict)
 
     def views(self) -> tuple[View, ...]:
         """Return the passes y→x and x→y."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Example, View, links_view, pad_arrays, source_view, target_view, tokenize_words
+from metaphrase.modeling.views import Example, View, links_view, pad_arrays, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
@@ -174,6 +174,7 @@ def reduced(losses_n: Tensor, batch: int, reduction: Reduction) -> Tensor:
     return losses_n.sum() / (batch if reduction == "sum" else max(len(losses_n), 1))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WordContrast(Objective):
     """Contrast the state of each word with those of the words of its translation.
 
@@ -203,28 +204,21 @@ class WordContrast(Objective):
     reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        kind: Kind = "hard",
-        temperature: Temperature = 0.1,
-        mutual: bool = False,
-        mask_positives: bool = False,
-        units: Units = "mean",
-        reduction: Reduction = "token_mean",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.kind: Kind = kind
-        self.temperature = temperature
-        self.mask_positives = mask_positives
-        self.units: Units = units
-        self.reduction: Reduction = reduction
-        self.words: View = links_view(max_length, mutual=mutual) if kind == "hard" else WordPieces("words", max_length)
+    kind: Kind = "hard"
+    temperature: Temperature = 0.1
+    mutual: bool = False
+    mask_positives: bool = False
+    units: Units = "mean"
+    reduction: Reduction = "token_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hard = self.kind == "hard"
+        self.words = links_view(self.max_length, mutual=self.mutual) if hard else WordPieces("words", self.max_length)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and their words."""
-        return source_view(self.max_length), target_view(self.max_length), self.words
+        return *super().views(), self.words
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the attention of ``"soft"``, with the encoder's number of heads."""
