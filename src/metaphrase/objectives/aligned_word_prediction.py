@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,8 @@ from metaphrase.io.arguments import Length, Rate
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import (
     UNSCORED,
-    Example,
+    Examples,
+    Generators,
     Side,
     View,
     kept_links,
@@ -35,11 +36,8 @@ class MaskedWords(View):
     All pieces of a linked word are masked. The first ``min(p, q)`` of them are labelled, where ``p`` and ``q`` are the
     numbers of pieces of the word and of its partner. Also provides the ``language`` of each text.
 
-    Attributes:
-        side: The side to mask.
-        max_length: Maximum pieces per sentence, including special tokens.
-        max_mask_ratio: Maximum share of a sentence's pieces to mask. Words are drawn at random; words with more
-            pieces than the remaining budget are skipped.
+    ``max_mask_ratio`` is the maximum share of a sentence's pieces to mask. Words are drawn at random; words with more
+    pieces than the remaining budget are skipped.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -47,9 +45,7 @@ class MaskedWords(View):
     max_length: Length
     max_mask_ratio: Rate = 1.0
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
         source = zip(*tokenize_words(examples, "source", tokenizer, self.max_length), strict=True)
         target = zip(*tokenize_words(examples, "target", tokenizer, self.max_length), strict=True)

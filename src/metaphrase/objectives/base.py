@@ -122,16 +122,7 @@ class HeadSources:
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:
-    """Check that the encoder has enough positions for the longest sequence.
-
-    Args:
-        sources: The encoder.
-        positions: Positions of the longest sequence.
-        name: Objective or recipe that builds it, for the message.
-
-    Raises:
-        ModelError: The encoder has fewer positions.
-    """
+    """Check that the encoder has enough positions for the longest sequence."""
     held = max_positions(sources.encoder)
     if held is not None and positions > held:
         raise ModelError(

@@ -42,13 +42,7 @@ def masked_language_modeling(
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class MaskedPrediction(Objective):
-    """Base class of objectives that predict masked pieces of their views with one head.
-
-    Args:
-        max_length: Maximum pieces per sentence.
-        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
-    """
+    """Base class of objectives that predict masked pieces of their views with one head."""
 
     granularity: ClassVar[Granularity] = "token"
 
@@ -60,11 +54,7 @@ class MaskedPrediction(Objective):
         return self.max_length
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Return the shape of the vocabulary head.
-
-        Raises:
-            ModelError: The encoder has too few positions for the sequences.
-        """
+        """Return the shape of the vocabulary head."""
         check_positions(sources, self.longest_sequence(sources), self.name)
         return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
 

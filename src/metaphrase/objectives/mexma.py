@@ -38,12 +38,6 @@ class UnmaskingHead(nn.Module):
     """New transformer layers over a masked sentence whose first state is the embedding of its translation.
 
     The layers add no position embeddings; the encoder's states contain positions already.
-
-    Args:
-        config: The encoder's configuration, which defines width, dropout and activation of the layers.
-        layers: Number of layers.
-        heads: Attention heads per layer.
-        vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
     def __init__(self, config: PreTrainedConfig, *, layers: int, heads: int, vocabulary: Mapping[str, Any]) -> None:
@@ -62,13 +56,8 @@ class UnmaskingHead(nn.Module):
     def forward(self, tokens_blh: Tensor, mask_bl: Tensor, sentence_bh: Tensor) -> Tensor:
         """Compute the states from which masked pieces are predicted.
 
-        Args:
-            tokens_blh: States of the masked sentences, shape ``(batch, length, hidden)``; the first of each is ignored.
-            mask_bl: True at tokens, false at padding.
-            sentence_bh: Replacement of the first state, shape ``(batch, hidden)``.
-
-        Returns:
-            Shape ``(batch, length, hidden)``, zero at padding.
+        The first state of each masked sentence is replaced by ``sentence_bh``. Returns shape ``(batch, length, hidden)``,
+        zero at padding.
         """
         inputs_blh = torch.cat([sentence_bh[:, None], tokens_blh[:, 1:]], dim=1)
         packing = Packing.of(mask_bl)

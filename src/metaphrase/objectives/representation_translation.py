@@ -18,7 +18,7 @@ from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
-from metaphrase.modeling.views import UNSCORED, Example, View
+from metaphrase.modeling.views import UNSCORED, Examples, Generators, View
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, corpus_languages
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
@@ -35,9 +35,7 @@ class ReconstructedSlots(View):
     ratio: Share
     max_length: Length
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Draw each slot independently."""
         masked_bl = np.stack([rng.random(self.max_length) < self.ratio for rng in rngs])
         return {"masked": torch.from_numpy(masked_bl)}
@@ -49,15 +47,9 @@ class ReconstructionHead(nn.Module):
     The layers, position embeddings and embedding norm are copies of the encoder's. The first slot of each side is not part of
     the sequence: it is neither visible to attention nor predicted.
 
-    Args:
-        config: The encoder's configuration.
-        layers: K.
-        positions: ``"single"`` adds one position embedding: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to the
-            slots. ``"double"`` follows the released code: masks pass through the embedding layer at positions ``0, 1, …``,
-            then states and slots pass through it together (see :meth:`fill_slots`).
-        offset: Position of the first target slot, fixed so that padding does not change the loss.
-        languages: Languages with a learned embedding that is added to the slots; empty for none.
-        vocabulary: Settings of the :class:`VocabularyHead`.
+    Positions ``"single"`` add one position embedding: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to the slots.
+    ``"double"`` follows the released code: masks pass through the embedding layer at positions ``0, 1, …``, then states and
+    slots pass through it together (see :meth:`fill_slots`). The offset is fixed so that padding does not change the loss.
     """
 
     def __init__(
@@ -107,14 +99,7 @@ class ReconstructionHead(nn.Module):
         With positions ``"single"``, the language vector is added to the masks. With ``"double"``, the masks pass through
         the embedding layer, the states do not, and the language vector is added to all slots after this pass.
 
-        Args:
-            shape: ``(batch, target)``.
-            masked_bt: True at masked slots; None masks all.
-            target_bth: States of the reconstructed sentences, required with ``masked_bt``.
-            language_b: Code of each reconstructed sentence's language, required if the head has language embeddings.
-
-        Returns:
-            Shape ``(batch, target, hidden)``.
+        ``masked_bt`` is true at masked slots; None masks all. The other slots hold ``target_bth``.
         """
         slots_bth = self.mask_h.expand(*shape, -1)
         language_b1h: Any = 0.0
@@ -143,16 +128,8 @@ class ReconstructionHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute the states and labels of the scored target slots.
 
-        Args:
-            source_bsh: Encoder states of the sentence to read, shape ``(batch, source, hidden)``.
-            source_mask_bs: True at tokens, false at padding.
-            slots_bth: Contents of the target slots (see :meth:`fill_slots`), shape ``(batch, target, hidden)``.
-            slot_mask_bt: True at slots, false at padding.
-            labels_bt: Pieces to predict, ``UNSCORED`` elsewhere.
-            slots_first: Number the positions of the slots from 0 and those of the states from ``offset``.
-
-        Returns:
-            ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
+        If ``slots_first``, positions of the slots are numbered from 0 and those of the states from ``offset``. Returns
+        ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
         """
         source, target = source_bsh.shape[1], slots_bth.shape[1]
         starts = (self.offset, 0) if slots_first else (0, self.offset)

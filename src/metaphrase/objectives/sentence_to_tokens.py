@@ -23,12 +23,6 @@ class DistributionHead(nn.Module):
     """A distribution over the vocabulary from an embedding: ``softmax(W · LN(swish(D [LN(l) ; s])) + b)``.
 
     The language vector ``l`` has LayerNorm and dropout, as in the released code.
-
-    Args:
-        config: The encoder's configuration.
-        languages: Languages with a vector ``l``; empty for none.
-        special_ids: Ids of special pieces, which are not predicted.
-        vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
     def __init__(
@@ -54,15 +48,7 @@ class DistributionHead(nn.Module):
         self.vocabulary.fill(sources)
 
     def forward(self, sentence_bh: Tensor, language_b: Tensor) -> Tensor:
-        """Compute the states to project on the vocabulary.
-
-        Args:
-            sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
-            language_b: Code of the language to predict, shape ``(batch,)``.
-
-        Returns:
-            Shape ``(batch, hidden)``.
-        """
+        """Compute the states to project on the vocabulary."""
         if self.languages is not None and self.language_norm is not None:
             language_bh = self.dropout(self.language_norm(self.languages(language_b)))
             sentence_bh = torch.cat([language_bh, sentence_bh], dim=-1)
@@ -74,13 +60,7 @@ def piece_frequencies(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Relative frequencies of the pieces of each sentence.
 
-    Args:
-        ids_bl: Pieces, shape ``(batch, length)``.
-        counted_bl: True at the pieces to count.
-        dtype: Type of the frequencies.
-
-    Returns:
-        ``rows_k``, ``labels_k`` and ``shares_k``: sentence, piece and frequency, once per distinct piece of a sentence.
+    Returns ``rows_k``, ``labels_k`` and ``shares_k``: sentence, piece and frequency, once per distinct piece of a sentence.
 
     >>> [part.tolist() for part in piece_frequencies(torch.tensor([[5, 7, 5, 5]]), torch.ones(1, 4, dtype=torch.bool))]
     [[0, 0], [5, 7], [0.75, 0.25]]

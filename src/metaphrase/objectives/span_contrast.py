@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Example, View, kept_links, pad_arrays, tokenize_words
+from metaphrase.modeling.views import Example, Examples, Generators, View, kept_links, pad_arrays, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
 
@@ -51,9 +51,7 @@ class PhrasePairs(View):
     phrase_table: str | None = None
     cut: Share = 0.0
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build the piece spans of the phrase pairs of each example."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
@@ -150,11 +148,7 @@ def negatives(spans_bn2: Tensor) -> Tensor:
 
     Of equal spans, which may belong to several phrase pairs, only the first is a negative.
 
-    Args:
-        spans_bn2: First piece and exclusive end of each span, ``(0, 0)`` for padding, shape ``(batch, phrases, 2)``.
-
-    Returns:
-        Boolean, shape ``(batch, phrases, phrases)``: positives × candidates.
+    Padding has the span ``(0, 0)``. Returns a boolean tensor, positives × candidates.
 
     >>> negatives(torch.tensor([[[1, 3], [2, 4], [4, 6], [4, 6], [0, 0]]]))[0].int().tolist()
     [[0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]

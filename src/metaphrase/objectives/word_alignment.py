@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length
 from metaphrase.modeling.attention import can_observe
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.views import Example, Side, View, pad_rows, paired
+from metaphrase.modeling.views import Examples, Generators, Side, View, pad_rows, paired
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 
 
@@ -58,19 +58,14 @@ class PrefixedPair(View):
     in the middle belongs to the target). Also provides ``piece``, 1 at the pieces of sentences and 0 at special tokens and
     padding, ``(batch, length)``.
 
-    Attributes:
-        max_length: Maximum pieces per side, including its special tokens.
-        reader: The side that reads the other one.
-        strict: Whether the tokens of the reader do not see themselves.
+    If ``strict``, the tokens of the reader do not see themselves.
     """
 
     max_length: Length
     reader: Side
     strict: bool
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, positions, token types and the attention mask."""
         sources, targets = (
             tokenizer([example[side] for example in examples], truncation=True, max_length=self.max_length)[

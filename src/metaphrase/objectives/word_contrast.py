@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -14,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Example, View, links_view, pad_arrays, tokenize_words
+from metaphrase.modeling.views import Examples, Generators, View, links_view, pad_arrays, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
@@ -38,17 +37,12 @@ class WordPieces(View):
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word,
     ``(0, 0)`` for padding and for words that are not usable (see :func:`metaphrase.modeling.views.tokenize_words`).
-
-    Attributes:
-        max_length: Maximum pieces per sentence, including special tokens.
     """
 
     encoded: ClassVar[bool] = False
     max_length: Length
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build the spans of each pair."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
@@ -74,10 +68,7 @@ class WordStates(NamedTuple):
 def word_states(tokens_blh: Tensor, spans_bw2: Tensor, *, units: Units = "mean") -> WordStates:
     """Compute the states of words from those of their pieces.
 
-    Args:
-        tokens_blh: State of each piece, shape ``(batch, length, hidden)``.
-        spans_bw2: First piece and exclusive end of each word, ``(0, 0)`` for padding, shape ``(batch, words, 2)``.
-        units: State of a word: the ``"mean"`` of its pieces, or its ``"first"`` piece.
+    Padding has the span ``(0, 0)``.
 
     Reference: Li et al. 2021 (MGC), section 2.1, does not define the state of a word of several pieces; equation 6 takes the
     mean over a span.

@@ -32,16 +32,9 @@ def word_similarity(
 ) -> Tensor:
     """Similarity of each word of a sentence to each word of its translation, in float32 or wider.
 
-    Args:
-        source_bsh: States of the source sentences, shape ``(batch, source, hidden)``.
-        target_bth: States of the target sentences, shape ``(batch, target, hidden)``.
-        source_spans_bx2: First piece and exclusive end of each source word, shape ``(batch, words, 2)``.
-        target_spans_by2: The same for the target words.
-        similarity: ``"pairwise"`` is the mean cosine over all pairs of pieces, which is the dot product of the mean
-            normalised states; ``"pooled"`` the cosine of the mean states; ``"max"`` the largest cosine of a pair of pieces.
-
-    Returns:
-        Shape ``(batch, source words, target words)``; undefined for empty spans.
+    ``"pairwise"`` is the mean cosine over all pairs of pieces, which is the dot product of the mean normalised states;
+    ``"pooled"`` the cosine of the mean states; ``"max"`` the largest cosine of a pair of pieces. Returns shape ``(batch,
+    source words, target words)``; undefined for empty spans.
 
     Reference: Miao et al. 2024 (WACSE), section 3.2, φ of equation 6.
     """
