@@ -315,7 +315,7 @@ def test_language_embeddings_tell_languages_apart(make_loss, encodings_of, bitex
     ("args", "message"),
     [
         ({"layers": 3}, "copies 3 layers, but the encoder has 2"),
-        ({"max_length": 64}, "requires 128 positions"),
+        ({"max_length": 64}, "sequences of up to 128 positions"),
         ({"direction": "xx"}, "'source_to_target', 'target_to_source', 'both', but is 'xx'"),
         ({"ratio": 1.5}, "from 0 to 1, but is 1.5"),
         ({"vocabulary": "english", "direction": "both"}, "holds the target side's pieces only"),

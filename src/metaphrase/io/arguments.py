@@ -12,7 +12,7 @@ import math
 import reprlib
 from collections import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
@@ -147,7 +147,7 @@ def check_value(value: Any, hint: Any, what: str, error: type[MetaphraseError] =
 
 def hints_of(target: Any) -> dict[str, Any]:
     """Annotations of the arguments of a function or class; empty if they cannot be resolved."""
-    is_plain_class = inspect.isclass(target) and not is_dataclass(target)
+    is_plain_class = inspect.isclass(target) and "__dataclass_fields__" not in vars(target)
     try:
         hints = get_type_hints(target.__init__ if is_plain_class else target, include_extras=True)
         options = [get_args(hint)[0] for hint in hints.values() if get_origin(hint) is Unpack]  # of **options

@@ -366,6 +366,11 @@ def mean_pooled(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
     return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
 
 
+def pooled(tokens_blh: Tensor, mask_bl: Tensor, mode: str) -> Tensor:
+    """Sentence embeddings by ``"cls"`` or ``"mean"`` pooling, shape ``(batch, hidden)``."""
+    return tokens_blh[:, 0] if mode == "cls" else mean_pooled(tokens_blh, mask_bl)
+
+
 def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:
     """Cosine of every anchor with every candidate of the same batch row, in float32 or wider.
 

@@ -22,6 +22,8 @@ from metaphrase.modeling.languages import language_code
 
 #: One row of a parallel corpus: ``source``, ``target``, ``source_lang``, ``target_lang`` and further columns.
 Example = Mapping[str, Any]
+Examples = Sequence[Example]
+Generators = Sequence[np.random.Generator]
 Side = Literal["source", "target"]
 
 #: Label of a position that is not scored.
@@ -46,9 +48,7 @@ class View(ABC):
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
 
     @abstractmethod
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Convert examples to tensors.
 
         Args:
@@ -80,9 +80,7 @@ class Sentence(View):
     side: Side
     max_length: Length
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask, fingerprint and language of each text."""
         texts = [example[self.side] for example in examples]
         ids = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
@@ -117,9 +115,7 @@ class MaskedSentence(View):
     max_length: Length
     mask_rate: Share
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
         texts = [example[self.side] for example in examples]
         encoded = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
@@ -161,9 +157,7 @@ class Concatenated(View):
     order: Literal["pair", "shuffled"] = "pair"
     monolingual: bool = False
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, positions and labels.
 
         A batch without monolingual text yields one row of special tokens, without labels.
@@ -187,7 +181,7 @@ class Concatenated(View):
                 rows["token_type_ids"].append([0] * len(one) + [1] * len(two))
         return pad_rows(tokenizer, **rows)
 
-    def _texts(self, examples: Sequence[Example], rngs: Sequence[np.random.Generator]) -> list[list[str]]:
+    def _texts(self, examples: Examples, rngs: Generators) -> list[list[str]]:
         if self.monolingual:
             texts = [text.split("\n", 1) for example in examples for text in example["monolingual"]]
             return texts or [[""]]
@@ -196,7 +190,7 @@ class Concatenated(View):
             return pairs
         return [pair[::-1] if swapped(rng) else pair for pair, rng in zip(pairs, rngs, strict=True)]
 
-    def _rngs(self, examples: Sequence[Example], rngs: Sequence[np.random.Generator]) -> Sequence[np.random.Generator]:
+    def _rngs(self, examples: Examples, rngs: Generators) -> Generators:
         if not self.monolingual:
             return rngs
         of_texts = [rng for example, rng in zip(examples, rngs, strict=True) for _ in example["monolingual"]]
@@ -255,9 +249,7 @@ class Links(View):
     max_length: Length
     mutual: bool = False
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build the spans and links of each pair."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
@@ -277,7 +269,7 @@ def links_view(max_length: int, *, mutual: bool = False) -> Links:
 
 
 def tokenize_words(
-    examples: Sequence[Example], side: Side, tokenizer: PreTrainedTokenizerBase, max_length: int
+    examples: Examples, side: Side, tokenizer: PreTrainedTokenizerBase, max_length: int
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     """Tokenize one side and find the pieces of each word.
 
@@ -403,7 +395,7 @@ def pad_arrays(arrays: Sequence[np.ndarray], tail: tuple[int, ...], fill: float 
     return torch.from_numpy(padded)
 
 
-def languages_of(examples: Sequence[Example], side: Side) -> Tensor:
+def languages_of(examples: Examples, side: Side) -> Tensor:
     """Codes of the languages of one side (see :func:`language_code`), shape ``(batch,)``."""
     return torch.tensor([language_code(example.get(f"{side}_lang") or "") for example in examples])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +14,8 @@ from metaphrase.io.arguments import Length, Rate
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import (
     UNSCORED,
-    Example,
+    Examples,
+    Generators,
     Side,
     View,
     kept_links,
@@ -25,7 +26,7 @@ from metaphrase.modeling.views import (
 )
 from metaphrase.objectives.base import Granularity
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction, masked_language_modeling
-from metaphrase.objectives.vocabulary import FullVocabulary, Transform, VocabularyHead
+from metaphrase.objectives.vocabulary import VocabularyHead
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,8 @@ class MaskedWords(View):
     All pieces of a linked word are masked. The first ``min(p, q)`` of them are labelled, where ``p`` and ``q`` are the
     numbers of pieces of the word and of its partner. Also provides the ``language`` of each text.
 
-    Attributes:
-        side: The side to mask.
-        max_length: Maximum pieces per sentence, including special tokens.
-        max_mask_ratio: Maximum share of a sentence's pieces to mask. Words are drawn at random; words with more
-            pieces than the remaining budget are skipped.
+    ``max_mask_ratio`` is the maximum share of a sentence's pieces to mask. Words are drawn at random; words with more
+    pieces than the remaining budget are skipped.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("alignment",)
@@ -47,9 +45,7 @@ class MaskedWords(View):
     max_length: Length
     max_mask_ratio: Rate = 1.0
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
         source = zip(*tokenize_words(examples, "source", tokenizer, self.max_length), strict=True)
         target = zip(*tokenize_words(examples, "target", tokenizer, self.max_length), strict=True)
@@ -119,6 +115,7 @@ def aligned_word_prediction(
     return loss
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class AlignedWordPrediction(MaskedPrediction):
     """Mask linked words and predict their translations at the same positions.
 
@@ -151,19 +148,14 @@ class AlignedWordPrediction(MaskedPrediction):
     year = "2024",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        reduction: Literal["token_mean", "sum"] = "token_mean",
-        max_mask_ratio: Rate = 1.0,
-        vocabulary: FullVocabulary = "tied",
-        transform: Transform = "auto",
-    ) -> None:
-        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        self.reduction = reduction
+    reduction: Literal["token_mean", "sum"] = "token_mean"
+    max_mask_ratio: Rate = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        ratio = self.max_mask_ratio
         self.sides = tuple(
-            MaskedWords(f"masked-words-{side}-{max_mask_ratio:g}", side, max_length, max_mask_ratio)
+            MaskedWords(f"masked-words-{side}-{ratio:g}", side, self.max_length, ratio)
             for side in ("source", "target")
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,13 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from metaphrase.exceptions import ModelError
-from metaphrase.io.arguments import Length
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen, token_states
-from metaphrase.modeling.functional import mean_pooled
-from metaphrase.modeling.views import View, source_view, target_view
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.modeling.functional import pooled
+from metaphrase.modeling.views import View
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_pooling
 
 Sides = Literal["target", "both"]
 
@@ -40,6 +39,7 @@ def anchor(embedding_bh: Tensor, original_bh: Tensor) -> Tensor:
     return difference_bh.pow(2).sum(dim=-1).mean()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Anchor(Objective):
     """Keep sentence embeddings close to those of the encoder at the start of training.
 
@@ -70,16 +70,16 @@ class Anchor(Objective):
     year = "2020",
 }"""
 
-    def __init__(self, *, max_length: Length = 32, sides: Sides = "target") -> None:
-        super().__init__(max_length=max_length)
-        self.sides = sides
+    sides: Sides = "target"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.pooling = "cls"
         self._original: tuple[PreTrainedModel, ...] = ()  # a tuple, so that it is not registered as a submodule
 
     def views(self) -> tuple[View, ...]:
         """Return the sides to keep in place."""
-        target = target_view(self.max_length)
-        return (target,) if self.sides == "target" else (source_view(self.max_length), target)
+        return super().views()[1:] if self.sides == "target" else super().views()
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
         """Check the pooling of the model, which the copy must reproduce.
@@ -87,11 +87,7 @@ class Anchor(Objective):
         Raises:
             ModelError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
-        if sources.pooling not in ("cls", "mean"):
-            raise ModelError(
-                f"'anchor' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
-                "with pooling='cls' or pooling='mean'."
-            )
+        check_pooling(sources, self.name)
         return {}
 
     def fill_head(self, sources: HeadSources) -> None:
@@ -109,5 +105,4 @@ class Anchor(Objective):
         (original,) = self._original
         original.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)
         states_blh = token_states(original, encoding.ids_bl, encoding.mask_bl)
-        pooled_bh = states_blh[:, 0] if self.pooling == "cls" else mean_pooled(states_blh, encoding.mask_bl)
-        return anchor(encoding.sentence_bh, pooled_bh)
+        return anchor(encoding.sentence_bh, pooled(states_blh, encoding.mask_bl, self.pooling))

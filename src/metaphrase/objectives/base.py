@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -13,19 +13,20 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError
-from metaphrase.io.arguments import Length, checked
+from metaphrase.io.arguments import Length, check_values, checked, hints_of
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.views import View
+from metaphrase.modeling.views import View, source_view, target_view
 
 Granularity = Literal["sentence", "word", "span", "token"]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class Objective(nn.Module, ABC):
     """One training signal: reads encodings and returns a scalar loss.
 
     Each subclass has its own module, with its pure loss function, its head and view if it needs them, and its citation. Its
-    constructor takes ``max_length`` (of the recipe) and the arguments of its term; both are checked against their annotations
-    (see :mod:`metaphrase.io.arguments`).
+    fields, or the arguments of its constructor, are ``max_length`` (of the recipe) and the arguments of its term; they are
+    checked against their annotations (see :mod:`metaphrase.io.arguments`).
 
     Attributes:
         name: The paper's abbreviation; the key in recipes, logs and model cards.
@@ -41,22 +42,24 @@ class Objective(nn.Module, ABC):
     granularity: ClassVar[Granularity]
     citation: ClassVar[str] = ""
     in_batch_negatives: ClassVar[bool] = False
-    gather: bool = False
+    gather = False
     reads_words: ClassVar[bool] = False
+    max_length: Length = 32
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if "__init__" in vars(cls):
             checked(cls)
 
-    def __init__(self, *, max_length: Length) -> None:
+    def __post_init__(self) -> None:
         super().__init__()
-        self.max_length = max_length
+        given = {one.name: getattr(self, one.name) for one in fields(self)}
+        check_values(hints_of(type(self)), given, type(self).__qualname__)
         self.head: Any = None
 
-    @abstractmethod
     def views(self) -> tuple[View, ...]:
-        """Return the views that the objective reads."""
+        """Return the views that the objective reads: by default both sides."""
+        return source_view(self.max_length), target_view(self.max_length)
 
     @abstractmethod
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
@@ -79,7 +82,9 @@ class Objective(nn.Module, ABC):
         return {}
 
     def fill_head(self, sources: HeadSources) -> None:
-        """Initialise a new head, for instance with weights of the encoder."""
+        """Initialise a new head: by default with its method ``fill``."""
+        if fill := getattr(self.head, "fill", None):
+            fill(sources)
 
     def after_step(self, encoder: PreTrainedModel) -> None:
         """Update state after an optimiser step, for objectives with a momentum encoder."""
@@ -117,21 +122,31 @@ class HeadSources:
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:
-    """Check that the encoder has enough positions for the longest sequence.
-
-    Args:
-        sources: The encoder.
-        positions: Positions of the longest sequence.
-        name: Objective or recipe that builds it, for the message.
-
-    Raises:
-        ModelError: The encoder has fewer positions.
-    """
+    """Check that the encoder has enough positions for the longest sequence."""
     held = max_positions(sources.encoder)
     if held is not None and positions > held:
         raise ModelError(
             f"{name!r} builds sequences of up to {positions} positions, but the encoder has {held}. Lower max_length."
         )
+
+
+def check_pooling(sources: HeadSources, name: str) -> None:
+    """Check that the pooling of the model is one that an objective reproduces."""
+    if sources.pooling not in ("cls", "mean"):
+        raise ModelError(
+            f"{name!r} supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it with "
+            "pooling='cls' or pooling='mean'."
+        )
+
+
+def corpus_languages(sources: HeadSources, name: str) -> list[str]:
+    """The languages of the corpus, for language embeddings."""
+    if not sources.languages:
+        raise ModelError(
+            f"The language embeddings of {name!r} require the languages of the corpus, which are unknown. Pass `languages` "
+            "to AlignmentLoss, or set language_embeddings to false."
+        )
+    return list(sources.languages)
 
 
 def pair_length(sources: HeadSources, max_length: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase.io.arguments import Length, Share
+from metaphrase.io.arguments import Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.views import UNSCORED, View, concatenated, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
@@ -39,42 +40,27 @@ def masked_language_modeling(
     return head(states_nh, labels_n, table_vh)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MaskedPrediction(Objective):
-    """Base class of objectives that predict masked pieces of their views with one head.
-
-    Args:
-        max_length: Maximum pieces per sentence.
-        vocabulary: ``"tied"`` or ``"untied"`` (see :class:`VocabularyHead`).
-        transform: ``"auto"`` (pretrained, or new if the checkpoint has none) or ``"none"``.
-    """
+    """Base class of objectives that predict masked pieces of their views with one head."""
 
     granularity: ClassVar[Granularity] = "token"
 
-    def __init__(self, *, max_length: Length, vocabulary: FullVocabulary, transform: Transform) -> None:
-        super().__init__(max_length=max_length)
-        self.vocabulary = vocabulary
-        self.transform = transform
+    vocabulary: FullVocabulary = "tied"
+    transform: Transform = "auto"
 
-    def positions(self, sources: HeadSources) -> int:
+    def longest_sequence(self, sources: HeadSources) -> int:
         """Return the number of positions of the longest sequence."""
         return self.max_length
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
-        """Return the shape of the vocabulary head.
-
-        Raises:
-            ModelError: The encoder has too few positions for the sequences.
-        """
-        check_positions(sources, self.positions(sources), self.name)
+        """Return the shape of the vocabulary head."""
+        check_positions(sources, self.longest_sequence(sources), self.name)
         return {"vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform)}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
         """Build transform and vocabulary projection."""
         return VocabularyHead(config, **settings["vocabulary"])
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the checkpoint's masked language modelling head, if it has one."""
-        self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss over the masked pieces of all views."""
@@ -83,6 +69,7 @@ class MaskedPrediction(Objective):
         return masked_language_modeling(self.head, [e.tokens_blh for e in read], labels, read[0].table_vh)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MaskedLanguageModeling(MaskedPrediction):
     """Masked language modelling of sentences without their translations.
 
@@ -112,18 +99,8 @@ class MaskedLanguageModeling(MaskedPrediction):
     year = "2019",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        text: Literal["pair", "monolingual"] = "pair",
-        mask_rate: Share = 0.15,
-        vocabulary: FullVocabulary = "tied",
-        transform: Transform = "auto",
-    ) -> None:
-        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        self.text = text
-        self.mask_rate = mask_rate
+    text: Literal["pair", "monolingual"] = "pair"
+    mask_rate: Share = 0.15
 
     def views(self) -> tuple[View, ...]:
         """Return the masked sides or the masked monolingual texts."""
@@ -131,7 +108,7 @@ class MaskedLanguageModeling(MaskedPrediction):
             return tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in ("source", "target"))
         return (monolingual_view(self.max_length, self.mask_rate),)
 
-    def positions(self, sources: HeadSources) -> int:
+    def longest_sequence(self, sources: HeadSources) -> int:
         """Return the number of positions of one sentence, or of two."""
         return self.max_length if self.text == "pair" else pair_length(sources, self.max_length)
 

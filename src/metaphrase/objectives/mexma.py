@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
@@ -12,11 +13,11 @@ from transformers import BertConfig, PreTrainedConfig
 from transformers.models.bert.modeling_bert import BertEncoder
 
 from metaphrase.exceptions import ModelError
-from metaphrase.io.arguments import Count, Layers, Length, Share, Weight
+from metaphrase.io.arguments import Count, Layers, Share, Weight
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import at_least_float32
 from metaphrase.modeling.packing import ATTENTION, Packing
-from metaphrase.modeling.views import UNSCORED, View, masked_sentence, source_view, target_view
+from metaphrase.modeling.views import UNSCORED, Side, View, masked_sentence
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
@@ -37,12 +38,6 @@ class UnmaskingHead(nn.Module):
     """New transformer layers over a masked sentence whose first state is the embedding of its translation.
 
     The layers add no position embeddings; the encoder's states contain positions already.
-
-    Args:
-        config: The encoder's configuration, which defines width, dropout and activation of the layers.
-        layers: Number of layers.
-        heads: Attention heads per layer.
-        vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
     def __init__(self, config: PreTrainedConfig, *, layers: int, heads: int, vocabulary: Mapping[str, Any]) -> None:
@@ -54,16 +49,15 @@ class UnmaskingHead(nn.Module):
         self.layers = BertEncoder(shape)
         self.vocabulary = VocabularyHead(config, **vocabulary)
 
+    def fill(self, sources: HeadSources) -> None:
+        """Initialise the table of an untied head; the layers keep their random initialisation."""
+        self.vocabulary.fill(sources)
+
     def forward(self, tokens_blh: Tensor, mask_bl: Tensor, sentence_bh: Tensor) -> Tensor:
         """Compute the states from which masked pieces are predicted.
 
-        Args:
-            tokens_blh: States of the masked sentences, shape ``(batch, length, hidden)``; the first of each is ignored.
-            mask_bl: True at tokens, false at padding.
-            sentence_bh: Replacement of the first state, shape ``(batch, hidden)``.
-
-        Returns:
-            Shape ``(batch, length, hidden)``, zero at padding.
+        The first state of each masked sentence is replaced by ``sentence_bh``. Returns shape ``(batch, length, hidden)``,
+        zero at padding.
         """
         inputs_blh = torch.cat([sentence_bh[:, None], tokens_blh[:, 1:]], dim=1)
         packing = Packing.of(mask_bl)
@@ -138,6 +132,7 @@ def koleo(embeddings_bh: Tensor, *, epsilon: float = 1e-8) -> Tensor:
     return -(distance_b + epsilon).log().mean()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class CrossUnmasking(Objective):
     """Unmask each sentence given the embedding of its translation, and minimise the distance of the two embeddings.
 
@@ -176,32 +171,23 @@ class CrossUnmasking(Objective):
     year = "2025",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        mask_rate: Share = 0.4,
-        layers: Layers = 6,
-        heads: Count = 8,
-        alignment_weight: Weight = 1.0,
-        unmasking_weight: Weight = 1.0,
-        koleo_weight: Weight = 0.01,
-        unmasking_gradient: UnmaskingGradient = "both",
-        vocabulary: FullVocabulary = "tied",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.masked_views = tuple(masked_sentence(side, max_length, mask_rate) for side in ("source", "target"))
-        self.layers = layers
-        self.heads = heads
-        self.alignment_weight = alignment_weight
-        self.unmasking_weight = unmasking_weight
-        self.koleo_weight = koleo_weight
-        self.unmasking_gradient = unmasking_gradient
-        self.vocabulary = vocabulary
+    mask_rate: Share = 0.4
+    layers: Layers = 6
+    heads: Count = 8
+    alignment_weight: Weight = 1.0
+    unmasking_weight: Weight = 1.0
+    koleo_weight: Weight = 0.01
+    unmasking_gradient: UnmaskingGradient = "both"
+    vocabulary: FullVocabulary = "tied"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sides: tuple[Side, ...] = ("source", "target")
+        self.masked_views = tuple(masked_sentence(side, self.max_length, self.mask_rate) for side in sides)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, unmasked and masked."""
-        return source_view(self.max_length), target_view(self.max_length), *self.masked_views
+        return *super().views(), *self.masked_views
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
         """Return the shape of the vocabulary projection, which has no transform.
@@ -220,10 +206,6 @@ class CrossUnmasking(Objective):
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
         """Build the layers and the vocabulary projection."""
         return UnmaskingHead(config, layers=self.layers, heads=self.heads, **settings)
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Initialise the table of an untied head; the layers keep their random initialisation."""
-        self.head.vocabulary.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the weighted sum of distance, unmasking and regulariser."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length, Range, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen, token_states
-from metaphrase.modeling.functional import gather_with_gradient, mean_pooled
-from metaphrase.modeling.views import Example, View, pad_rows, swapped
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.modeling.functional import gather_with_gradient, pooled
+from metaphrase.modeling.views import Examples, Generators, View, pad_rows, swapped
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_pooling
 
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
@@ -68,13 +66,8 @@ def momentum_contrast(
 def enqueue(queue_qh: Tensor, pointer: Tensor, key_bh: Tensor) -> tuple[Tensor, Tensor]:
     """Replace the oldest keys of a queue.
 
-    Args:
-        queue_qh: Shape ``(queue, hidden)``. Not modified, because the backward pass of a loss may need it.
-        pointer: Position of the oldest key, int64 scalar.
-        key_bh: New keys, shape ``(batch, hidden)``. If they exceed the size of the queue, the last ones are kept.
-
-    Returns:
-        The new queue and the new pointer.
+    The queue is not modified, because the backward pass of a loss may need it. If the new keys exceed its size, the last
+    ones are kept.
 
     >>> queue, pointer = enqueue(torch.zeros(3, 1), torch.tensor(2), torch.tensor([[1.0], [2.0]]))
     >>> queue.flatten().tolist(), pointer.item()
@@ -91,18 +84,14 @@ class QueryAndKey(View):
 
     Provides the encoder's inputs of the query, and ``key_ids`` and ``key_mask`` of the key, ``(batch, length)``.
 
-    Attributes:
-        max_length: Maximum pieces per sentence, including special tokens.
-        shuffle: Swap source and target in half of the pairs (see :func:`metaphrase.modeling.views.swapped`); otherwise the
-            sources are the queries.
+    If ``shuffle``, source and target of half of the pairs are swapped (see :func:`metaphrase.modeling.views.swapped`);
+    otherwise the sources are the queries.
     """
 
     max_length: Length
     shuffle: bool
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids and masks of both sentences."""
         pairs = [(example["source"], example["target"]) for example in examples]
         if self.shuffle:
@@ -119,17 +108,8 @@ class QueryAndKey(View):
 class MomentumHead(nn.Module):
     """The projection, the momentum copies of encoder and projection, and the queue of past keys.
 
-    Args:
-        config: The encoder's configuration.
-        pooling: Pooling of token states: ``"cls"`` or ``"mean"``.
-        projection_size: Width of the projection; None disables it.
-        bias: Whether the layers of the projection have biases.
-        queue_size: Number of keys in the queue.
-        normalize: What to normalise: the pooled state ``"h"``, its projection ``"z"``, or ``"both"``.
-
-    Attributes:
-        queue_qh: Keys of past batches, shape ``(queue, projection)``.
-        pointer: Position of the oldest key.
+    ``normalize`` is what is normalised: the pooled state ``"h"``, its projection ``"z"``, or ``"both"``. ``queue_qh`` holds
+    the keys of past batches, shape ``(queue, projection)``, and ``pointer`` the position of the oldest key.
     """
 
     queue_qh: Tensor
@@ -170,33 +150,17 @@ class MomentumHead(nn.Module):
         self.queue_qh.copy_(F.normalize(random_qh, dim=1))
 
     def query(self, tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
-        """Embed sentences from the states of the trained encoder.
-
-        Args:
-            tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
-            mask_bl: True at tokens, false at padding.
-
-        Returns:
-            Shape ``(batch, projection)``.
-        """
+        """Embed sentences from the states of the trained encoder."""
         return self._embed(tokens_blh, mask_bl, self.projection)
 
     @torch.no_grad()
     def key(self, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
-        """Embed sentences with the momentum encoder, without gradient, and without padding if supported.
-
-        Args:
-            ids_bl: Piece ids, shape ``(batch, length)``.
-            mask_bl: True at tokens, false at padding.
-
-        Returns:
-            Shape ``(batch, projection)``.
-        """
+        """Embed sentences with the momentum encoder, without gradient, and without padding if supported."""
         tokens_blh = token_states(self.momentum_encoder, ids_bl, mask_bl)
         return self._embed(tokens_blh, mask_bl, self.momentum_projection)
 
     def _embed(self, tokens_blh: Tensor, mask_bl: Tensor, projection: nn.Module) -> Tensor:
-        pooled_bh = tokens_blh[:, 0] if self.pooling == "cls" else mean_pooled(tokens_blh, mask_bl)
+        pooled_bh = pooled(tokens_blh, mask_bl, self.pooling)
         if self.normalize != "z":
             pooled_bh = F.normalize(pooled_bh, dim=-1)
         embedding_bh = projection(pooled_bh)
@@ -210,10 +174,6 @@ class MomentumHead(nn.Module):
     def follow(self, encoder: PreTrainedModel, momentum: float) -> None:
         """Update all trained parameters by ``θ_k ← m θ_k + (1 − m) θ_q``.
 
-        Args:
-            encoder: The trained encoder.
-            momentum: m.
-
         Reference: Pan et al. 2021 (PPA), equation 1.
         """
         trained = dict(encoder.named_parameters())
@@ -223,6 +183,7 @@ class MomentumHead(nn.Module):
         torch._foreach_lerp_(keys, queries, 1 - momentum)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class MomentumContrast(Objective):
     """Each sentence must distinguish its translation from a queue of sentences of past batches, in all languages.
 
@@ -262,28 +223,18 @@ class MomentumContrast(Objective):
     year = "2021",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.05,
-        queue_size: Annotated[int, Range(1, 10_000_000)] = 32_000,
-        momentum: Share = 0.999,
-        projection_size: Annotated[int, Range(1, 65_536)] | None = 300,
-        bias: bool = True,
-        normalize: Normalize = "both",
-        shuffle: bool = True,
-        denominator: Denominator = "positive_and_queue",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.temperature = temperature
-        self.queue_size = queue_size
-        self.momentum = momentum
-        self.projection_size = projection_size
-        self.bias = bias
-        self.normalize: Normalize = normalize
-        self.denominator: Denominator = denominator
-        self.view = QueryAndKey("query-and-key", max_length, shuffle)
+    temperature: Temperature = 0.05
+    queue_size: Annotated[int, Range(1, 10_000_000)] = 32_000
+    momentum: Share = 0.999
+    projection_size: Annotated[int, Range(1, 65_536)] | None = 300
+    bias: bool = True
+    normalize: Normalize = "both"
+    shuffle: bool = True
+    denominator: Denominator = "positive_and_queue"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.view = QueryAndKey("query-and-key", self.max_length, self.shuffle)
 
     def views(self) -> tuple[View, ...]:
         """Return the view of queries and keys."""
@@ -295,11 +246,7 @@ class MomentumContrast(Objective):
         Raises:
             ModelError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
-        if sources.pooling not in ("cls", "mean"):
-            raise ModelError(
-                f"'moco' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
-                "with pooling='cls' or pooling='mean'."
-            )
+        check_pooling(sources, self.name)
         return {"pooling": sources.pooling}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
@@ -312,10 +259,6 @@ class MomentumContrast(Objective):
             normalize=self.normalize,
             **settings,
         )
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the encoder and draw a random queue."""
-        self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the contrastive loss; in training the keys join the queue."""

@@ -29,9 +29,6 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
     A key is looked up in this order: classes that were set (``OBJECTIVES["name"] = Class``), the table, the entry points of
     installed packages, and, if it has the form ``package.module:Class``, that class.
 
-    Args:
-        table: Granularity and ``module:Class`` of each built-in objective.
-
     >>> objectives = Objectives({"tr": ("sentence", "metaphrase.objectives.translation_ranking:TranslationRanking")})
     >>> objectives.granularity("tr"), objectives["tr"].__name__
     ('sentence', 'TranslationRanking')
@@ -42,12 +39,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         self._classes: dict[str, type[Objective]] = {}
 
     def __getitem__(self, name: str) -> type[Objective]:
-        """The class of an objective.
-
-        Raises:
-            KeyError: The objective is unknown.
-            RecipeError: Its class cannot be imported, or is not an objective.
-        """
+        """The class of an objective."""
         if name in self._classes:
             return self._classes[name]
         if name in self._table:
@@ -59,11 +51,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         raise KeyError(name)
 
     def __setitem__(self, name: str, cls: type[Objective]) -> None:
-        """Add an objective, or replace one.
-
-        Raises:
-            ValueError: The class has another name.
-        """
+        """Add an objective, or replace one."""
         if cls.name != name:
             raise ValueError(f"{cls.__name__} has the name {cls.name!r}. Set its `name` to {name!r}, or use that key.")
         self._classes[name] = cls
@@ -113,14 +101,7 @@ def is_reference(name: str) -> bool:
 
 
 def load_class(reference: str) -> type[Objective]:
-    """Import an objective.
-
-    Args:
-        reference: ``package.module:Class``.
-
-    Raises:
-        RecipeError: The class cannot be imported, or is not an objective with a name.
-    """
+    """Import an objective."""
     from metaphrase.objectives.base import Objective
 
     module, _, name = reference.partition(":")

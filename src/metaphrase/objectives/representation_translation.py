@@ -18,8 +18,8 @@ from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
-from metaphrase.modeling.views import UNSCORED, Example, View, source_view, target_view
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.modeling.views import UNSCORED, Examples, Generators, View
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, corpus_languages
 from metaphrase.objectives.translation_ranking import TranslationRanking
 from metaphrase.objectives.vocabulary import Transform, Vocabulary, VocabularyHead
 
@@ -35,9 +35,7 @@ class ReconstructedSlots(View):
     ratio: Share
     max_length: Length
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Draw each slot independently."""
         masked_bl = np.stack([rng.random(self.max_length) < self.ratio for rng in rngs])
         return {"masked": torch.from_numpy(masked_bl)}
@@ -49,15 +47,9 @@ class ReconstructionHead(nn.Module):
     The layers, position embeddings and embedding norm are copies of the encoder's. The first slot of each side is not part of
     the sequence: it is neither visible to attention nor predicted.
 
-    Args:
-        config: The encoder's configuration.
-        layers: K.
-        positions: ``"single"`` adds one position embedding: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to the
-            slots. ``"double"`` follows the released code: masks pass through the embedding layer at positions ``0, 1, …``,
-            then states and slots pass through it together (see :meth:`fill_slots`).
-        offset: Position of the first target slot, fixed so that padding does not change the loss.
-        languages: Languages with a learned embedding that is added to the slots; empty for none.
-        vocabulary: Settings of the :class:`VocabularyHead`.
+    Positions ``"single"`` add one position embedding: ``0, 1, …`` to the states, ``offset, offset + 1, …`` to the slots.
+    ``"double"`` follows the released code: masks pass through the embedding layer at positions ``0, 1, …``, then states and
+    slots pass through it together (see :meth:`fill_slots`). The offset is fixed so that padding does not change the loss.
     """
 
     def __init__(
@@ -107,14 +99,7 @@ class ReconstructionHead(nn.Module):
         With positions ``"single"``, the language vector is added to the masks. With ``"double"``, the masks pass through
         the embedding layer, the states do not, and the language vector is added to all slots after this pass.
 
-        Args:
-            shape: ``(batch, target)``.
-            masked_bt: True at masked slots; None masks all.
-            target_bth: States of the reconstructed sentences, required with ``masked_bt``.
-            language_b: Code of each reconstructed sentence's language, required if the head has language embeddings.
-
-        Returns:
-            Shape ``(batch, target, hidden)``.
+        ``masked_bt`` is true at masked slots; None masks all. The other slots hold ``target_bth``.
         """
         slots_bth = self.mask_h.expand(*shape, -1)
         language_b1h: Any = 0.0
@@ -143,16 +128,8 @@ class ReconstructionHead(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Compute the states and labels of the scored target slots.
 
-        Args:
-            source_bsh: Encoder states of the sentence to read, shape ``(batch, source, hidden)``.
-            source_mask_bs: True at tokens, false at padding.
-            slots_bth: Contents of the target slots (see :meth:`fill_slots`), shape ``(batch, target, hidden)``.
-            slot_mask_bt: True at slots, false at padding.
-            labels_bt: Pieces to predict, ``UNSCORED`` elsewhere.
-            slots_first: Number the positions of the slots from 0 and those of the states from ``offset``.
-
-        Returns:
-            ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
+        If ``slots_first``, positions of the slots are numbered from 0 and those of the states from ``offset``. Returns
+        ``hidden_nh`` of shape ``(scored, hidden)`` and ``labels_n``.
         """
         source, target = source_bsh.shape[1], slots_bth.shape[1]
         starts = (self.offset, 0) if slots_first else (0, self.offset)
@@ -226,6 +203,7 @@ def representation_translation(
     return head.vocabulary(hidden_nh, labels_n, table_vh)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class RepresentationTranslation(Objective):
     """Translate the token states of one sentence into the pieces of the other.
 
@@ -252,38 +230,26 @@ class RepresentationTranslation(Objective):
     granularity: ClassVar[Granularity] = "token"
     citation: ClassVar[str] = TranslationRanking.citation
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        layers: Layers = 2,
-        direction: Literal["source_to_target", "target_to_source", "both"] = "source_to_target",
-        ratio: Share = 1.0,
-        positions: Literal["single", "double"] = "single",
-        vocabulary: Vocabulary = "tied",
-        transform: Transform = "auto",
-        language_embeddings: bool = False,
-    ) -> None:
-        super().__init__(max_length=max_length)
-        if vocabulary == "english" and direction != "source_to_target":
+    layers: Layers = 2
+    direction: Literal["source_to_target", "target_to_source", "both"] = "source_to_target"
+    ratio: Share = 1.0
+    positions: Literal["single", "double"] = "single"
+    vocabulary: Vocabulary = "tied"
+    transform: Transform = "auto"
+    language_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.vocabulary == "english" and self.direction != "source_to_target":
             raise UsageError(
-                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {direction!r} also predicts "
-                "those of the source. Use 'tied' or 'untied'."
+                f"RTL's vocabulary 'english' holds the target side's pieces only, but direction {self.direction!r} also "
+                "predicts those of the source. Use 'tied' or 'untied'."
             )
-        self.layers = layers
-        self.direction = direction
-        self.ratio = ratio
-        self.positions = positions
-        self.vocabulary: Vocabulary = vocabulary
-        self.transform: Transform = transform
-        self.language_embeddings = language_embeddings
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, and the masked slots if ρ < 1."""
-        sides: tuple[View, ...] = (source_view(self.max_length), target_view(self.max_length))
-        if self.ratio < 1:
-            sides += (ReconstructedSlots("reconstructed-slots", self.ratio, self.max_length),)
-        return sides
+        slots = (ReconstructedSlots("reconstructed-slots", self.ratio, self.max_length),) if self.ratio < 1 else ()
+        return super().views() + slots
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
         """Return the shape of the vocabulary head and the languages of the corpus.
@@ -294,31 +260,17 @@ class RepresentationTranslation(Objective):
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
             raise ModelError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
-        positions = getattr(config, "max_position_embeddings", None)
-        needed = 2 * self.max_length + first_position(sources.encoder)
-        if positions is not None and needed > positions:
-            raise ModelError(
-                f"RTL's head requires {needed} positions for two sentences of {self.max_length} pieces, but the encoder "
-                f"has {positions}. Lower max_length."
-            )
-        languages = sources.languages if self.language_embeddings else ()
-        if self.language_embeddings and not languages:
-            raise ModelError(
-                "RTL's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
-                "AlignmentLoss, or set language_embeddings to false."
-            )
-        vocabulary = VocabularyHead.settings(sources, self.vocabulary, self.transform)
-        return {"languages": list(languages), "vocabulary": vocabulary}
+        check_positions(sources, 2 * self.max_length, self.name)
+        return {
+            "languages": corpus_languages(sources, self.name) if self.language_embeddings else [],
+            "vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform),
+        }
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
         """Build the K layers, the mask embedding and the vocabulary projection."""
         return ReconstructionHead(
             config, layers=self.layers, positions=self.positions, offset=self.max_length, **settings
         )
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Copy the encoder's last layers."""
-        self.head.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the reconstruction loss."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,10 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaphrase.io.arguments import Length
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
-from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
 logger = logging.getLogger(__name__)
@@ -56,6 +55,7 @@ def sentence_alignment(
     )
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SentenceAlignment(Objective):
     """Each source sentence must identify its translation in the batch by the mean of its token states.
 
@@ -87,22 +87,9 @@ class SentenceAlignment(Objective):
     year = "2021",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        exclude_specials: bool = False,
-        candidates: Candidates = "targets",
-        gather: bool = True,
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.exclude_specials = exclude_specials
-        self.candidates = candidates
-        self.gather = gather
-
-    def views(self) -> tuple[View, ...]:
-        """Return both sides."""
-        return source_view(self.max_length), target_view(self.max_length)
+    exclude_specials: bool = False
+    candidates: Candidates = "targets"
+    gather: bool = True
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
         """Warn if the pooling of the model is not the mean that the objective trains."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -16,7 +15,7 @@ from metaphrase.io.arguments import Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
 from metaphrase.modeling.languages import language_code
-from metaphrase.modeling.views import Example, View, pad_rows, source_view, target_view
+from metaphrase.modeling.views import Examples, Generators, View, pad_rows
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
 
@@ -34,18 +33,14 @@ class BackTranslations(View):
     ``source_row`` and ``target_row``, ``(batch,)``: the row of each sentence's back-translation, or -1 if the original is
     used. A batch without back-translations has one row of special tokens.
 
-    Attributes:
-        max_length: Maximum pieces per sentence, including special tokens.
-        share: Probability of a back-translation, independent for each side. A sentence without alternatives has none.
+    ``share`` is the probability of a back-translation, independent for each side. A sentence without alternatives has none.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("source_bt", "target_bt")
     max_length: Length
     share: Share
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask and language of the sampled back-translations, and their rows."""
         draws = [rng.random((2, 2)) for rng in rngs]
         texts: list[str] = []
@@ -76,6 +71,7 @@ class OptionalBackTranslations(BackTranslations):
     columns: ClassVar[tuple[str, ...]] = ()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SentenceContrast(Objective):
     """Each sentence must identify its translation in the batch, by mean-pooled states and with noisy positives.
 
@@ -103,26 +99,19 @@ class SentenceContrast(Objective):
     in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.1,
-        back_translation: BackTranslation = "sample",
-        gather: bool = True,
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.temperature = temperature
-        self.back_translation: BackTranslation = back_translation
-        self.gather = gather
-        share = 1.0 if back_translation == "all" else 0.5
-        view = OptionalBackTranslations if back_translation == "auto" else BackTranslations
-        self.noisy = view(f"back-translations-{back_translation}", max_length, share)
+    temperature: Temperature = 0.1
+    back_translation: BackTranslation = "sample"
+    gather: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        share = 1.0 if self.back_translation == "all" else 0.5
+        view = OptionalBackTranslations if self.back_translation == "auto" else BackTranslations
+        self.noisy = view(f"back-translations-{self.back_translation}", self.max_length, share)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and their back-translations."""
-        originals = source_view(self.max_length), target_view(self.max_length)
-        return originals if self.back_translation == "none" else (*originals, self.noisy)
+        return super().views() + (() if self.back_translation == "none" else (self.noisy,))
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss of the pairs, with back-translations where they are sampled."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import Length
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
-from metaphrase.modeling.views import View, source_view, target_view
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, corpus_languages
 from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
 #: Width of the embedding of the language to predict, as in the released code.
@@ -25,12 +23,6 @@ class DistributionHead(nn.Module):
     """A distribution over the vocabulary from an embedding: ``softmax(W · LN(swish(D [LN(l) ; s])) + b)``.
 
     The language vector ``l`` has LayerNorm and dropout, as in the released code.
-
-    Args:
-        config: The encoder's configuration.
-        languages: Languages with a vector ``l``; empty for none.
-        special_ids: Ids of special pieces, which are not predicted.
-        vocabulary: Settings of the :class:`VocabularyHead`.
     """
 
     def __init__(
@@ -51,16 +43,12 @@ class DistributionHead(nn.Module):
         self.vocabulary = VocabularyHead(config, **vocabulary)
         self.register_buffer("special_ids", torch.tensor(special_ids))
 
+    def fill(self, sources: HeadSources) -> None:
+        """Initialise the table of an untied head; the MLP keeps its random initialisation."""
+        self.vocabulary.fill(sources)
+
     def forward(self, sentence_bh: Tensor, language_b: Tensor) -> Tensor:
-        """Compute the states to project on the vocabulary.
-
-        Args:
-            sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
-            language_b: Code of the language to predict, shape ``(batch,)``.
-
-        Returns:
-            Shape ``(batch, hidden)``.
-        """
+        """Compute the states to project on the vocabulary."""
         if self.languages is not None and self.language_norm is not None:
             language_bh = self.dropout(self.language_norm(self.languages(language_b)))
             sentence_bh = torch.cat([language_bh, sentence_bh], dim=-1)
@@ -72,13 +60,7 @@ def piece_frequencies(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Relative frequencies of the pieces of each sentence.
 
-    Args:
-        ids_bl: Pieces, shape ``(batch, length)``.
-        counted_bl: True at the pieces to count.
-        dtype: Type of the frequencies.
-
-    Returns:
-        ``rows_k``, ``labels_k`` and ``shares_k``: sentence, piece and frequency, once per distinct piece of a sentence.
+    Returns ``rows_k``, ``labels_k`` and ``shares_k``: sentence, piece and frequency, once per distinct piece of a sentence.
 
     >>> [part.tolist() for part in piece_frequencies(torch.tensor([[5, 7, 5, 5]]), torch.ones(1, 4, dtype=torch.bool))]
     [[0, 0], [5, 7], [0.75, 0.25]]
@@ -123,6 +105,7 @@ def sentence_to_tokens(
     return cross_entropy + (weights_k * shares_k.log()).sum()
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SentenceToTokens(Objective):
     """Predict the pieces of the other sentence, as a distribution, from a sentence embedding only.
 
@@ -153,30 +136,17 @@ class SentenceToTokens(Objective):
     year = "2024",
 }"""
 
-    def __init__(
-        self, *, max_length: Length = 32, vocabulary: FullVocabulary = "tied", language_embeddings: bool = True
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.vocabulary = vocabulary
-        self.language_embeddings = language_embeddings
-
-    def views(self) -> tuple[View, ...]:
-        """Return both sides."""
-        return source_view(self.max_length), target_view(self.max_length)
+    vocabulary: FullVocabulary = "tied"
+    language_embeddings: bool = True
 
     def head_settings(self, sources: HeadSources) -> dict[str, Any]:
         """Return the languages of the corpus, the special pieces, and the shape of the vocabulary projection.
 
         Raises:
-            UsageError: Language embeddings are requested and the languages are unknown.
+            ModelError: Language embeddings are requested and the languages are unknown.
         """
-        if self.language_embeddings and not sources.languages:
-            raise UsageError(
-                "XTR's language embeddings require the languages of the corpus, which are unknown. Pass `languages` to "
-                "AlignmentLoss, or set language_embeddings to false."
-            )
         return {
-            "languages": list(sources.languages) if self.language_embeddings else [],
+            "languages": corpus_languages(sources, self.name) if self.language_embeddings else [],
             "special_ids": sorted(sources.tokenizer.all_special_ids),
             "vocabulary": VocabularyHead.settings(sources, self.vocabulary, "none"),
         }
@@ -184,10 +154,6 @@ class SentenceToTokens(Objective):
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:
         """Build the MLP, the language embedding and the vocabulary projection."""
         return DistributionHead(config, **settings)
-
-    def fill_head(self, sources: HeadSources) -> None:
-        """Initialise the table of an untied head; the MLP keeps its random initialisation."""
-        self.head.vocabulary.fill(sources)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the divergence, summed over both directions."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,7 +19,7 @@ from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import Count, Length, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Example, View, kept_links, pad_arrays, source_view, target_view, tokenize_words
+from metaphrase.modeling.views import Example, Examples, Generators, View, kept_links, pad_arrays, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION, Reduction, reduced
 
@@ -51,9 +51,7 @@ class PhrasePairs(View):
     phrase_table: str | None = None
     cut: Share = 0.0
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build the piece spans of the phrase pairs of each example."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
@@ -150,11 +148,7 @@ def negatives(spans_bn2: Tensor) -> Tensor:
 
     Of equal spans, which may belong to several phrase pairs, only the first is a negative.
 
-    Args:
-        spans_bn2: First piece and exclusive end of each span, ``(0, 0)`` for padding, shape ``(batch, phrases, 2)``.
-
-    Returns:
-        Boolean, shape ``(batch, phrases, phrases)``: positives × candidates.
+    Padding has the span ``(0, 0)``. Returns a boolean tensor, positives × candidates.
 
     >>> negatives(torch.tensor([[[1, 3], [2, 4], [4, 6], [4, 6], [0, 0]]]))[0].int().tolist()
     [[0, 0, 1, 0, 0], [0, 0, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
@@ -167,6 +161,7 @@ def negatives(spans_bn2: Tensor) -> Tensor:
     return apart_bnn & real_bn[:, :, None] & (real_bn & ~repeated_bn)[:, None]
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class SpanContrast(Objective):
     """Contrast the mean state of each phrase with those of the phrases of its translation.
 
@@ -195,30 +190,26 @@ class SpanContrast(Objective):
     reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.1,
-        max_words: Count = 7,
-        min_words: Count = 2,
-        max_spans: Count = 16,
-        phrase_table: str | None = None,
-        cut: Share = 0.0,
-        reduction: Reduction = "token_mean",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        if min_words > max_words:
-            raise UsageError(f"'min_words' must be at most 'max_words', {max_words}, but is {min_words}.")
-        if phrase_table is not None and not Path(phrase_table).is_file():
-            raise MissingFileError(f"The phrase table {phrase_table} ('phrase_table') does not exist.")
-        self.temperature = temperature
-        self.reduction: Reduction = reduction
-        self.phrases = PhrasePairs("phrases", max_length, max_words, min_words, max_spans, phrase_table, cut)
+    temperature: Temperature = 0.1
+    max_words: Count = 7
+    min_words: Count = 2
+    max_spans: Count = 16
+    phrase_table: str | None = None
+    cut: Share = 0.0
+    reduction: Reduction = "token_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.min_words > self.max_words:
+            raise UsageError(f"'min_words' must be at most 'max_words', {self.max_words}, but is {self.min_words}.")
+        if self.phrase_table is not None and not Path(self.phrase_table).is_file():
+            raise MissingFileError(f"The phrase table {self.phrase_table} ('phrase_table') does not exist.")
+        limits = self.max_words, self.min_words, self.max_spans
+        self.phrases = PhrasePairs("phrases", self.max_length, *limits, self.phrase_table, self.cut)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and their phrases."""
-        return source_view(self.max_length), target_view(self.max_length), self.phrases
+        return *super().views(), self.phrases
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss over the phrases of the batch."""

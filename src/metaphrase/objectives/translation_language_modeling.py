@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from metaphrase.io.arguments import Length, Share
+from metaphrase.io.arguments import Share
 from metaphrase.modeling.views import View, concatenated
 from metaphrase.objectives.base import HeadSources, pair_length
 from metaphrase.objectives.masked_language_modeling import MaskedPrediction
-from metaphrase.objectives.vocabulary import FullVocabulary, Transform
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TranslationLanguageModeling(MaskedPrediction):
     """Masked language modelling over a sentence and its translation in one sequence.
 
@@ -44,34 +45,30 @@ class TranslationLanguageModeling(MaskedPrediction):
     year = "2019",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        mask_rate: Share = 0.2,
-        positions: Literal["reset", "continuous"] = "reset",
-        layout: Literal["sequences", "pair"] = "sequences",
-        segments: bool = False,
-        order: Literal["pair", "shuffled"] = "pair",
-        monolingual: bool = False,
-        vocabulary: FullVocabulary = "tied",
-        transform: Transform = "auto",
-    ) -> None:
-        super().__init__(max_length=max_length, vocabulary=vocabulary, transform=transform)
-        form: dict[str, Any] = {"positions": positions}
-        if layout == "pair":
-            form["layout"] = layout
-        if segments:
+    mask_rate: Share = 0.2
+    positions: Literal["reset", "continuous"] = "reset"
+    layout: Literal["sequences", "pair"] = "sequences"
+    segments: bool = False
+    order: Literal["pair", "shuffled"] = "pair"
+    monolingual: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        form: dict[str, Any] = {"positions": self.positions}
+        if self.layout == "pair":
+            form["layout"] = self.layout
+        if self.segments:
             form["segments"] = True
-        shuffled = {"order": order} if order == "shuffled" else {}
-        self.view = concatenated(max_length, mask_rate, **form, **shuffled)
-        self.monolingual_view = concatenated(max_length, mask_rate, **form, monolingual=True) if monolingual else None
+        shuffled = {"order": self.order} if self.order == "shuffled" else {}
+        self.view = concatenated(self.max_length, self.mask_rate, **form, **shuffled)
+        monolingual = concatenated(self.max_length, self.mask_rate, **form, monolingual=True)
+        self.monolingual_view = monolingual if self.monolingual else None
 
     def views(self) -> tuple[View, ...]:
         """Return the masked pairs, and the masked monolingual texts if requested."""
         return (self.view,) if self.monolingual_view is None else (self.view, self.monolingual_view)
 
-    def positions(self, sources: HeadSources) -> int:
+    def longest_sequence(self, sources: HeadSources) -> int:
         """Return the positions of one sentence if they are reset, else of both."""
-        both = pair_length(sources, self.max_length) if self.view.layout == "pair" else 2 * self.max_length
-        return self.max_length if self.view.positions == "reset" else both
+        both = pair_length(sources, self.max_length) if self.layout == "pair" else 2 * self.max_length
+        return self.max_length if self.positions == "reset" else both

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
@@ -10,14 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase.io.arguments import Length, Range, Temperature
+from metaphrase.io.arguments import Range, Temperature
 from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity, gather_with_gradient
-from metaphrase.modeling.views import View, source_view, target_view
 from metaphrase.objectives.base import Granularity, Objective
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TranslationRanking(Objective):
     """Each sentence must identify its translation in the batch.
 
@@ -53,30 +54,13 @@ class TranslationRanking(Objective):
     year = "2023",
 }"""
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.05,
-        margin: Annotated[float, Range(0, 1000)] = 0.0,
-        direction: Direction = "source_to_target",
-        similarity: Similarity = "cosine",
-        mask_duplicates: bool = False,
-        gather: bool = True,
-        projection: Literal["none", "mlp"] = "none",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.temperature = temperature
-        self.margin = margin
-        self.direction = direction
-        self.similarity: Similarity = similarity
-        self.mask_duplicates = mask_duplicates
-        self.gather = gather
-        self.projection = projection
-
-    def views(self) -> tuple[View, ...]:
-        """Return both sides."""
-        return source_view(self.max_length), target_view(self.max_length)
+    temperature: Temperature = 0.05
+    margin: Annotated[float, Range(0, 1000)] = 0.0
+    direction: Direction = "source_to_target"
+    similarity: Similarity = "cosine"
+    mask_duplicates: bool = False
+    gather: bool = True
+    projection: Literal["none", "mlp"] = "none"
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the projection, which is not part of a release, or None."""

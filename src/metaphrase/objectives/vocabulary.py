@@ -25,13 +25,8 @@ class VocabularyHead(nn.Module):
     The table ``W`` of a tied head is the encoder's input embeddings, which the head does not own. The transform in front of
     it is that of the checkpoint's masked language modelling head, a new one if the checkpoint has none, or disabled.
 
-    Args:
-        config: The encoder's configuration.
-        vocabulary: ``"tied"``, ``"untied"`` (a trainable copy of the table) or ``"english"`` (a trainable copy of the rows
-            of a subset; other labels count as the unknown token). The last is a softmax over fewer classes and thus
-            a different loss.
-        transform: ``"pretrained"``, ``"fresh"`` (new) or ``"none"``.
-        rows: Rows of the head's table, for ``"untied"`` and ``"english"``.
+    ``"untied"`` is a trainable copy of the table, ``"english"`` one of the rows of a subset; other labels count as the
+    unknown token. The last is a softmax over fewer classes and thus a different loss.
     """
 
     def __init__(
@@ -53,11 +48,7 @@ class VocabularyHead(nn.Module):
 
     @staticmethod
     def settings(sources: HeadSources, vocabulary: Vocabulary, transform: Transform) -> dict[str, Any]:
-        """Return the shape of the head for an encoder.
-
-        Raises:
-            UsageError: ``vocabulary`` is ``"english"`` and no subset is given.
-        """
+        """Return the shape of the head for an encoder."""
         rows = 0
         if vocabulary == "english":
             if sources.english_ids is None:
@@ -99,15 +90,7 @@ class VocabularyHead(nn.Module):
         rows_k: Tensor | None = None,
         weights_k: Tensor | None = None,
     ) -> Tensor:
-        """Compute the cross-entropy over the scored positions: the mean, or the weighted sum if weights are given.
-
-        Args:
-            hidden_nh: States at the scored positions, shape ``(n, hidden)``.
-            labels_k: Ids of the pieces to predict, shape ``(k,)``.
-            table_vh: The encoder's input embeddings, used by a tied head.
-            rows_k: Position of each label (see :func:`vocabulary_cross_entropy`).
-            weights_k: Weight of each label.
-        """
+        """Compute the cross-entropy over the scored positions: the mean, or the weighted sum if weights are given."""
         if isinstance(self.transform, nn.ModuleDict):
             hidden_nh = self.transform["norm"](self.activation(self.transform["dense"](hidden_nh)))
         if self.vocabulary == "english":

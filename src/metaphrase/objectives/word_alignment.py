@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length
 from metaphrase.modeling.attention import can_observe
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.views import Example, Side, View, pad_rows, paired
+from metaphrase.modeling.views import Examples, Generators, Side, View, pad_rows, paired
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
 
 
@@ -58,19 +58,14 @@ class PrefixedPair(View):
     in the middle belongs to the target). Also provides ``piece``, 1 at the pieces of sentences and 0 at special tokens and
     padding, ``(batch, length)``.
 
-    Attributes:
-        max_length: Maximum pieces per side, including its special tokens.
-        reader: The side that reads the other one.
-        strict: Whether the tokens of the reader do not see themselves.
+    If ``strict``, the tokens of the reader do not see themselves.
     """
 
     max_length: Length
     reader: Side
     strict: bool
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, positions, token types and the attention mask."""
         sources, targets = (
             tokenizer([example[side] for example in examples], truncation=True, max_length=self.max_length)[
@@ -101,6 +96,7 @@ def sides(features: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     return real_bl & ~second_bl, second_bl
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WordAlignment(Objective):
     """The attention of a sentence to its translation must agree with that of the translation to the sentence.
 
@@ -132,12 +128,14 @@ class WordAlignment(Objective):
     year = "2021",
 }"""
 
-    def __init__(self, *, max_length: Length = 32, strict: bool = True, exclude_specials: bool = True) -> None:
-        super().__init__(max_length=max_length)
-        self.exclude_specials = exclude_specials
-        kind = "strict" if strict else "inclusive"
-        self.target_to_source = PrefixedPair(f"target-to-source-{kind}", max_length, "target", strict)
-        self.source_to_target = PrefixedPair(f"source-to-target-{kind}", max_length, "source", strict)
+    strict: bool = True
+    exclude_specials: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kind = "strict" if self.strict else "inclusive"
+        self.target_to_source = PrefixedPair(f"target-to-source-{kind}", self.max_length, "target", self.strict)
+        self.source_to_target = PrefixedPair(f"source-to-target-{kind}", self.max_length, "source", self.strict)
 
     def views(self) -> tuple[View, ...]:
         """Return the passes y→x and x→y."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -14,7 +13,7 @@ from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 from metaphrase.io.arguments import Length, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
-from metaphrase.modeling.views import Example, View, links_view, pad_arrays, source_view, target_view, tokenize_words
+from metaphrase.modeling.views import Examples, Generators, View, links_view, pad_arrays, tokenize_words
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_translation_ranking import word_translation_ranking
 
@@ -38,17 +37,12 @@ class WordPieces(View):
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word,
     ``(0, 0)`` for padding and for words that are not usable (see :func:`metaphrase.modeling.views.tokenize_words`).
-
-    Attributes:
-        max_length: Maximum pieces per sentence, including special tokens.
     """
 
     encoded: ClassVar[bool] = False
     max_length: Length
 
-    def build(
-        self, examples: Sequence[Example], tokenizer: PreTrainedTokenizerBase, rngs: Sequence[np.random.Generator]
-    ) -> dict[str, Tensor]:
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build the spans of each pair."""
         _, source = tokenize_words(examples, "source", tokenizer, self.max_length)
         _, target = tokenize_words(examples, "target", tokenizer, self.max_length)
@@ -74,10 +68,7 @@ class WordStates(NamedTuple):
 def word_states(tokens_blh: Tensor, spans_bw2: Tensor, *, units: Units = "mean") -> WordStates:
     """Compute the states of words from those of their pieces.
 
-    Args:
-        tokens_blh: State of each piece, shape ``(batch, length, hidden)``.
-        spans_bw2: First piece and exclusive end of each word, ``(0, 0)`` for padding, shape ``(batch, words, 2)``.
-        units: State of a word: the ``"mean"`` of its pieces, or its ``"first"`` piece.
+    Padding has the span ``(0, 0)``.
 
     Reference: Li et al. 2021 (MGC), section 2.1, does not define the state of a word of several pieces; equation 6 takes the
     mean over a span.
@@ -174,6 +165,7 @@ def reduced(losses_n: Tensor, batch: int, reduction: Reduction) -> Tensor:
     return losses_n.sum() / (batch if reduction == "sum" else max(len(losses_n), 1))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WordContrast(Objective):
     """Contrast the state of each word with those of the words of its translation.
 
@@ -203,28 +195,21 @@ class WordContrast(Objective):
     reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        kind: Kind = "hard",
-        temperature: Temperature = 0.1,
-        mutual: bool = False,
-        mask_positives: bool = False,
-        units: Units = "mean",
-        reduction: Reduction = "token_mean",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.kind: Kind = kind
-        self.temperature = temperature
-        self.mask_positives = mask_positives
-        self.units: Units = units
-        self.reduction: Reduction = reduction
-        self.words: View = links_view(max_length, mutual=mutual) if kind == "hard" else WordPieces("words", max_length)
+    kind: Kind = "hard"
+    temperature: Temperature = 0.1
+    mutual: bool = False
+    mask_positives: bool = False
+    units: Units = "mean"
+    reduction: Reduction = "token_mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        hard = self.kind == "hard"
+        self.words = links_view(self.max_length, mutual=self.mutual) if hard else WordPieces("words", self.max_length)
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and their words."""
-        return source_view(self.max_length), target_view(self.max_length), self.words
+        return *super().views(), self.words
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the attention of ``"soft"``, with the encoder's number of heads."""

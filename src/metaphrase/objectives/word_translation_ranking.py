@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from metaphrase.io.arguments import Length, Temperature
+from metaphrase.io.arguments import Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
-from metaphrase.modeling.views import View, links_view, source_view, target_view
+from metaphrase.modeling.views import View, links_view
 from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
 from metaphrase.objectives.base import Granularity, Objective
 
@@ -31,16 +32,9 @@ def word_similarity(
 ) -> Tensor:
     """Similarity of each word of a sentence to each word of its translation, in float32 or wider.
 
-    Args:
-        source_bsh: States of the source sentences, shape ``(batch, source, hidden)``.
-        target_bth: States of the target sentences, shape ``(batch, target, hidden)``.
-        source_spans_bx2: First piece and exclusive end of each source word, shape ``(batch, words, 2)``.
-        target_spans_by2: The same for the target words.
-        similarity: ``"pairwise"`` is the mean cosine over all pairs of pieces, which is the dot product of the mean
-            normalised states; ``"pooled"`` the cosine of the mean states; ``"max"`` the largest cosine of a pair of pieces.
-
-    Returns:
-        Shape ``(batch, source words, target words)``; undefined for empty spans.
+    ``"pairwise"`` is the mean cosine over all pairs of pieces, which is the dot product of the mean normalised states;
+    ``"pooled"`` the cosine of the mean states; ``"max"`` the largest cosine of a pair of pieces. Returns shape ``(batch,
+    source words, target words)``; undefined for empty spans.
 
     Reference: Miao et al. 2024 (WACSE), section 3.2, φ of equation 6.
     """
@@ -110,6 +104,7 @@ def word_translation_ranking(
     return torch.stack(losses)
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class WordTranslationRanking(Objective):
     """Each linked word must identify its translation among the words of the other sentence.
 
@@ -138,24 +133,14 @@ class WordTranslationRanking(Objective):
     reads_words: ClassVar[bool] = True
     citation: ClassVar[str] = AlignedWordPrediction.citation
 
-    def __init__(
-        self,
-        *,
-        max_length: Length = 32,
-        temperature: Temperature = 0.05,
-        similarity: WordSimilarity = "pairwise",
-        mask_positives: bool = False,
-        reduction: Literal["link_mean", "sum"] = "link_mean",
-    ) -> None:
-        super().__init__(max_length=max_length)
-        self.temperature = temperature
-        self.similarity: WordSimilarity = similarity
-        self.mask_positives = mask_positives
-        self.reduction = reduction
+    temperature: Temperature = 0.05
+    similarity: WordSimilarity = "pairwise"
+    mask_positives: bool = False
+    reduction: Literal["link_mean", "sum"] = "link_mean"
 
     def views(self) -> tuple[View, ...]:
         """Return both sides and the links between their words."""
-        return source_view(self.max_length), target_view(self.max_length), links_view(self.max_length)
+        return *super().views(), links_view(self.max_length)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss; a zero with a graph if no word is linked."""
