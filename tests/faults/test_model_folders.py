@@ -111,7 +111,7 @@ def refused(model, pairs, tmp_path, capsys, monkeypatch):
         error = capsys.readouterr().err.strip().splitlines()
         assert error[-1] == f"metaphrase filter: {message}"
         assert "Traceback" not in "".join(error)
-        assert not (tmp_path / "out").exists()
+        assert not [path for path in tmp_path.glob("out/**/*") if path.is_file()]
         assert list(temporary.iterdir()) == []
 
     return refused

@@ -33,19 +33,7 @@ _RARE = "☃ 𒀀 \ue000"
 def load_complete(
     load: Callable[..., Any], folder: Path, name: str, *, new_head: bool = False, **settings: Any
 ) -> Any:
-    """Load a model of transformers with all of its weights, all of them finite.
-
-    Args:
-        load: ``from_pretrained`` of a class or auto class.
-        folder: A copy of the model's folder; see `open_model`.
-        name: Name of the model.
-        new_head: See `check_keys`.
-        settings: Arguments of `load`.
-
-    Raises:
-        ModelFileError: Weights are missing, superfluous or of another shape.
-        NonFiniteError: A weight is NaN or infinite.
-    """
+    """Load a model of transformers with all of its weights, all of them finite."""
     model, loaded = load(
         folder, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True, **settings
     )
@@ -56,16 +44,9 @@ def load_complete(
 
 
 def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, new_head: bool = False) -> None:
-    """Check that no weight was initialized at random, and that none was left out.
+    """Check that no weight was initialized at random or left out, except those of a task head that is new.
 
-    Args:
-        model: The model.
-        loaded: What ``from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`` reports.
-        name: Name of the model, for the message.
-        new_head: Whether the model has a task head that is new. Its weights may be missing.
-
-    Raises:
-        ModelFileError: Weights are missing, superfluous or of another shape. The message names them.
+    `loaded` is what ``from_pretrained(output_loading_info=True, ignore_mismatched_sizes=True)`` reports.
     """
 
     def is_checked(key: str) -> bool:
@@ -90,11 +71,7 @@ def check_keys(model: PreTrainedModel, loaded: Mapping[str, Any], name: str, *, 
 
 
 def check_finite(module: nn.Module, name: str) -> None:
-    """Check that all weights are finite, in one pass over them.
-
-    Raises:
-        NonFiniteError: A weight is NaN or infinite.
-    """
+    """Check that all weights are finite, in one pass over them."""
     for key, tensor in chain(module.named_parameters(), module.named_buffers()):
         if tensor.is_floating_point() and tensor.numel():
             lowest, highest = torch.aminmax(tensor.detach())
@@ -105,12 +82,7 @@ def check_finite(module: nn.Module, name: str) -> None:
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, encoder: PreTrainedModel, name: str) -> None:
-    """Check that a tokenizer knows words, and that the encoder has an embedding for each piece.
-
-    Raises:
-        ModelError: There are fewer embeddings than pieces, there is no padding token, or pieces are chosen at random.
-        ModelFileError: Every word is unknown.
-    """
+    """Check that a tokenizer knows words, and that the encoder has an embedding for each piece."""
     rows = encoder.get_input_embeddings().num_embeddings
     pieces = len(tokenizer)
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -145,12 +117,7 @@ def _vocabulary_sample(tokenizer: PreTrainedTokenizerBase) -> Iterable[str]:
 
 
 def check_embeddings(model: SentenceTransformer, name: str) -> None:
-    """Check that the modules work together: embed two sentences.
-
-    Raises:
-        NonFiniteError: The embeddings are NaN or infinite.
-        ModelFileError: They are not one vector for each sentence.
-    """
+    """Check that the modules work together: embed two sentences."""
     modes = {module: module.training for module in model.modules()}
     embeddings_bh = model.encode(list(_SENTENCES), convert_to_tensor=True, show_progress_bar=False)
     for module, training in modes.items():

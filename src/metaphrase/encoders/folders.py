@@ -107,16 +107,7 @@ MAX_SETTINGS_BYTES, MAX_DEPTH, MAX_PARTS = 4_000_000, 30, 2**16
 def open_model(name: str, folder: Path) -> Iterator[Path]:
     """Check a model's folder, and open a temporary copy of what may be read of it.
 
-    Args:
-        name: Name of the model, for messages.
-        folder: A SentenceTransformer, or a model of transformers with its tokenizer.
-
-    Yields:
-        The copy. Errors of other libraries inside the block become a `ModelFileError` with one sentence.
-
-    Raises:
-        ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder.
-        ModelFileError: A file is missing, damaged, not readable or outside the folder.
+    Errors of other libraries inside the block become a `ModelFileError` with one sentence.
     """
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
         check_model_folder(name, folder, Path(temporary))
@@ -156,12 +147,7 @@ def check_model_folder(name: str, folder: Path, copy: Path) -> None:
 
 
 def read_modules(name: str, folder: Path) -> list[tuple[type[nn.Module], str]]:
-    """The class and the subfolder of each module; the Transformer of a model without `modules.json` is in ``""``.
-
-    Raises:
-        ModelError: A module is not part of sentence-transformers, or the first one is not a Transformer.
-        ModelFileError: `modules.json` is not a list of modules.
-    """
+    """The class and the subfolder of each module; the Transformer of a model without `modules.json` is in ``""``."""
     listed = _Files(name, folder, folder).read(MODULES_FILE, list)
     if listed is None:
         return [(Transformer, "")]
@@ -348,16 +334,7 @@ def _copy_transformer(files: _Files, folder: str) -> None:
 
 
 def clean_config(config: dict[str, Any], *, path: str, tensors: int = MAX_PARTS) -> dict[str, Any]:
-    """The settings of an encoder without those that have no effect.
-
-    Args:
-        config: Content of `config.json`.
-        path: The file, for messages.
-        tensors: Number of tensors of the weights, which limits the number of layers.
-
-    Raises:
-        ModelFileError: A number is out of range, or the data type is unknown.
-    """
+    """The settings of an encoder without those that have no effect."""
     config = _clean(config)
     for key in ("dtype", "torch_dtype"):
         if config.get(key) is not None and config[key] not in _DTYPES:

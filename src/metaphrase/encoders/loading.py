@@ -76,9 +76,13 @@ def load_encoder(
         The model. Saved, it is a stock SentenceTransformer folder.
 
     Raises:
-        OSError: The model does not exist or has no weights in safetensors format, or the starter cannot be built.
+        ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder.
+        ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
+            another shape; the tokenizer is missing or knows no word.
+        NonFiniteError: A weight or an embedding is NaN or infinite.
+        UsageError: The encoder has fewer positions than `max_length`.
+        MissingFileError: There is no such folder, and no Hub id of this form.
         HubError: The Hub has no such model, denies access to it, or all attempts fail.
-        ValueError: The model has modules that are not part of sentence-transformers.
     """
     name, folder = find_model(name_or_path)
     with open_model(name, folder) as copy:
@@ -148,12 +152,7 @@ def _load_modules(folder: Path, device: str | None, kwargs: dict[str, Any]) -> S
 def find_model(name_or_path: str | Path) -> tuple[str, Path]:
     """The name of a model without its revision, and the folder of its files, which are downloaded if necessary.
 
-    Args:
-        name_or_path: See `load_encoder`. The name of a local folder or of the starter is the path of its folder.
-
-    Raises:
-        MissingFileError: There is no such folder.
-        HubError: The Hub has no such model, denies access to it, or all attempts fail.
+    The name of a local folder or of the starter is the path of its folder.
     """
     name, revision = split_revision(str(name_or_path))
     if name == STARTER:

@@ -25,11 +25,7 @@ def max_positions(encoder: PreTrainedModel) -> int | None:
 
 
 def check_length(encoder: PreTrainedModel, max_length: int) -> None:
-    """Check that the encoder has positions for texts of a length.
-
-    Raises:
-        UsageError: There are fewer.
-    """
+    """Check that the encoder has positions for texts of a length."""
     positions = max_positions(encoder)
     if positions is not None and max_length > positions:
         raise UsageError(
@@ -39,15 +35,7 @@ def check_length(encoder: PreTrainedModel, max_length: int) -> None:
 
 
 def set_max_length(model: SentenceTransformer, max_length: int | None) -> None:
-    """Set the number of tokens at which a text is truncated.
-
-    Args:
-        model: The model, which changes.
-        max_length: Number of tokens; None keeps the model's own, or the encoder's positions if there are fewer.
-
-    Raises:
-        UsageError: The encoder has fewer positions.
-    """
+    """Set the number of tokens at which a text is truncated; None keeps the model's own, up to the encoder's positions."""
     encoder = model[0].auto_model
     positions = max_positions(encoder)
     if max_length is not None:
