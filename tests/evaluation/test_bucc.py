@@ -124,7 +124,7 @@ def test_protocols_differ(data):
 def test_there_is_no_default_protocol(data):
     with pytest.raises(TypeError, match="protocol"):
         measured(EchoModel(), data)
-    with pytest.raises(ValueError, match=r"'bucc'\. The protocols are train_oracle, train_to_test,"):
+    with pytest.raises(ValueError, match="one of 'train_oracle', 'train_to_test', .*, but is 'bucc'"):
         measured(EchoModel(), data, protocol="bucc")
     with pytest.raises(ValueError, match="'train_to_test' needs the split 'test' of 'zh'"):
         measured(EchoModel(), data, protocol="train_to_test")
@@ -194,7 +194,7 @@ def test_repeated_lines_are_left_out_or_kept():
     pairs = set(zip(kept.source_c.tolist(), kept.target_c.tolist(), strict=True))
     assert {(0, 0), (4, 4)} < pairs
     assert len(pairs) == 4
-    with pytest.raises(ValueError, match=r"Unknown value 'drop' of duplicates\. The values are unify, keep"):
+    with pytest.raises(ValueError, match="one of 'unify', 'keep', but is 'drop'"):
         measured(model, {"zh": {"sample": one}}, protocol="sample_oracle", duplicates="drop")
 
 

@@ -72,7 +72,7 @@ def test_links_of_words_that_are_unknown_stay(tokenizer, fault):
     fault("D2", "a word unknown to the tokenizer", tried=len(words), survived=survived)
 
 
-@pytest.mark.parametrize("length", [2, 3, 5])
+@pytest.mark.parametrize("length", [3, 5])
 def test_every_link_of_a_cut_sentence_stays_or_is_counted(tokenizer, bitext, fault, length):
     built = build(links_view(length), bitext, tokenizer)
     kept = (built["links"][:, :, 0] >= 0).sum(1)

@@ -76,5 +76,7 @@ def check_content(path: Path, head: bytes, *, accepted: Collection[str] = ()) ->
         CorpusError: It is something else; the message says what, and what to do.
     """
     for magic, (what, remedy) in _SIGNATURES.items():
-        if what not in accepted and re.match(magic, head, re.DOTALL):
+        if re.match(magic, head, re.DOTALL):
+            if what in accepted:
+                return
             raise CorpusError(f"{path} is {what}. {remedy}")

@@ -34,8 +34,8 @@ from rich.table import Table
 from safetensors.torch import load_model
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
-from metaphrase.checkpoints.folders import checkpoints, remove, remove_file, tidy, verify
-from metaphrase.checkpoints.saving import AtomicCheckpoints
+from metaphrase.checkpoints.folders import checkpoints, last_good, remove, remove_file, tidy, verify
+from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.loading import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData, digest
@@ -275,7 +275,12 @@ class FineTuner(AtomicCheckpoints):
         return [[entry["step"], entry["loss"]] for entry in self.state.log_history if "loss" in entry]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Dev scores: ``eval_xx`` of each language and ``eval_mean``, in percent."""
+        """Dev scores: ``eval_xx`` of each language and ``eval_mean``, in percent.
+
+        Raises:
+            NonFiniteError: A weight is NaN or infinite.
+        """
+        check_finite(self._saved(), lambda: last_good(self.args.output_dir))
         scores = {code: self.score(self.model, data, code).primary for code, data in self.eval_dataset.items()}
         metrics = {f"eval_{code}": score for code, score in scores.items()}
         metrics["eval_mean"] = float(np.mean(list(scores.values())))
