@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,11 @@ from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
-from metaphrase.io.work_folders import write_atomically
+from metaphrase.io.work_folders import read_kept, write_atomically
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
@@ -201,7 +201,10 @@ def add_alignment(
         advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None
-            if shard is None or not shard.exists():
+            table = (
+                None if shard is None else read_kept(shard, partial(_read_shard, min(chunk_size, len(rows) - first)))
+            )
+            if table is None:
                 chunk = AlignmentReport(aligners.name)
                 before, start = aligners.training_seconds, time.perf_counter()
                 columns = align_rows(
@@ -215,10 +218,7 @@ def add_alignment(
                 table = _shard(columns, chunk, seconds)
                 if shard is not None:
                     _write_shard(table, shard)
-            else:
-                table = pq.read_table(shard)
-            facts = json.loads(table.schema.metadata[b"report"])
-            report.add({key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"])
+            report.add(*_counts(table))
             tables.append(table)
             advance(len(table))
     report.training_seconds = aligners.training_seconds
@@ -388,6 +388,20 @@ def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport,
     facts = {"counts": {key: asdict(counts) for key, counts in report.counts.items()}, "seconds": seconds}
     schema = pa.schema([(name, pa.string()) for name in ADDED], metadata={"report": json.dumps(facts)})
     return pa.table({name: pa.array(columns[name], pa.string()) for name in ADDED}, schema=schema)
+
+
+def _read_shard(count: int, path: Path) -> pa.Table:
+    table = pq.read_table(path)
+    _counts(table)
+    if len(table) != count:
+        raise DataError(f"it has {len(table)} pairs instead of {count}")
+    return table
+
+
+def _counts(table: pa.Table) -> tuple[dict[str, LinkCounts], float]:
+    """Counts and seconds of a chunk."""
+    facts = json.loads(table.schema.metadata[b"report"])
+    return {key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"]
 
 
 def _write_shard(table: pa.Table, path: Path) -> None:

@@ -32,6 +32,7 @@ from metaphrase.io.arguments import Count, LanguageTemperature, Positive, Seed, 
 from metaphrase.io.digests import PinnedFile
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.locks import exclusive
+from metaphrase.io.work_folders import DAMAGED
 
 logger = logging.getLogger(__name__)
 
@@ -160,11 +161,8 @@ def _in_memory(files: Sequence[BitextFile], selection: Selection) -> Corpus:
 def _on_disk(files: Sequence[BitextFile], selection: Selection, folder: Path) -> Corpus:
     """The clean pairs in a memory-mapped Arrow file, with a JSON file next to it that is written last."""
     key = _cache_key(files, selection)
-    arrow, about = folder / f"pairs-{key}.arrow", folder / f"pairs-{key}.json"
-    with suppress(OSError, ValueError, KeyError):
-        known = json.loads(about.read_text(encoding="utf-8"))
     for about in sorted(folder.glob(f"pairs-{key}-*.json")):
-        with suppress(OSError, ValueError, KeyError):
+        with suppress(OSError, *DAMAGED):
             known = json.loads(about.read_text(encoding="utf-8"))
             arrow = about.with_suffix(".arrow")
             if known["bytes"] == arrow.stat().st_size:

@@ -43,6 +43,7 @@ from metaphrase.evaluation.sts import STSSet
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
 from metaphrase.io.progress import Begin, no_progress, progress_bars
+from metaphrase.io.work_folders import read_kept
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
 
@@ -345,4 +346,5 @@ def evaluate_mteb(
 
 def _is_of(path: Path, task: AbsTask) -> bool:
     """Whether a cached result belongs to the current data; MTEB compares only the subsets."""
-    return path.is_file() and mteb.TaskResult.from_disk(path).dataset_revision == task.metadata.revision
+    kept = read_kept(path, mteb.TaskResult.from_disk)
+    return kept is not None and kept.dataset_revision == task.metadata.revision

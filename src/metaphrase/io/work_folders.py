@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 import shutil
-from collections.abc import Iterator, Mapping
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from metaphrase.exceptions import DataError, DataMismatchError
-from metaphrase.io.files import replacing
+from metaphrase.io.files import replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
 
+logger = logging.getLogger(__name__)
+
 MANIFEST = "manifest.json"
+#: Key of the digest in a JSON file.
+_DIGEST = "digest"
+#: What readers of damaged files raise: JSON, NumPy, zip, Arrow and faiss.
+DAMAGED = (
+    *(ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError, FileNotFoundError),
+    *(zipfile.BadZipFile, zlib.error),
+)
+_Part = TypeVar("_Part")
 _DONE = "_metaphrase_done"  # in a folder whose work is complete and that is being deleted
 
 
@@ -72,11 +86,46 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
+def read_kept(path: Path, read: Callable[[Path], _Part]) -> _Part | None:
+    """Read a kept part of some work; None if it does not exist. A damaged part is deleted, so that it is made again."""
+    if not path.is_file():
+        return None
+    try:
+        return read(path)
+    except DAMAGED as error:
+        logger.warning("%s is damaged (%s). It is deleted, and made again.", path, " ".join(str(error).split())[:200])
+        path.unlink()
+        return None
+
+
+def write_part(path: Path, content: dict[str, Any]) -> dict[str, Any]:
+    """Keep a part of some work as JSON with its digest. Returns the content as it will be read."""
+    content = json.loads(json.dumps(content, default=str))
+    write_json(path, content | {_DIGEST: _digest(content)})
+    return content
+
+
+def read_part(path: Path) -> dict[str, Any] | None:
+    """Read what `write_part` wrote; None if it does not exist. A damaged part is deleted, so that it is made again."""
+    return read_kept(path, _verified)
+
+
+def _verified(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if content.pop(_DIGEST) != _digest(content):
+        raise ValueError("its content is not that of its digest")
+    return content
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of unfinished work."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
+    except DAMAGED as error:
         raise DataError(
             f"{path} is damaged ({error}), so the command that left the work is unknown. Delete {path.parent} to start "
             "over."

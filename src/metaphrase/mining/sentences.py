@@ -11,8 +11,8 @@ import numpy as np
 import xxhash
 
 from metaphrase.corpus.text import MAX_CHARS, one_line, read_lines
-from metaphrase.exceptions import CorpusError
-from metaphrase.io.work_folders import write_atomically
+from metaphrase.exceptions import CorpusError, DataError
+from metaphrase.io.work_folders import read_kept, write_atomically
 
 
 def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str | None]:
@@ -52,6 +52,8 @@ class Sentences(Sequence[str]):
         self.facts: dict[str, int] = json.loads((folder / "sentences.json").read_text(encoding="utf-8"))
         self._end_n = np.load(folder / "ends.npy", mmap_mode="r")
         self._bytes = np.memmap(folder / "sentences.txt", dtype=np.uint8, mode="r")
+        if self._end_n[self.facts["sentences"] - 1] != len(self._bytes):
+            raise DataError(f"The files of {folder} do not belong together.")
 
     @classmethod
     def write(cls, folder: Path, read: Callable[[], Iterable[str | None]]) -> Sentences:
@@ -60,7 +62,8 @@ class Sentences(Sequence[str]):
         ``read`` returns an iterator over the lines. It is called twice, so that memory holds one number per line.
         """
         facts = folder / "sentences.json"
-        if not facts.exists():
+        kept = read_kept(facts, lambda path: cls(path.parent))
+        if kept is None:
             folder.mkdir(parents=True, exist_ok=True)
             key_l = np.fromiter(
                 (xxhash.xxh3_64_intdigest(text.encode()) if text else 0 for text in read()), dtype=np.uint64
@@ -83,7 +86,7 @@ class Sentences(Sequence[str]):
             ends.flush()
             with write_atomically(facts) as file:
                 file.write(json.dumps(counts).encode())
-        return cls(folder)
+        return kept or cls(folder)
 
     def __len__(self) -> int:
         return self.facts["sentences"]

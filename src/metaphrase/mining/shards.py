@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.exceptions import DataError
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
-from metaphrase.io.work_folders import write_atomically
+from metaphrase.io.work_folders import read_kept, write_atomically
 from metaphrase.mining.options import SHARD, SearchOptions
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
+from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
@@ -49,7 +52,7 @@ def encode_shards(
         for at, first in enumerate(range(0, len(texts), size)):
             paths.append(folder / f"{at:06d}.npy")
             chunk = texts[first : first + size]
-            if not paths[-1].exists():
+            if read_kept(paths[-1], partial(_read_rows, len(chunk))) is None:
                 rows_nh = unit_rows(np.asarray(encode(list(chunk))))
                 with write_atomically(paths[-1]) as file:
                     np.save(file, rows_nh.astype(np.float16 if half else np.float32, copy=False))
@@ -71,16 +74,39 @@ def neighbour_shards(
     shards = []
     for at in range(len(queries.blocks)):
         path = folder / f"{at:06d}.npz"
-        if not path.exists():
+        found = read_kept(path, partial(_read_neighbours, len(queries.blocks[at])))
+        if found is None:
             found = search(queries.block(at))
             with write_atomically(path) as file:
                 np.savez(file, similarity=found.similarity_qk, row=found.row_qk)
-        with np.load(path) as shard:
-            shards.append(Neighbours(shard["similarity"], shard["row"]))
+        shards.append(found)
         advance(len(queries.blocks[at]))
     return Neighbours(
         np.concatenate([shard.similarity_qk for shard in shards]), np.concatenate([shard.row_qk for shard in shards])
     )
+
+
+def _read_rows(count: int, path: Path) -> NDArray[Any]:
+    rows_nh = np.load(path, mmap_mode="c")
+    if rows_nh.ndim != 2 or len(rows_nh) != count:
+        raise DataError(f"its shape is {rows_nh.shape}")
+    check_finite_rows(rows_nh)
+    return rows_nh
+
+
+def _read_neighbours(count: int, path: Path) -> Neighbours:
+    with path.open("rb") as file, np.load(file) as shard:
+        found = Neighbours(shard["similarity"], shard["row"])
+    if found.similarity_qk.shape != found.row_qk.shape or len(found.row_qk) != count:
+        raise DataError(f"its shapes are {found.similarity_qk.shape} and {found.row_qk.shape}")
+    return found
+
+
+def _read_index(count: int, path: Path) -> Approximate:
+    found = Approximate.load(path)
+    if found.index.ntotal != count:
+        raise DataError(f"it has {found.index.ntotal} rows")
+    return found
 
 
 def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,10 +185,12 @@ def _index_path(folder: Path) -> Path:
     return folder / "pool.faiss"
 
 
-def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance) -> None:
-    """Build the approximate index of some rows in a folder."""
-    Approximate.build(CountedRows(pool, advance), search.index, probes=search.probes).save(_index_path(folder))
+def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance) -> Approximate:
+    """Build the approximate index of some rows, and keep it in a folder."""
+    index = Approximate.build(CountedRows(pool, advance), search.index, probes=search.probes)
+    index.save(_index_path(folder))
     advance(len(pool.blocks[-1]))
+    return index
 
 
 def search_shards(
@@ -180,9 +208,9 @@ def search_shards(
     if search.index == "exact":
         return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance), None
 
-    if not _index_path(folder).exists():
-        build_index(pool, folder, search, lambda n: None)
-    index = Approximate.load(_index_path(folder))
+    index = read_kept(_index_path(folder), partial(_read_index, len(pool)))
+    if index is None:
+        index = build_index(pool, folder, search, lambda n: None)
 
     def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
         return index.search(query_qh, pool, search.k)

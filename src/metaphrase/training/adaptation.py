@@ -33,6 +33,7 @@ from metaphrase.io.configuration import split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
+from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
 from metaphrase.training.configuration import RunConfig
@@ -235,7 +236,7 @@ class Adaptation:
         corpus = build_corpus(folders["training"], own | dict(kept))
         if plan is None:
             plan = plan_run(encoder, recipe, corpus, pairs=pairs, minutes=self.config.minutes, seed=self.config.seed)
-            write_json(self.output / PLAN, {"asked": asked, "plan": asdict(plan)})
+            write_part(self.output / PLAN, {"asked": asked, "plan": asdict(plan)})
         log_plan(splits, kept, plan)
         inputs = Inputs(
             encoder=encoder,
@@ -360,14 +361,11 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
     if not (present := checkpoint_folders(output, staged=True)):
         return None
     hint = "Choose another --output_dir, or delete that folder to start over."
-    try:
-        left = json.loads((output / PLAN).read_text(encoding="utf-8"))
-        plan, before = Plan(**left["plan"]), dict(left["asked"])
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    if (left := read_part(output / PLAN)) is None:
         raise CheckpointError(
-            f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or damaged ({error}). "
-            f"{hint}"
-        ) from error
+            f"{output} holds {present[-1].name}, but {PLAN}, which describes its run, is missing or was damaged. {hint}"
+        )
+    plan, before = Plan(**left["plan"]), left["asked"]
     now = json.loads(json.dumps(asked))
     if changed := differences(before, now):
         raise CheckpointError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolv
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
-from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.files import UDHR
+from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.report import describe_model
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
@@ -202,17 +202,14 @@ def measure_baseline(
     results = {f"test {test}": one for test, one in trained.items()}
     results |= {f"others {test}": one for test, one in others.items()}
     if results != known:
-        write_json(path, {"subject": subject, "results": results})
+        write_part(path, {"subject": subject, "results": results})
     return Baseline(trained, others)
 
 
 def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:
     """Results of an earlier run for the same encoder with the same libraries; empty without such a run."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return dict(content["results"]) if content["subject"] == subject else {}
-    except (OSError, ValueError, LookupError, TypeError):
-        return {}
+    content = read_part(path)
+    return content["results"] if content is not None and content["subject"] == subject else {}
 
 
 def measure_retention(

@@ -28,6 +28,7 @@ from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
 from metaphrase.io.tables import titled_table
+from metaphrase.io.work_folders import read_part, write_part
 
 logger = logging.getLogger(__name__)
 
@@ -294,7 +295,7 @@ def _duration(seconds: float) -> str:
 
 def is_cached(benchmark: Benchmark, subject: Subject) -> bool:
     """Whether the result of a benchmark is cached."""
-    return subject.folder is not None and cache_path(benchmark, subject).is_file()
+    return subject.folder is not None and read_part(cache_path(benchmark, subject)) is not None
 
 
 def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
@@ -336,8 +337,8 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
 def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """Measure a benchmark, or read its cached result."""
     path = cache_path(benchmark, subject)
-    if is_cached(benchmark, subject):
-        return json.loads(path.read_text(encoding="utf-8"))
+    if subject.folder is not None and (kept := read_part(path)) is not None:
+        return kept
     start = time.perf_counter()
     protocol = describe_protocol(benchmark, subject)
     scores = {
@@ -356,10 +357,7 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
     }
-    if subject.folder is None:
-        return content
-    write_json(path, content)
-    return json.loads(path.read_text(encoding="utf-8"))
+    return content if subject.folder is None else write_part(path, content)
 
 
 def measure_all(

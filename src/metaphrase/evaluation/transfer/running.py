@@ -43,11 +43,11 @@ from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
 from metaphrase.evaluation.transfer.tasks import Task
-from metaphrase.exceptions import CheckpointError, NewerCheckpointError, UsageError
+from metaphrase.exceptions import CheckpointError, DataError, NewerCheckpointError, UsageError
 from metaphrase.io.environment import hardware, versions
-from metaphrase.io.files import write_json
 from metaphrase.io.outputs import claimed
 from metaphrase.io.tables import titled_table
+from metaphrase.io.work_folders import read_part, write_part
 
 logger = logging.getLogger(__name__)
 
@@ -84,15 +84,13 @@ def run_once(
     claim = claimed(folder, model=model_folder(options.model)) if arguments.process_index == 0 else nullcontext()
     with claim:
         settings = check_settings(folder, task, source, options, arguments)
-        if (folder / RESULTS).is_file():
+        if (kept := read_part(folder / RESULTS)) is not None:
             logger.info("%s exists already.", folder / RESULTS)
-            return json.loads((folder / RESULTS).read_text(encoding="utf-8"))
+            return kept
         found = run(folder)
         if found is None:
             return {}
-        results = settings | {"hardware": hardware(), "versions": versions()} | found
-        write_json(folder / RESULTS, results)
-        return results
+        return write_part(folder / RESULTS, settings | {"hardware": hardware(), "versions": versions()} | found)
 
 
 def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, folder: Path) -> dict[str, Any] | None:
@@ -100,15 +98,17 @@ def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, fo
         raise UsageError("--selection english needs English dev data.")
     first = task.arguments.process_index == 0
     runs = plan(benchmark, options.mode, task.originals)
+    done = {}
     for name, run in runs.items():
-        if not (folder / name / RESULTS).is_file():
+        kept = read_part(folder / name / RESULTS)
+        if kept is None:
             arguments = replace(task.arguments, output_dir=str(folder / name))
-            result = train_and_measure(task, run, benchmark, options, arguments)
+            kept = train_and_measure(task, run, benchmark, options, arguments)
             if first:
-                write_json(folder / name / RESULTS, result)
+                kept = write_part(folder / name / RESULTS, kept)
+        done[name] = kept
     if not first:
         return None
-    done = {name: json.loads((folder / name / RESULTS).read_text(encoding="utf-8")) for name in runs}
     scores = {language: result["languages"][language] for result in done.values() for language in result["languages"]}
     scores = {language: scores[language] for language in benchmark.test}
     return {
@@ -145,7 +145,10 @@ def check_settings(
     settings = json.loads(json.dumps(settings))
     path = folder / SETTINGS
     if path.is_file():
-        then = json.loads(path.read_text(encoding="utf-8"))
+        if (then := read_part(path)) is None:
+            raise DataError(
+                f"{path} was damaged, so the settings of the runs in {folder} are unknown. Delete {folder} to start over."
+            )
         for key, value in chain(settings.items(), settings["settings"].items(), settings["training"].items()):
             before = (then | then["settings"] | then["training"]).get(key)
             if not isinstance(value, dict) and before != value:
@@ -154,7 +157,7 @@ def check_settings(
                     "another --output_dir."
                 )
     elif arguments.process_index == 0:
-        write_json(path, settings)
+        write_part(path, settings)
     return settings
 
 
