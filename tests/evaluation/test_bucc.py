@@ -124,7 +124,7 @@ def test_protocols_differ(data):
 def test_there_is_no_default_protocol(data):
     with pytest.raises(TypeError, match="protocol"):
         measured(EchoModel(), data)
-    with pytest.raises(ValueError, match="one of 'train_oracle', 'train_to_test', .*, but is 'bucc'"):
+    with pytest.raises(ValueError, match=r"one of 'train_oracle', 'train_to_test', .*, but is 'bucc'"):
         measured(EchoModel(), data, protocol="bucc")
     with pytest.raises(ValueError, match="'train_to_test' needs the split 'test' of 'zh'"):
         measured(EchoModel(), data, protocol="train_to_test")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import threading
 
 import pytest
 from transformers import TrainerCallback
@@ -14,6 +13,7 @@ from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.readers import read_pairs, read_parallel
 from metaphrase.exceptions import CorpusError, MetaphraseError
+from metaphrase.io.digests import PinnedFile
 from tests.faults.test_fuzzing import FORMATS, written
 
 CHANGED = "changed while it was in use"
@@ -158,19 +158,17 @@ def test_the_digest_is_that_of_the_text_that_was_read(tmp_path, fault):
 
 
 @pytest.fixture
-def growing(tmp_path):
-    """A file that another thread appends to, as long as the test runs."""
-    path, stop = written(tmp_path, "tsv", 5 * PAIRS), threading.Event()
+def growing(tmp_path, monkeypatch):
+    """A file that grows whenever its digest was computed."""
+    path, pin = written(tmp_path, "tsv", 5 * PAIRS), PinnedFile.of
 
-    def grow():
-        while not stop.wait(0.001):
-            append(path)
+    def pin_and_grow(file):
+        pinned = pin(file)
+        append(path)
+        return pinned
 
-    thread = threading.Thread(target=grow)
-    thread.start()
-    yield path
-    stop.set()
-    thread.join()
+    monkeypatch.setattr(PinnedFile, "of", pin_and_grow)
+    return path
 
 
 @pytest.mark.parametrize("command", ["diagnose", "filter", "align", "mine", "train", "train --streaming"])

@@ -231,9 +231,10 @@ class _Files:
             )
         try:
             content = json.loads(file.read_bytes().decode("utf-8"))
-            _check_depth(content)
         except (ValueError, RecursionError) as error:
             raise ModelFileError(f"{path} of {self.name} is not valid JSON: {excerpt(str(error))}.") from error
+        if _is_deep(content):
+            raise ModelFileError(f"{path} of {self.name} is nested too deeply.")
         if not isinstance(content, kind):
             expected = "a list" if kind is list else "an object"
             raise ModelFileError(f"{path} of {self.name} must contain {expected}, but contains {excerpt(content)}.")
@@ -488,12 +489,11 @@ def _leaves(content: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, content
 
 
-def _check_depth(content: Any, depth: int = 0) -> None:
-    if depth > MAX_DEPTH:
-        raise RecursionError("it is nested too deeply")
-    if isinstance(content, dict | list):
-        for value in content.values() if isinstance(content, dict) else content:
-            _check_depth(value, depth + 1)
+def _is_deep(content: Any, depth: int = 0) -> bool:
+    if not isinstance(content, dict | list):
+        return depth > MAX_DEPTH
+    values = content.values() if isinstance(content, dict) else content
+    return depth > MAX_DEPTH or any(_is_deep(value, depth + 1) for value in values)
 
 
 def _join(folder: str, name: str) -> str:

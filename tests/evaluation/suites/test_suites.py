@@ -406,7 +406,9 @@ def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tm
                 lines.append("\t".join([str(at), word, word, UPOS[at % 5], "_", "_", "0", "root", "_", "_"]))
             lines.append("")
         write_lines(data / "ud" / f"{name}-ud-{split}.conllu.gz", lines)
-    settings = Settings(languages=("de",), finetuning={"max_steps": 1, "max_length": 64, "num_train_epochs": 1, "use_cpu": True})
+    settings = Settings(
+        languages=("de",), finetuning={"max_steps": 1, "max_length": 64, "num_train_epochs": 1, "use_cpu": True}
+    )
     (part,) = find_benchmarks(data, ["pos"], settings)[0]
     assert len(part.files) == 3
     subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)

@@ -23,7 +23,7 @@ def read_jsonl(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | Ba
                 continue
             try:
                 record = json.loads(text, object_pairs_hook=_without_repetition)
-            except _RepeatedKeyError as error:
+            except _RepeatedKey as error:
                 yield line, BadLine("repeated key", str(error))
                 continue
             except json.JSONDecodeError as error:
@@ -37,7 +37,7 @@ def read_jsonl(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | Ba
     yield from read_records(records(), file)
 
 
-class _RepeatedKeyError(ValueError):
+class _RepeatedKey(ValueError):
     """An object has a key twice."""
 
 
@@ -45,5 +45,5 @@ def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     record = dict(pairs)
     if len(record) < len(pairs):
         counts = Counter(key for key, _ in pairs)
-        raise _RepeatedKeyError(", ".join(repr(key) for key, count in counts.items() if count > 1))
+        raise _RepeatedKey(", ".join(repr(key) for key, count in counts.items() if count > 1))
     return record
