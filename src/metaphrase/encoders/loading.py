@@ -128,7 +128,7 @@ class _Transformer(Transformer):
             try:
                 AutoTokenizer.from_pretrained(model_name_or_path, **kwargs.get("processor_kwargs") or {})
             except Exception as reason:
-                raise ValueError(f"the tokenizer: {reason}") from reason
+                error.args = (f"the tokenizer: {reason}",)
             raise
 
     def _load_model(self, *args: Any, **kwargs: Any) -> Any:
