@@ -11,7 +11,7 @@ import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,7 +29,7 @@ from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import Range, Seed, Weight, checked
-from metaphrase.io.configuration import split_list
+from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
@@ -55,34 +55,25 @@ HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
 class AdaptationConfig:
     """Options of an adaptation."""
 
-    corpus: list[str] = field(
-        metadata={"help": "Your bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."}
+    corpus: list[str] = option(
+        help="Your bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
     )
-    languages: list[str] = field(metadata={"help": "The language, or languages, to adapt to."})
-    model: str = field(
-        default="starter", metadata={"help": "Encoder to adapt: 'starter', a Hub id or a folder (default: starter)."}
+    languages: list[str] = option(help="The language, or languages, to adapt to.")
+    model: str = option("starter", "Encoder to adapt: 'starter', a Hub id or a folder (default: starter).")
+    output_dir: str | None = option(None, "Folder of the release, its report and the split (default: runs/adapt-XX).")
+    recipe: str = option("dap", "A name from `metaphrase recipes`, or a YAML file.")
+    minutes: Annotated[float, Range(above=0, most=1_000_000)] = option(
+        20.0, "Time for training; checks and measurements are extra."
     )
-    output_dir: str | None = field(
-        default=None,
-        metadata={"help": "Folder of the release, its report and the split (default: runs/adapt-XX)."},
+    replay: Annotated[float, Range(0, 1000)] = option(
+        1.0, "Packaged pairs of other languages for each of your pairs, to preserve them; 0 for none."
     )
-    recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
-    minutes: Annotated[float, Range(above=0, most=1_000_000)] = field(
-        default=20.0, metadata={"help": "Time for training; checks and measurements are extra."}
+    anchor: Weight = option(
+        0.0, "Weight of an objective that keeps English embeddings close to the original encoder's; 0 for none."
     )
-    replay: Annotated[float, Range(0, 1000)] = field(
-        default=1.0,
-        metadata={"help": "Packaged pairs of other languages for each of your pairs, to preserve them; 0 for none."},
-    )
-    anchor: Weight = field(
-        default=0.0,
-        metadata={
-            "help": "Weight of an objective that keeps English embeddings close to the original encoder's; 0 for none."
-        },
-    )
-    data_license: str | None = field(default=None, metadata={"help": "Licence of your bitext, for the model card."})
-    force: bool = field(default=False, metadata={"help": "Train even if the checks find errors."})
-    seed: Seed = field(default=42, metadata={"help": "Seed of split and training."})
+    data_license: str | None = option(None, "Licence of your bitext, for the model card.")
+    force: bool = option(False, "Train even if the checks find errors.")
+    seed: Seed = option(42, "Seed of split and training.")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
+from metaphrase.io.configuration import option
 from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
@@ -45,56 +46,37 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         dataloader_timeout: Number of seconds to wait for a batch from worker processes; 0 waits forever.
     """
 
-    head_learning_rate: AtLeast0 | None = field(
-        default=None, metadata={"help": "Learning rate of the objectives' heads; default: learning_rate."}
+    head_learning_rate: AtLeast0 | None = option(
+        None, "Learning rate of the objectives' heads; default: learning_rate."
     )
-    packing: bool = field(
-        default=True, metadata={"help": "Run the encoder without padding: faster, with the same result."}
+    packing: bool = option(True, "Run the encoder without padding: faster, with the same result.")
+    effective_batch_size: Count | None = option(
+        None, "Pairs ranked against each other, over all processes; replaces the batch size per device."
     )
-    effective_batch_size: Count | None = field(
-        default=None,
-        metadata={"help": "Pairs ranked against each other, over all processes; replaces the batch size per device."},
+    micro_batch_size: Count | None = option(
+        None,
+        "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
+        "memory.",
     )
-    micro_batch_size: Count | None = field(
-        default=None,
-        metadata={
-            "help": "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
-            "memory."
-        },
+    bf16: bool = option(False, "Compute in bfloat16, if the device supports it.")
+    resume_from_checkpoint: str | None = option(
+        None, "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."
     )
-    bf16: bool = field(default=False, metadata={"help": "Compute in bfloat16, if the device supports it."})
-    resume_from_checkpoint: str | None = field(
-        default=None,
-        metadata={
-            "help": "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."
-        },
+    max_skipped_steps: Count = option(
+        5, "Fail after this many consecutive steps with a NaN or infinite loss or gradient; each is skipped."
     )
-    max_skipped_steps: Count = field(
-        default=5,
-        metadata={
-            "help": "Fail after this many consecutive steps with a NaN or infinite loss or gradient; each is skipped."
-        },
+    restore_callback_states_from_checkpoint: bool = option(
+        True, "Resume the state of callbacks too, such as the patience of early stopping."
     )
-    restore_callback_states_from_checkpoint: bool = field(
-        default=True, metadata={"help": "Resume the state of callbacks too, such as the patience of early stopping."}
+    allow_changes: bool = option(
+        False, "Resume a checkpoint of another recipe, encoder, corpus, batch size, seed or number of processes."
     )
-    allow_changes: bool = field(
-        default=False,
-        metadata={
-            "help": "Resume a checkpoint of another recipe, encoder, corpus, batch size, seed or number of processes."
-        },
-    )
-    logging_nan_inf_filter: bool = field(
-        default=False, metadata={"help": "Hide NaN and infinite losses from the log."}
-    )
+    logging_nan_inf_filter: bool = option(False, "Hide NaN and infinite losses from the log.")
     dataloader_pin_memory: bool = field(
         default_factory=torch.cuda.is_available, metadata={"help": "Pin memory in data loaders."}
     )
-    dataloader_timeout: Annotated[float, Range(0, 1_000_000)] = field(
-        default=600.0,
-        metadata={
-            "help": "Seconds after which a data loader worker that returns no batch is considered hung; 0 waits forever."
-        },
+    dataloader_timeout: Annotated[float, Range(0, 1_000_000)] = option(
+        600.0, "Seconds after which a data loader worker that returns no batch is considered hung; 0 waits forever."
     )
 
     def __post_init__(self) -> None:

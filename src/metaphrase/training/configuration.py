@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from metaphrase.io.arguments import (
     checked,
     hints_of,
 )
-from metaphrase.io.configuration import default_of, did_you_mean
+from metaphrase.io.configuration import default_of, did_you_mean, option
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
 
@@ -37,90 +37,55 @@ CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
 class RunOptions:
     """The encoder, its training data and its evaluation data."""
 
-    model: str = field(
-        default="starter", metadata={"help": "Encoder to train: 'starter', a Hub id or a folder (default: starter)."}
+    model: str = option("starter", "Encoder to train: 'starter', a Hub id or a folder (default: starter).")
+    recipe: str = option("dap", "A name from `metaphrase recipes`, or a YAML file.")
+    corpus: list[str] = option(
+        [], "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."
     )
-    recipe: str = field(default="dap", metadata={"help": "A name from `metaphrase recipes`, or a YAML file."})
-    corpus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."},
+    languages: list[str] = option([], "Languages to read from the corpus, or the language of a single file.")
+    dev: list[str] = option([], "Bitext whose retrieval accuracy is measured during training.")
+    test: list[str] = option(
+        [], "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), measured before and after, with a report."
     )
-    languages: list[str] = field(
-        default_factory=list, metadata={"help": "Languages to read from the corpus, or the language of a single file."}
+    retention: list[str] = option(
+        [],
+        "Folders of test sets in languages that are not trained on, measured before and after; 'none' skips "
+        "this measurement. Default, with --test: the other languages of the test sets, or else the packaged "
+        "Declaration of Human Rights in 94 languages (6,000 pairs).",
     )
-    dev: list[str] = field(
-        default_factory=list, metadata={"help": "Bitext whose retrieval accuracy is measured during training."}
+    retention_languages: list[str] = option([], "Languages of the retention sets that are measured (default: all).")
+    pooling: str | None = option(None, "Pooling that replaces the encoder's own, e.g. cls or mean.")
+    freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
+    license: str | None = option(
+        None, "Licence of the release as the Hub spells it, e.g. apache-2.0 (default: the base model's)."
     )
-    test: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), measured before and after, with a report."
-        },
+    data_license: str | None = option(None, "Licence of corpus files whose licence is unknown, for the model card.")
+    streaming: bool = option(False, "Read the corpus during training (requires --max_steps).")
+    on_disk: bool = option(
+        False, "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."
     )
-    retention: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Folders of test sets in languages that are not trained on, measured before and after; 'none' skips "
-            "this measurement. Default, with --test: the other languages of the test sets, or else the packaged "
-            "Declaration of Human Rights in 94 languages (6,000 pairs)."
-        },
+    temperature: LanguageTemperature | None = option(
+        None, "Sample languages in proportion to size^temperature: 1 keeps their shares, 0 makes them equal."
     )
-    retention_languages: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Languages of the retention sets that are measured (default: all)."},
+    clean: str = option(
+        "basic", "'basic' drops empty and repeated pairs; 'dap' and 'ppa' add the filters of those papers."
     )
-    pooling: str | None = field(
-        default=None, metadata={"help": "Pooling that replaces the encoder's own, e.g. cls or mean."}
+    limit: Count | None = option(None, "Maximum number of pairs read for each language.")
+    monolingual: list[str] = option(
+        [],
+        "Monolingual text for recipes that use it: files with one sentence per line, or hf:org/name with a "
+        "column 'text'.",
     )
-    freeze_word_embeddings: bool = field(
-        default=False, metadata={"help": "Freeze the word embeddings, which saves memory and time."}
+    monolingual_ratio: Ratio = option(1.0, "Monolingual texts per pair of the bitext.")
+    paper_training: bool = option(
+        False, "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."
     )
-    license: str | None = field(
-        default=None,
-        metadata={"help": "Licence of the release as the Hub spells it, e.g. apache-2.0 (default: the base model's)."},
+    max_length: Length | None = option(
+        None, "Maximum number of pieces per sentence in training (default: the recipe's)."
     )
-    data_license: str | None = field(
-        default=None, metadata={"help": "Licence of corpus files whose licence is unknown, for the model card."}
-    )
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the corpus during training (requires --max_steps)."}
-    )
-    on_disk: bool = field(
-        default=False,
-        metadata={"help": "Store the clean corpus in the output folder instead of memory; a resumed run reuses it."},
-    )
-    temperature: LanguageTemperature | None = field(
-        default=None,
-        metadata={
-            "help": "Sample languages in proportion to size^temperature: 1 keeps their shares, 0 makes them equal."
-        },
-    )
-    clean: str = field(
-        default="basic",
-        metadata={"help": "'basic' drops empty and repeated pairs; 'dap' and 'ppa' add the filters of those papers."},
-    )
-    limit: Count | None = field(default=None, metadata={"help": "Maximum number of pairs read for each language."})
-    monolingual: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Monolingual text for recipes that use it: files with one sentence per line, or hf:org/name with a "
-            "column 'text'."
-        },
-    )
-    monolingual_ratio: Ratio = field(default=1.0, metadata={"help": "Monolingual texts per pair of the bitext."})
-    paper_training: bool = field(
-        default=False,
-        metadata={"help": "Use the paper's optimiser, schedule, steps and batch per process (DAP: 128 on each of 8)."},
-    )
-    max_length: Length | None = field(
-        default=None, metadata={"help": "Maximum number of pieces per sentence in training (default: the recipe's)."}
-    )
-    vocabulary: str | None = field(
-        default=None, metadata={"help": "Vocabulary of objectives that predict pieces: tied, untied or english."}
-    )
-    transform: str | None = field(
-        default=None,
-        metadata={"help": "Transform before the vocabulary projection: auto (a fresh one if required) or none."},
+    vocabulary: str | None = option(None, "Vocabulary of objectives that predict pieces: tied, untied or english.")
+    transform: str | None = option(
+        None, "Transform before the vocabulary projection: auto (a fresh one if required) or none."
     )
 
 
@@ -147,25 +112,25 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         MissingFileError: The recipe does not exist.
     """
 
-    output_dir: str | None = field(default="", metadata={"help": "Folder of the release and its checkpoints."})
-    logging_steps: Positive = field(default=10, metadata={"help": "Steps between two log entries."})
-    save_steps: Positive = field(default=500, metadata={"help": "Steps between two checkpoints."})
-    save_total_limit: CountOr0 | None = field(default=2, metadata={"help": "Number of checkpoints to keep."})
-    report_to: None | str | list[str] = field(  # noqa: RUF036 - the order that HfArgumentParser reads
-        default="tensorboard" if find_spec("tensorboard") else "none",
-        metadata={"help": "Trackers that log curves: tensorboard (if installed), none or another integration."},
+    output_dir: str | None = option("", "Folder of the release and its checkpoints.")
+    logging_steps: Positive = option(10, "Steps between two log entries.")
+    save_steps: Positive = option(500, "Steps between two checkpoints.")
+    save_total_limit: CountOr0 | None = option(2, "Number of checkpoints to keep.")
+    report_to: None | str | list[str] = option(  # noqa: RUF036 - the order that HfArgumentParser reads
+        "tensorboard" if find_spec("tensorboard") else "none",
+        "Trackers that log curves: tensorboard (if installed), none or another integration.",
     )
 
     def __init__(self, **settings: Any) -> None:
-        options = {option.name: option for option in fields(self) if option.init}
+        options = {one.name: one for one in fields(self) if one.init}
         for name in settings:
             if name not in options:
                 raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
         check_values(hints_of(type(self)), settings, type(self).__name__)
         name = str(settings.get("recipe", options["recipe"].default))
         defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
-        for name, option in options.items():
-            default = default_of(option)
+        for name, one in options.items():
+            default = default_of(one)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
 
     __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
@@ -176,7 +141,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         Raises:
             UsageError: A value is invalid, or two values contradict each other.
         """
-        names = [option.name for option in fields(AlignmentTrainingArguments) if option.init]
+        names = [one.name for one in fields(AlignmentTrainingArguments) if one.init]
         return AlignmentTrainingArguments(**{name: deepcopy(getattr(self, name)) for name in names})
 
     def command(self) -> list[str]:
@@ -187,11 +152,11 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         """
         plain = RunConfig(recipe=self.recipe, paper_training=self.paper_training)
         words = ["metaphrase", "train"]
-        for option in fields(self):
-            value = getattr(self, option.name, None)
-            is_default = value == getattr(plain, option.name, None) and option.name != "recipe"
-            if option.init and not is_default and value is not None and not option.name.endswith("_token"):
-                words += [f"--{option.name}", *_words(value)]
+        for one in fields(self):
+            value = getattr(self, one.name, None)
+            is_default = value == getattr(plain, one.name, None) and one.name != "recipe"
+            if one.init and not is_default and value is not None and not one.name.endswith("_token"):
+                words += [f"--{one.name}", *_words(value)]
         return words
 
 
