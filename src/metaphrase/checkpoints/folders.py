@@ -51,10 +51,7 @@ PARTIAL, DELETED = "_partial", "_deleted"
 def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
     """Turn a staging folder into a checkpoint atomically.
 
-    Args:
-        partial: The staging folder, on the same file system.
-        place: Path of the checkpoint; an existing one is replaced.
-        facts: Content of the manifest besides format, versions, hardware and files.
+    The staging folder is on the same file system. An existing checkpoint is replaced.
     """
     follow_umask(partial)
     paths = sorted(path for path in partial.rglob("*") if path.name != MANIFEST)
@@ -73,11 +70,8 @@ def publish(partial: Path, place: Path, facts: Mapping[str, Any]) -> None:
 def rotate(output: Path, written: Path, limit: int | None, *, best: str | None = None) -> None:
     """Delete the oldest checkpoints beyond a limit.
 
-    Args:
-        output: The folder of the checkpoints.
-        written: The latest checkpoint, which is always kept. If it fails verification, all checkpoints are kept.
-        limit: Number of checkpoints to keep; None or 0 keeps all.
-        best: Another checkpoint that is always kept.
+    The latest and the best checkpoint are always kept. If the latest fails verification, all checkpoints are kept. None or
+    0 is no limit.
     """
     folders = checkpoint_folders(output)
     keep = {written.name, Path(best or written).name}
@@ -94,11 +88,7 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
 
 
 def remove_file(folder: Path, name: str) -> None:
-    """Delete a file of a checkpoint and its entry in the manifest; the checkpoint stays valid throughout.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged.
-    """
+    """Delete a file of a checkpoint and its entry in the manifest; the checkpoint stays valid throughout."""
     if (folder / MANIFEST).is_file():
         manifest = _read(folder)
         if manifest["files"].pop(name, None):
@@ -302,13 +292,7 @@ def last_good(output: str | Path) -> str:
 def check_space(output: Path, weights: int, whole: int) -> None:
     """Refuse a disk without room for the weights of one checkpoint.
 
-    Args:
-        output: The folder of the checkpoints.
-        weights: Size of encoder and heads, in bytes.
-        whole: Approximate size of a checkpoint, in bytes.
-
-    Raises:
-        CheckpointError: The disk is too full.
+    Sizes are in bytes; that of the whole checkpoint is approximate.
     """
     free = shutil.disk_usage(output).free
     message = f"{output} has {format_size(free)} free, and a checkpoint needs about {format_size(whole)}."

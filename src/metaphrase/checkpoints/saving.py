@@ -33,20 +33,12 @@ class AtomicCheckpoints(Trainer):
 
     @contextmanager
     def hold_output_folder(self) -> Iterator[None]:
-        """Hold the output folder, if this process saves checkpoints there.
-
-        Raises:
-            CheckpointError: Another process holds the folder, or it is not writable.
-        """
+        """Hold the output folder, if this process saves checkpoints there."""
         with exclusive(self.args.output_dir) if self._saves else nullcontext():
             yield
 
     def tidy_output_folder(self) -> None:
-        """Clean up the output folder, if this process saves checkpoints there, and check the free space.
-
-        Raises:
-            CheckpointError: The disk is full.
-        """
+        """Clean up the output folder, if this process saves checkpoints there, and check the free space."""
         if self._saves:
             output = Path(self.args.output_dir)
             tidy(output)
@@ -54,11 +46,7 @@ class AtomicCheckpoints(Trainer):
             check_space(output, weights, weights + optimiser)
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Save the model, if its weights are finite.
-
-        Raises:
-            NonFiniteError: A weight is NaN or infinite.
-        """
+        """Save the model, if its weights are finite."""
         check_finite(self._saved(), lambda: last_good(self.args.output_dir))
         super().save_model(*args, **kwargs)
 
@@ -133,12 +121,7 @@ class AtomicCheckpoints(Trainer):
 def check_finite(module: nn.Module, advice: Callable[[], str] = str) -> None:
     """Refuse NaN or infinite weights.
 
-    Args:
-        module: An encoder, or a loss with its encoder and heads.
-        advice: Returns the end of the error message; called only if there is an error.
-
-    Raises:
-        NonFiniteError: A weight is NaN or infinite; the message names the first.
+    ``advice`` returns the end of the error message; it is called only if there is an error.
     """
     values = {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
     finite = torch.stack([torch.isfinite(value).all() for value in values.values()]).tolist()

@@ -8,9 +8,7 @@ from collections.abc import Sequence
 def leading_values(argv: Sequence[str], *, allowed: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """Split the values before the first flag from the other arguments.
 
-    Args:
-        argv: The command line.
-        allowed: Values that look like flags, such as ``-`` for stdin.
+    ``allowed`` are values that look like flags, such as ``-`` for stdin.
 
     >>> leading_values(["a.txt", "b.txt", "-o", "out.tsv"])
     (['a.txt', 'b.txt'], ['-o', 'out.tsv'])

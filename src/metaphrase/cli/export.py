@@ -37,11 +37,7 @@ EXAMPLES = (
 def run(argv: Sequence[str]) -> int:
     """Run the command.
 
-    Args:
-        argv: `MODEL` and further options.
-
-    Returns:
-        The exit status; 1 if the loss is too large and nothing is written.
+    The exit status is 1 if the loss is too large and nothing is written.
     """
     arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
     (options,) = parse("metaphrase export", [ExportOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)

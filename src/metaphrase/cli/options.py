@@ -81,11 +81,7 @@ class Parser(argparse.ArgumentParser):
         return [action for action in self._actions if action.dest != "help"]
 
     def check_flags(self, arguments: Sequence[str], known: Iterable[str]) -> None:
-        """Refuse unknown flags.
-
-        Raises:
-            UsageError: The message names the nearest option.
-        """
+        """Refuse unknown flags."""
         for token in arguments:
             flag = token.split("=")[0]
             if token.startswith("--") and flag not in self._option_string_actions:

@@ -50,9 +50,7 @@ def session() -> Iterator[None]:
 def configure(*, as_json: bool, quiet: bool) -> None:
     """Configure the output of the current command.
 
-    Args:
-        as_json: Print the result as one JSON document on stdout, and everything else on stderr.
-        quiet: Print only errors and the result.
+    JSON is one document on stdout, and everything else goes to stderr; quiet prints only errors and the result.
     """
     _output.json, _output.quiet = (
         _output.json or as_json,
@@ -84,9 +82,7 @@ def notes() -> Console:
 def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) -> None:
     """Print a command's result.
 
-    Args:
-        result: Printed on stdout with ``--json``.
-        *human: Text or tables, printed on stdout; with ``--json`` on stderr.
+    The result is printed on stdout with ``--json``; text and tables are then printed on stderr.
     """
     from rich.console import Console
 
@@ -111,8 +107,7 @@ def show_progress() -> bool:
 def progress(console: Console) -> Iterator[Begin]:
     """Progress bars on a console, or a line per task if bars are not shown.
 
-    Yields:
-        A function that starts a bar: it takes a text and a total, and returns a function that advances the bar.
+    Yields a function that starts a bar: it takes a text and a total, and returns a function that advances the bar.
     """
     if show_progress():
         with progress_bars(True, console) as begin:

@@ -43,18 +43,7 @@ class PushOptions:
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command.
-
-    Args:
-        argv: `RUN --repo me/name` and further options.
-
-    Returns:
-        The exit status.
-
-    Raises:
-        ValueError: The folder or file to push is missing, or an option is wrong.
-        OSError: The Hub cannot be reached or refuses the request.
-    """
+    """Run the command."""
     what, flags = _split(argv)
     (options,) = parse("metaphrase push", (PushOptions,), flags, description=DESCRIPTION, examples=EXAMPLES)
     if what is None:

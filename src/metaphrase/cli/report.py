@@ -24,14 +24,7 @@ EXAMPLES = [
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command.
-
-    Args:
-        argv: `RUN` and further options.
-
-    Returns:
-        The exit status.
-    """
+    """Run the command."""
     arguments = ["--run", *argv] if argv and not argv[0].startswith("-") else list(argv)
     (options,) = parse("metaphrase report", [ReportOptions], arguments, description=SUMMARY, examples=EXAMPLES)
     torch.set_flush_denormal(True)

@@ -53,18 +53,7 @@ def parse_run(
 ) -> tuple[RunConfig, list[str]]:
     """Parse the options of a training run: the recipe's settings, ``defaults``, ``--config``, then the command line.
 
-    Args:
-        argv: The command line.
-        defaults: Values that replace the options' own defaults.
-        prog: Name of the command in the help text.
-        description: One line above the options in the help text.
-        examples: Command lines below the options in the help text.
-
-    Returns:
-        The configuration, and the command without a token, as it may be printed and written.
-
-    Raises:
-        UsageError: An option is unknown or invalid, or a file holds a token.
+    Returns the configuration, and the command without a token, as it may be printed and written.
     """
     about: dict[str, Any] = {"description": description, "examples": examples, "leading": LEADING}
     token, argv = without_token(argv)

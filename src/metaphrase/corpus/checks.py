@@ -81,11 +81,7 @@ def errors(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def by_language(rows: Any) -> dict[str, ParallelSet]:
-    """Group pairs by source language.
-
-    Args:
-        rows: A data set with the columns ``source``, ``target`` and ``source_lang``, or an iterable of such mappings.
-    """
+    """Group pairs by source language."""
     sides: dict[str, tuple[list[str], list[str]]] = {}
     for row in rows:
         sources, targets = sides.setdefault(row["source_lang"], ([], []))
@@ -106,11 +102,7 @@ def read_corpus(
 
     The arguments are those of `metaphrase.corpus.load_corpus`, whose cleaning would hide some of the problems.
 
-    Returns:
-        The pairs of each source language in the order of the files, and a report of unreadable lines.
-
-    Raises:
-        CorpusError: A file has no language, or the corpus has no pair of a requested language.
+    Returns the pairs of each source language in the order of the files, and a report of unreadable lines.
     """
     report = CorpusReport()
     wanted = {bare_language(code) for code in languages or ()}

@@ -161,8 +161,7 @@ class Cleaning:
 def tidy_row(row: Row, cleaning: Cleaning) -> Row | None:
     """Tidy the texts of a row and renumber its links.
 
-    Returns:
-        The row, or None if the words can no longer be matched to the links.
+    None if the words can no longer be matched to the links.
     """
     texts = {
         name: SEPARATOR.join(filter(None, map(cleaning.tidy, text.split(SEPARATOR))))

@@ -65,11 +65,7 @@ def stream_digest(dataset: IterableDataset) -> str | None:
 
 
 def check_stream(dataset: IterableDataset) -> None:
-    """Check that the files of a stream from `load_corpus` have the content that they had when it was loaded.
-
-    Raises:
-        CorpusError: A file has changed.
-    """
+    """Check that the files of a stream from `load_corpus` have the content that they had when it was loaded."""
     for file in _files(dataset._ex_iterable):  # noqa: SLF001 - `datasets` has no public accessor
         for pin in file.pins:
             pin.check()

@@ -127,12 +127,7 @@ def file_names(files: Iterable[BitextFile]) -> str:
 
 
 def describe_file(file: BitextFile, languages: Sequence[str]) -> dict[str, Any]:
-    """The facts of a file for a model card and a run's report: path, name, languages, digest and revision.
-
-    Args:
-        file: The file.
-        languages: Its source languages.
-    """
+    """The facts of a file for a model card and a run's report: path, name, languages, digest and revision."""
     name = ",".join(path.name for path in file.paths) or file.name
     both = sorted({*languages, file.into})
     facts = {

@@ -42,9 +42,6 @@ def is_hub_name(name: str) -> bool:
 def parse_hub_name(name: str) -> HubName:
     """Parse the name of a Hub data set.
 
-    Raises:
-        CorpusError: The name is malformed.
-
     >>> parse_hub_name("hf:org/name:en-sw@dev")
     HubName(name='org/name', config='en-sw', split='dev', revision=None)
     """
@@ -59,12 +56,7 @@ def parse_hub_name(name: str) -> HubName:
 def pin_revision(name: str, revision: str | None = None) -> str | None:
     """Resolve a revision of a Hub data set to its current commit, so that later pushes do not change the data.
 
-    Args:
-        name: ``hf:org/name…``.
-        revision: Branch, tag or commit; None is the default branch.
-
-    Returns:
-        The commit, or the revision as given if the Hub names no commit.
+    None is the default branch. Returns the revision as given if the Hub names no commit.
     """
     commit = _load_builder(name, revision).hash
     return str(commit) if _COMMIT.fullmatch(commit or "") else revision
@@ -81,11 +73,7 @@ def stream_rows(name: str, split: str, revision: str | None = None) -> Iterable[
 
 
 def count_rows(name: str, split: str, revision: str | None = None) -> int:
-    """Return the size of a split, as its card states it.
-
-    Raises:
-        CorpusError: The card does not state it.
-    """
+    """Return the size of a split, as its card states it."""
     splits = _load_builder(name, revision).info.splits or {}
     if split not in splits:
         raise CorpusError(
@@ -95,11 +83,7 @@ def count_rows(name: str, split: str, revision: str | None = None) -> int:
 
 
 def _load_builder(name: str, revision: str | None) -> DatasetBuilder:
-    """The data set at a revision, from the Hub or its cache.
-
-    Raises:
-        CorpusError: It has no such configuration, or only another revision is in the cache and the Hub cannot be reached.
-    """
+    """The data set at a revision, from the Hub or its cache."""
     parsed = parse_hub_name(name)
     try:
         builder = load_dataset_builder(parsed.path, parsed.config, revision=revision)

@@ -47,12 +47,7 @@ _SIGNATURES = {
 
 
 def check_regular(path: Path) -> None:
-    """Check that a path is a file, which can be read more than once.
-
-    Raises:
-        MissingFileError: It does not exist.
-        CorpusError: It is a folder, a pipe or a device.
-    """
+    """Check that a path is a file, which can be read more than once."""
     if not path.exists():
         raise MissingFileError(f"The file {path} does not exist.")
     mode = path.stat().st_mode
@@ -67,13 +62,7 @@ def check_regular(path: Path) -> None:
 def check_content(path: Path, head: bytes, *, accepted: Collection[str] = ()) -> None:
     """Check that a file is text in UTF-8, as far as its first bytes tell.
 
-    Args:
-        path: The file.
-        head: The first bytes of its content, decompressed.
-        accepted: What it may be instead: `PARQUET` or one of `XML`.
-
-    Raises:
-        CorpusError: It is something else; the message says what, and what to do.
+    ``head`` are the first bytes, decompressed; ``accepted`` is what the file may be instead: `PARQUET` or one of `XML`.
     """
     for magic, (what, remedy) in _SIGNATURES.items():
         if re.match(magic, head, re.DOTALL):

@@ -196,11 +196,7 @@ def _read_all(
 ) -> tuple[set[str], list[dict[str, Any]]]:
     """Read every pair, a chunk at a time.
 
-    Returns:
-        The optional columns that have a value anywhere, and the facts of each file.
-
-    Raises:
-        CorpusError: No pair was kept, or none of a requested language.
+    Returns the optional columns that have a value anywhere, and the facts of each file.
     """
     present = set[str]()
     rows = select_rows(files, selection, report)

@@ -23,13 +23,7 @@ def shares(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
 def mix(languages: Sequence[str], temperature: float, seed: int) -> list[int]:
     """Resample rows at the same total size; within a language, the counts of two rows differ by one at most.
 
-    Args:
-        languages: The language of each row.
-        temperature: Exponent of the sizes; see `shares`.
-        seed: Seed of the choice and of the order.
-
-    Returns:
-        The row numbers of the mixture.
+    Returns the row numbers of the mixture. The temperature is the exponent of the sizes; see `shares`.
     """
     rows: dict[str, list[int]] = defaultdict(list)
     for i, language in enumerate(languages):

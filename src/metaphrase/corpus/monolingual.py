@@ -25,12 +25,7 @@ AnyDataset = TypeVar("AnyDataset", Dataset, IterableDataset)
 
 
 def check_monolingual(paths: Sequence[str | Path]) -> None:
-    """Check that :func:`load_monolingual` finds its files, without reading them.
-
-    Raises:
-        FileNotFoundError: A file does not exist.
-        ValueError: The name of a Hub data set is malformed.
-    """
+    """Check that :func:`load_monolingual` finds its files, without reading them."""
     for name in map(str, paths):
         if is_hub_name(name):
             parse_hub_name(name)

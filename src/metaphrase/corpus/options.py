@@ -35,14 +35,7 @@ class BitextOptions:
         return [path for file in found for path in file.paths]
 
     def load_bitext(self, files: Sequence[str]) -> Corpus:
-        """Load the bitext without cleaning it.
-
-        Args:
-            files: Files, folders or Hub data sets.
-
-        Raises:
-            CorpusError: A file is malformed, or its languages are unknown.
-        """
+        """Load the bitext without cleaning it."""
         return load_corpus(
             files,
             languages=self.languages or None,

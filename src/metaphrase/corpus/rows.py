@@ -58,13 +58,7 @@ def row_features(optional: Iterable[str]) -> Features:
 def check_row(row: Row, into: str, max_chars: int) -> Row | BadLine:
     """Validate a row and turn it so that its target is in the corpus's target language.
 
-    Args:
-        row: The row as read.
-        into: The corpus's target language.
-        max_chars: Maximum number of characters of a side.
-
-    Returns:
-        The row, or the reason why it is unusable.
+    Returns the row, or the reason why it is unusable.
     """
     if fault := _text_fault(row, max_chars):
         return fault
@@ -100,11 +94,7 @@ def _text_fault(row: Row, max_chars: int) -> BadLine | None:
 
 
 def _with_links(row: Row) -> Row:
-    """A row whose links fit its words.
-
-    Raises:
-        ValueError: The links are malformed or point outside of the words.
-    """
+    """A row whose links fit its words."""
     if row.alignment is None:
         return row._replace(alignment_scores=None, segmenter=None)
     links = parse_links(row.alignment)

@@ -46,16 +46,7 @@ class Selection:
 
 
 def select_rows(files: Iterable[BitextFile], selection: Selection, report: CorpusReport) -> Iterator[Row]:
-    """Read the clean rows of some files.
-
-    Args:
-        files: The files.
-        selection: Which pairs are kept.
-        report: Receives the counts.
-
-    Raises:
-        CorpusError: A file cannot be read, has no language, or has the same text on both sides.
-    """
+    """Read the clean rows of some files."""
     kept: Counter[str] = Counter()
     seen: set[bytes] = set()
 

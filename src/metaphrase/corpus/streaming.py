@@ -31,17 +31,7 @@ def stream_files(
 ) -> tuple[IterableDataset, CorpusReport, list[dict[str, Any]]]:
     """Open files as one interleaved stream. The files of a language are its shards, unless there is a limit.
 
-    Args:
-        files: The files.
-        selection: Which pairs are kept.
-        temperature: Exponent of the mixture of languages; see `load_corpus`.
-        seed: Seed of the mixture.
-
-    Returns:
-        The stream, the report that is filled while it is read, and the facts of each file.
-
-    Raises:
-        CorpusError: A file has no pairs or no language, or cannot be mixed.
+    Returns the stream, the report that is filled while it is read, and the facts of each file.
     """
     report = CorpusReport()
     groups: dict[str | None, list[BitextFile]] = defaultdict(list)

@@ -55,11 +55,7 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Decompress some bytes.
-
-        Raises:
-            CorpusError: The file expands too far.
-        """
+        """Decompress some bytes."""
         count = self.stream.readinto(buffer)
         self.size += count
         packed = self.packed.tell()
@@ -81,10 +77,7 @@ class _Unpacked(io.RawIOBase):
 def expands_too_far(size: int, packed: int, max_expansion: float | None) -> bool:
     """Whether compressed data expands further than text does.
 
-    Args:
-        size: Bytes after decompression.
-        packed: Bytes before it.
-        max_expansion: Largest factor between them, beyond the first 64 MiB; None disables the limit.
+    ``max_expansion`` is the largest factor beyond the first 64 MiB; None disables the limit.
     """
     return max_expansion is not None and size > max(EXPANSION_AFTER, max_expansion * packed)
 
@@ -94,14 +87,7 @@ def open_bytes(
 ) -> io.BufferedReader:
     """Open a text file for reading, decompressed if its content is gzip, regardless of its name.
 
-    Args:
-        path: The file.
-        max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
-        accepted: What the file may be instead of UTF-8; see `check_content`.
-
-    Raises:
-        MissingFileError: It does not exist.
-        CorpusError: It is not a regular file, or its first bytes are those of something else than text.
+    ``accepted`` is what the file may be instead of UTF-8; see `check_content`.
     """
     check_regular(path)
     stream = path.open("rb")
@@ -120,16 +106,7 @@ def open_bytes(
 def open_text(
     path: Path, *, newline: str | None = "\n", max_expansion: float | None = MAX_EXPANSION
 ) -> Iterator[TextIO]:
-    """Open the UTF-8 text of a plain or gzip file, without a byte order mark.
-
-    Args:
-        path: The file.
-        newline: See :func:`open`.
-        max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
-
-    Raises:
-        ValueError: The file is damaged, expands too far, or is not UTF-8; the message names it, and the line.
-    """
+    """Open the UTF-8 text of a plain or gzip file, without a byte order mark."""
     try:
         with (
             open_bytes(path, max_expansion) as raw,
@@ -164,16 +141,8 @@ def read_lines(
 ) -> Generator[tuple[int, str | BadLine], None, None]:
     """Read the numbered lines of a UTF-8 file, split at line feeds only, in bounded memory.
 
-    Args:
-        path: A plain or gzip file.
-        max_chars: Maximum number of characters of a side; a line that is too long for two sides is unreadable.
-        max_expansion: Largest expansion of a gzip file; see `expands_too_far`.
-
-    Yields:
-        The line's number, from 1, and its text, or the reason why it cannot be read.
-
-    Raises:
-        CorpusError: The file is damaged, expands too far, or is not UTF-8 text.
+    Yields the number of a line, from 1, and its text, or the reason why it cannot be read. A line that is too long for two
+    sides of ``max_chars`` characters is unreadable.
     """
     limit = max_line_bytes(max_chars)
     number = 0
@@ -207,11 +176,7 @@ def read_lines(
 def read_chunks(
     path: Path, max_expansion: float | None = MAX_EXPANSION, *, accepted: Collection[str] = ()
 ) -> Iterator[bytes]:
-    """Read the bytes of a plain or gzip file, one MiB at a time; the arguments are those of `open_bytes`.
-
-    Raises:
-        CorpusError: The file is damaged or expands too far.
-    """
+    """Read the bytes of a plain or gzip file, one MiB at a time; the arguments are those of `open_bytes`."""
     lines = 0
     try:
         with open_bytes(path, max_expansion, accepted=accepted) as stream:

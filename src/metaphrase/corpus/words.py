@@ -32,18 +32,8 @@ _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})")
 def word_spans(text: str, language: str | None = None, segmenter: str = "whitespace") -> list[Span]:
     """Find the start and end of each word in a text.
 
-    Args:
-        text: A sentence.
-        language: Its ISO 639-1 code.
-        segmenter: ``"whitespace"`` splits at spaces. ``"icu"`` also splits between spaces, with the dictionaries of the
-            Unicode project, if the language is written without spaces (``UNSPACED``).
-
-    Returns:
-        ``(start, end)`` of each word in characters.
-
-    Raises:
-        ValueError: The segmenter is unknown.
-        ImportError: ICU is required and not installed.
+    ``"whitespace"`` splits at spaces. ``"icu"`` also splits between spaces, with the dictionaries of the Unicode project,
+    if the language is written without spaces (``UNSPACED``). Returns start and exclusive end in characters.
 
     >>> word_spans("the cat")
     [(0, 3), (4, 7)]

@@ -24,11 +24,7 @@ _CHUNK = 10_000
 
 
 def check_writable(path: str | Path) -> None:
-    """Check that `write_corpus` knows the format of a file name.
-
-    Raises:
-        ValueError: The format is unknown; the message lists the formats.
-    """
+    """Check that `write_corpus` knows the format of a file name."""
     if not str(path).endswith(WRITTEN):
         raise CorpusError(f"Cannot write {path}: the format is unknown. Supported formats: {', '.join(WRITTEN)}.")
 
@@ -70,9 +66,7 @@ def write_corpus(dataset: Dataset, path: str | Path) -> Path:
 def text_writer(path: Path, *, packed: bool) -> Iterator[TextIO]:
     """Open a UTF-8 file for writing, with line feeds on every system.
 
-    Args:
-        path: The file.
-        packed: Compress it with gzip, without a time stamp, so that equal text produces equal bytes.
+    Compressed files have no time stamp, so that equal text produces equal bytes.
     """
     with path.open("wb") as raw:
         if not packed:

@@ -273,12 +273,7 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
 def english_piece_ids(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """Ids of the pieces that occur in some texts, and of the special tokens: an English subset of the vocabulary.
 
-    Args:
-        texts: The English side of a training corpus.
-        tokenizer: The encoder's tokenizer.
-
-    Returns:
-        Sorted ids, shape ``(pieces,)``.
+    Returns sorted ids.
     """
     ids = set(tokenizer.all_special_ids)
     remaining = iter(texts)

@@ -13,11 +13,7 @@ CONFIG_FILE = "sentence_bert_config.json"
 
 
 def remove_pooler(encoder: Encoder) -> Encoder:
-    """Remove the pooler of a transformers model in place, if it has one.
-
-    Returns:
-        The same model.
-    """
+    """Remove the pooler of a transformers model in place, if it has one."""
     if getattr(encoder, "pooler", None) is not None:
         encoder.pooler = None
     return encoder
@@ -26,8 +22,7 @@ def remove_pooler(encoder: Encoder) -> Encoder:
 def disable_pooler(folder: str | Path) -> None:
     """Make ``SentenceTransformer(folder)`` build its encoder without a pooler.
 
-    Args:
-        folder: A saved SentenceTransformer; its encoder's class must accept ``add_pooling_layer``.
+    The encoder's class must accept ``add_pooling_layer``.
     """
     path = Path(folder) / CONFIG_FILE
     config = json.loads(path.read_text(encoding="utf-8")) | {"model_args": {"add_pooling_layer": False}}

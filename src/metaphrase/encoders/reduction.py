@@ -87,8 +87,7 @@ def _pieces_of(tokenizer: Tokenizer, texts: Iterable[str]) -> set[int]:
 def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:
     """Remove the pieces that are not needed from a tokenizer's serialised state.
 
-    Returns:
-        The new id of each remaining old id.
+    Returns the new id of each remaining old id.
     """
     model = state["model"]
     is_list = isinstance(model["vocab"], list)

@@ -319,10 +319,7 @@ LAYER = {
 class PackedEncoder:
     """Content of a packed encoder.
 
-    Attributes:
-        config: Configuration of the BERT.
-        pieces: Unigram pieces with their log probabilities; the index of a piece is its id.
-        weights: Flat float32 values by their names in `transformers.BertModel`.
+    The index of a piece is its id; weights are flat float32 values by their names in `transformers.BertModel`.
     """
 
     config: BertConfig
@@ -357,15 +354,6 @@ def read_packed(data: bytes) -> PackedEncoder:
     """Read a packed encoder.
 
     Its normalisation map is skipped: `unigram_tokenizer` has the same rules, and those for several characters as well.
-
-    Args:
-        data: The whole file.
-
-    Returns:
-        Configuration, pieces and weights.
-
-    Raises:
-        ValueError: The file has another format or version, or is truncated.
     """
     cursor = _Cursor(data)
     magic, layout, hidden, layers, heads, inner, vocabulary, positions, types, epsilon, block = cursor.unpack(HEADER)
@@ -408,11 +396,7 @@ def read_packed(data: bytes) -> PackedEncoder:
 def dequantise(blocks: np.ndarray) -> np.ndarray:
     """Convert Q4_0 blocks to float32 values.
 
-    Args:
-        blocks: Records of dtype ``BLOCK``, shape ``(blocks,)``.
-
-    Returns:
-        Float32 values, shape ``(32 · blocks,)``.
+    Blocks have the dtype ``BLOCK``; the result has the shape ``(32 · blocks,)``.
 
     >>> block = np.zeros(1, BLOCK)
     >>> block["scale"], block["nibbles"][0, 0] = 0.5, 0xF9
@@ -439,11 +423,8 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
 
     It differs from the official one for decomposed text only: é has the same ids as one code point or two.
 
-    Args:
-        pieces: Pieces and log probabilities; ``<s>``, ``<pad>``, ``</s>``, ``<unk>`` come first, ``<mask>`` last.
-
-    Returns:
-        A fast tokenizer: ``<s> A </s>``, and for pairs ``<s> A </s> </s> B </s>``.
+    ``<s>``, ``<pad>``, ``</s>``, ``<unk>`` come first among the pieces, ``<mask>`` last. Builds ``<s> A </s>``, and for
+    pairs ``<s> A </s> </s> B </s>``.
     """
     tilde, inside = (
         "～",
@@ -481,15 +462,7 @@ def unigram_tokenizer(pieces: Sequence[tuple[str, float]]) -> PreTrainedTokenize
 def _bert(config: BertConfig, weights: dict[str, Tensor]) -> BertModel:
     """Build a BERT from these weights without initialising any.
 
-    Args:
-        config: Configuration.
-        weights: Tensors by name; only their number of values must match.
-
-    Returns:
-        The encoder, without pooler.
-
-    Raises:
-        OSError: The names or sizes are not those of the encoder.
+    Only the number of values of a tensor must match.
     """
     with torch.device("meta"):
         bert = BertModel(config, add_pooling_layer=False)

@@ -69,11 +69,7 @@ class PinnedFile:
         return asdict(self) | {"path": str(self.path)}
 
     def check(self) -> None:
-        """Check that the content is still the same; it is only read if the file was touched.
-
-        Raises:
-            CorpusError: It is not.
-        """
+        """Check that the content is still the same; it is only read if the file was touched."""
         try:
             if _stamp(self.path) == self.stamp or file_sha256(self.path) == self.sha256:
                 return
@@ -88,11 +84,7 @@ class PinnedFile:
 
 @contextmanager
 def unchanged(files: Iterable[PinnedFile]) -> Iterator[None]:
-    """Check before and after a block that files have not changed, also if it fails, as the change may be the reason.
-
-    Raises:
-        CorpusError: A file has changed.
-    """
+    """Check before and after a block that files have not changed, also if it fails, as the change may be the reason."""
     files = tuple(files)
 
     def check() -> None:

@@ -54,11 +54,7 @@ class TrainingRanges:
     local_rank: Annotated[int, Range(-1, 2**31 - 1)]
 
     def __post_init__(self) -> None:
-        """Check the arguments.
-
-        Raises:
-            UsageError: A number is out of range, or the library refuses an argument.
-        """
+        """Check the arguments."""
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
         try:
             super().__post_init__()  # type: ignore[misc]

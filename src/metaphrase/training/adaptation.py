@@ -344,11 +344,7 @@ def pairs_digest(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]
 
 
 def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
-    """The plan of the run whose checkpoints a folder contains, to keep its schedule; None without checkpoints.
-
-    Raises:
-        CheckpointError: The checkpoints belong to another or an unknown run.
-    """
+    """The plan of the run whose checkpoints a folder contains, to keep its schedule; None without checkpoints."""
     if not (present := checkpoint_folders(output, staged=True)):
         return None
     hint = "Choose another --output_dir, or delete that folder to start over."
@@ -384,15 +380,7 @@ def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Seq
 
 
 def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
-    """The corpus that was written to a folder, built from the pairs in memory.
-
-    Args:
-        folder: The folder, with a file for each language.
-        pairs: The pairs of each language.
-
-    Raises:
-        CorpusError: No pair has words on both sides.
-    """
+    """The corpus that was written to a folder, built from the pairs in memory."""
     cleaning, report = Cleaning(), CorpusReport()
     rows: dict[tuple[str, str, str], None] = {}
     files = []

@@ -102,11 +102,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
 
 
 def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, Objective]) -> None:
-    """Refuse arguments that do not support these objectives.
-
-    Raises:
-        UsageError: There are several GPUs per process, or prompts, or batches without negatives.
-    """
+    """Refuse arguments that do not support these objectives."""
     if args.n_gpu > 1:
         raise UsageError(
             f"{args.n_gpu} GPUs are visible to one process. Start one process per GPU with torchrun, or select one with "

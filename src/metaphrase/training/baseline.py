@@ -66,11 +66,7 @@ class Baseline:
 
 
 def read_test_sets(config: RunConfig) -> Sets:
-    """Read the test sets of ``config.test`` by the name of their folder.
-
-    Raises:
-        UsageError: Two folders have the same name.
-    """
+    """Read the test sets of ``config.test`` by the name of their folder."""
     tests: Sets = {}
     for folder in config.test:
         name = Path(folder).resolve().name
@@ -91,13 +87,8 @@ def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> d
 def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:
     """Separate the languages that are trained on from the others, and add the retention sets.
 
-    Args:
-        tests: Test sets by name. If none of their languages is trained on, they are unchanged.
-        config: Names the corpus, and the folders and languages of retention.
-        recipe: The recipe; one with a language embedding cannot embed other languages.
-
-    Raises:
-        UsageError: Retention is configured without test sets, or no retention set has the configured languages.
+    Tests are unchanged if none of their languages is trained on. A recipe with a language embedding cannot embed other
+    languages.
     """
     if config.retention == ["none"] or not (tests or config.retention):
         return EvaluationSets(tests)
@@ -163,13 +154,6 @@ def measure_baseline(
 
     A model that stores a query prompt (E5) is measured with and without it, and the better average of each test set
     counts. Other languages are measured with the prompt that was best on the test set.
-
-    Args:
-        model: The encoder.
-        tests: The test sets.
-        output: Folder of ``before.json``.
-        name: Name of the model in the results.
-        show_progress: Show progress bars.
     """
     if not tests.trained:
         return Baseline()
@@ -221,16 +205,7 @@ def measure_retention(
     name: str,
     show_progress: bool = False,
 ) -> dict[str, Any]:
-    """Measure retention on each set, in the languages that were not trained on.
-
-    Args:
-        model: The trained encoder.
-        tests: The test sets.
-        baseline: Results before training.
-        facts: Facts of the run, with the languages of its files.
-        name: Name of the model in the results.
-        show_progress: Show progress bars.
-    """
+    """Measure retention on each set, in the languages that were not trained on."""
     trained = {language for file in facts["files"] for language in file["languages"]}
     untrained = _select(tests.retention, lambda language: language not in trained)
     after = measure(model, untrained, name=name, show_progress=show_progress)

@@ -14,11 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepCallback(TrainerCallback):
-    """Calls the trainer where the training loop has no method to override.
-
-    Args:
-        trainer: The trainer.
-    """
+    """Calls the trainer where the training loop has no method to override."""
 
     def __init__(self, trainer: AlignmentTrainer) -> None:
         self.trainer = trainer

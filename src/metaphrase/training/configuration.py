@@ -161,25 +161,13 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
 
 
 def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any]:
-    """The training settings of a recipe.
-
-    Args:
-        name: Name or YAML file of the recipe.
-        paper_training: Use the paper's settings if the recipe has them.
-
-    Raises:
-        RecipeError: The recipe is invalid, or has other settings than those of the optimisation.
-    """
+    """The training settings of a recipe."""
     recipe = Recipe.load(name)
     return {**recipe.training, **(recipe.paper_training if paper_training else {})}
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:
-    """Refuse settings of a file that contain a token.
-
-    Raises:
-        UsageError: The settings contain ``hub_token``.
-    """
+    """Refuse settings of a file that contain a token."""
     if settings.get("hub_token"):
         raise UsageError("A settings file must not contain a token, but has a hub_token. Set HF_TOKEN instead.")
 

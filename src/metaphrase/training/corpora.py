@@ -91,9 +91,6 @@ def with_links(dataset: Any, recipe: Recipe, arguments: TrainingArguments) -> An
     """Add word links to a corpus that has none; they are computed once for an output folder.
 
     Word objectives use the links that both directions find, phrase objectives those of grow-diag-final-and.
-
-    Raises:
-        UsageError: The corpus is a stream, which a statistical aligner cannot learn from.
     """
     present = "alignment" in (dataset.column_names or ())
     if present and (isinstance(dataset, IterableDataset) or None not in dataset["alignment"]):
@@ -161,12 +158,7 @@ def leakage(dataset: Any, tests: Mapping[str, Mapping[str, ParallelSet]]) -> lis
 
 
 def check_text(recipe: Recipe, config: RunConfig) -> None:
-    """Refuse a recipe without the monolingual text that it reads, or text that no objective reads.
-
-    Raises:
-        UsageError: The recipe and ``--monolingual`` do not match.
-        MissingFileError: A file of text does not exist.
-    """
+    """Refuse a recipe without the monolingual text that it reads, or text that no objective reads."""
     reads = "monolingual" in recipe.columns
     if reads and not config.monolingual:
         raise UsageError(

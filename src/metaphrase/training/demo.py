@@ -12,9 +12,7 @@ from metaphrase.io.files import PACKAGED_DATA
 def demo_settings(recipe: str | None = None) -> dict[str, Any]:
     """Settings of the demo, by the names of :class:`metaphrase.RunConfig`.
 
-    Args:
-        recipe: A recipe that replaces the demo's default. Vocabulary and transform, which were chosen for the default, are
-            then those of the recipe.
+    With another recipe, vocabulary and transform, which were chosen for the default, are those of the recipe.
     """
     settings = yaml.safe_load((PACKAGED_DATA / "demo.yaml").read_text(encoding="utf-8"))
     if recipe is not None and recipe != settings["recipe"]:

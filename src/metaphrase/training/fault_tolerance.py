@@ -29,9 +29,7 @@ SCALE_SEARCH = 20
 class GracefulShutdown:
     """Finishes the current step and then stops training, on SIGTERM and SIGINT.
 
-    Attributes:
-        received: Signal that this process received; 0 for none.
-        agreed: Signal on which all processes stop; 0 for none.
+    ``received`` is the signal of this process, ``agreed`` the signal on which all processes stop; 0 for none.
     """
 
     def __init__(self) -> None:
@@ -46,9 +44,8 @@ class GracefulShutdown:
     def handle_signals(self, *, repeat_after: float = 0.0) -> Iterator[None]:
         """Install the handlers. A second signal ends the process immediately.
 
-        Args:
-            repeat_after: Seconds during which a repeated signal is ignored: torchrun repeats an interrupt that the
-                terminal has already sent to all processes.
+        A repeated signal is ignored for ``repeat_after`` seconds: torchrun repeats an interrupt that the terminal has
+        already sent to all processes.
         """
         self.received = self.agreed = 0
         if threading.current_thread() is not threading.main_thread():
@@ -91,11 +88,7 @@ class GracefulShutdown:
             args.save_total_limit, args.load_best_model_at_end = limit, best
 
     def exit_if_signalled(self, step: int, max_steps: int) -> None:
-        """End the process with 128 + the signal, if there was one.
-
-        Raises:
-            SystemExit: With 143 after SIGTERM, 130 after SIGINT.
-        """
+        """End the process with 128 + the signal, if there was one."""
         if not self.signal:
             return
         logger.warning(
@@ -108,15 +101,7 @@ class GracefulShutdown:
 
 
 class StepGuard:
-    """Skips optimiser steps whose loss or gradient is NaN or infinite, counts them, and fails if there are too many.
-
-    Args:
-        args: The training arguments.
-
-    Attributes:
-        skipping: Whether the current step is skipped.
-        skipped: Steps skipped since the beginning of the run.
-    """
+    """Skips optimiser steps whose loss or gradient is NaN or infinite, counts them, and fails if there are too many."""
 
     def __init__(self, args: AlignmentTrainingArguments) -> None:
         self.args = args
@@ -161,17 +146,7 @@ class StepGuard:
     def decide(self, *, skip: bool, step: int, terms: Mapping[str, Tensor], scaler: Any) -> bool:
         """Decide on the current step, once all processes agree on it.
 
-        Args:
-            skip: Whether a loss or gradient of any process is NaN or infinite.
-            step: Number of the step.
-            terms: The terms of the last loss, for the message.
-            scaler: Gradient scaler of float16, if there is one.
-
-        Returns:
-            Whether the step is skipped.
-
-        Raises:
-            NonFiniteError: Too many consecutive steps were skipped.
+        Returns whether the step is skipped.
         """
         self.skipping = skip
         self._skipped_in_a_row = self._skipped_in_a_row + 1 if skip else 0
@@ -195,11 +170,7 @@ class StepGuard:
     def end_step(self, step: int, scaler: Any) -> bool:
         """Finish an optimiser step.
 
-        Returns:
-            Whether the step changed the weights.
-
-        Raises:
-            NonFiniteError: The gradients overflowed in float16 in too many consecutive steps.
+        Returns whether the step changed the weights.
         """
         self._steps_since_log += 1
         return not self.skipping and not self._has_overflowed(step, scaler)
@@ -220,14 +191,7 @@ class StepGuard:
         return True
 
     def check_progress(self, steps: int) -> None:
-        """Refuse the end of a run that changed nothing.
-
-        Args:
-            steps: Steps since the beginning of the run.
-
-        Raises:
-            NonFiniteError: All of them were skipped.
-        """
+        """Refuse the end of a run that changed nothing."""
         if 0 < steps <= self.skipped:
             raise NonFiniteError(
                 f"All {steps} steps were skipped, because their loss or gradient was NaN or infinite: nothing was trained "
@@ -252,9 +216,7 @@ class StepGuard:
 def restore_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     """Restore the buffers of a module, such as a queue that a failed step has filled.
 
-    Args:
-        module: The module.
-        buffers: ``dict(module.named_buffers())`` from before; steps replace buffers and never change them in place.
+    ``buffers`` is ``dict(module.named_buffers())`` from before; steps replace buffers and never change them in place.
     """
     for name, value in buffers.items():
         parent, _, last = name.rpartition(".")
@@ -272,16 +234,7 @@ def repeat_within_memory(
 ) -> Tensor:
     """Run forward and backward of a micro-batch; if memory runs out, halve ``loss.micro_batch_size`` and repeat.
 
-    Args:
-        step: Runs forward and backward and returns the loss.
-        model: The encoder, wrapped or not.
-        loss: The training loss.
-        inputs: The batch.
-        args: The training arguments.
-        accumulating: Whether gradients of earlier micro-batches of this step are pending.
-
-    Raises:
-        MemoryBudgetError: Memory ran out, and smaller micro-batches cannot help in this step.
+    ``accumulating`` is whether gradients of earlier micro-batches of this step are pending.
     """
     while True:
         states, buffers = _random_states(), dict(loss.heads.named_buffers())

@@ -26,36 +26,18 @@ _ONE_RELEASE_PER_LANGUAGE = (
 
 
 def check_single_release(loss: AlignmentLoss) -> None:
-    """Refuse to push a model that has one release per language.
-
-    Raises:
-        UsageError: The recipe has a language embedding.
-    """
+    """Refuse to push a model that has one release per language."""
     if loss.heads.language_embedding is not None:
         raise UsageError(f"push_to_hub cannot push this recipe's checkpoints. {_ONE_RELEASE_PER_LANGUAGE}")
 
 
 class PushesReleases(AtomicCheckpoints):
-    """Pushes checkpoints and the end of a run as releases; mixed in before its parent class.
-
-    Attributes:
-        alignment_loss: The training loss.
-    """
+    """Pushes checkpoints and the end of a run as releases; mixed in before its parent class."""
 
     alignment_loss: AlignmentLoss
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
-        """Create the repository before training. If the Hub is unavailable, a warning is logged.
-
-        Args:
-            token: Access token; default: ``hub_token``, or the stored one.
-            private: Make a new repository private; default: ``hub_private_repo``.
-
-        Raises:
-            HubAccessError: The token is missing, or has no write access.
-            UsageError: The repository is public although a private one is requested; or its name has no organisation, and
-                the Hub is unavailable.
-        """
+        """Create the repository before training. If the Hub is unavailable, a warning is logged."""
         if not self.is_world_process_zero():
             return
         self.push_in_progress = None
@@ -87,22 +69,8 @@ class PushesReleases(AtomicCheckpoints):
     ) -> str | None:
         """Release the model to the output folder and push the release: no pickle, no optimiser state, no heads.
 
-        Args:
-            commit_message: Title of the commit.
-            blocking: Ignored: when this returns, the upload is complete and verified.
-            token: Access token; default: ``hub_token``, or the stored one.
-            revision: Branch; default: ``hub_revision``, or the main one.
-            private: Make a new repository private; default: ``hub_private_repo``.
-            **kwargs: Ignored.
-
-        Returns:
-            Address of the commit; None on all processes but the first.
-
-        Raises:
-            HubError: The push failed. The release exists, and the message says how to push it later.
-            UsageError: The repository is public although a private one is requested; or the model has one release per
-                language.
-            NonFiniteError: A weight is NaN or infinite.
+        When it returns, the upload is complete and verified. Returns the address of the commit; None on all processes but
+        the first.
         """
         if not self.is_world_process_zero():
             return None

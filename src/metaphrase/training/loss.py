@@ -128,15 +128,7 @@ def _distinct(views: Any) -> tuple[View, ...]:
 
 
 def _check_tokenizer(sources: HeadSources, of_words: Sequence[str]) -> None:
-    """Refuse a tokenizer that does not match the encoder or the objectives.
-
-    Args:
-        sources: The encoder and its tokenizer.
-        of_words: Objectives that need the pieces of each word.
-
-    Raises:
-        ModelError: A special token is missing, the encoder has too few embeddings, or the tokenizer returns no offsets.
-    """
+    """Refuse a tokenizer that does not match the encoder or the objectives."""
     tokenizer, name = sources.tokenizer, sources.name or "this encoder"
     for token in ("pad", "cls", "sep", "mask"):
         if getattr(tokenizer, f"{token}_token_id") is None:

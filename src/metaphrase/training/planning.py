@@ -57,16 +57,7 @@ class Plan:
 def plan_run(
     model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, pairs: int, minutes: float, seed: int
 ) -> Plan:
-    """Time a step on this machine, and plan a run.
-
-    Args:
-        model: The encoder; it is not changed.
-        recipe: The recipe of the run.
-        corpus: The training corpus.
-        pairs: Number of the user's pairs in the corpus.
-        minutes: Time for training.
-        seed: Seed of the trial step.
-    """
+    """Time a step on this machine, and plan a run."""
     encoder: Any = model[0].auto_model
     config = encoder.config
     cuda = model.device.type == "cuda"
@@ -101,14 +92,6 @@ def step_seconds(
     """Time the forward and backward pass of a step, after a warm-up step; 5 % are added for the optimiser.
 
     The model and the random number generators are restored.
-
-    Args:
-        model: The encoder.
-        recipe: The recipe.
-        corpus: Pairs for the steps.
-        size: Pairs per step.
-        freeze: Freeze the word embeddings.
-        seed: Seed of the chosen pairs and of the new heads.
     """
     torch.set_flush_denormal(True)  # as the run does
     with unchanged(model):

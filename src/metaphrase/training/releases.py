@@ -31,11 +31,7 @@ def write_release(
     recipe: Recipe,
     card: AlignmentModelCardData,
 ) -> None:
-    """Release a model to ``output``; with a language embedding, to a folder for each language in it.
-
-    Raises:
-        NonFiniteError: A weight is NaN or infinite.
-    """
+    """Release a model to ``output``; with a language embedding, to a folder for each language in it."""
     check_finite(model)
     if embedding is None:
         release(model, output, recipe=recipe.to_dict(), card=card)
@@ -53,12 +49,8 @@ def describe(
 ) -> None:
     """Fill a model card with the facts of a run.
 
-    Args:
-        card: The card.
-        facts: Facts of the run.
-        origins: Origin and licence of training files, by their bare names.
-        data_license: Licence of training files whose licence is unknown.
-        license: Licence of the release; None uses that of the base model, if it states one.
+    ``origins`` are origins and licences of training files by their bare names; ``data_license`` is that of the others.
+    Without ``license``, the release has that of the base model, if it states one.
     """
     origins = {**hub_licenses(facts["files"]), **(origins or {})}
     card.command = facts["command"]

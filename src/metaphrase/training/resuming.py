@@ -39,9 +39,7 @@ logger = logging.getLogger(__name__)
 class RunFacts:
     """Facts of a run that must not change when it is resumed. Digests are computed once.
 
-    Args:
-        loss: The training loss, with the encoder before it is wrapped for distributed training.
-        args: The training arguments.
+    The encoder of the loss is not yet wrapped for distributed training.
     """
 
     def __init__(self, loss: AlignmentLoss, args: AlignmentTrainingArguments) -> None:
@@ -112,13 +110,7 @@ def choose_checkpoint(
 ) -> str:
     """Choose the checkpoint to resume; the first process decides for all.
 
-    Args:
-        requested: A checkpoint, or True for the latest valid one.
-        args: The training arguments.
-        facts: Returns the facts of this run.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged or of another run, or does not exist.
+    ``requested`` is a checkpoint, or True for the latest valid one.
     """
     answer: Path | CheckpointError | None = None
     if args.process_index == 0:
@@ -163,11 +155,7 @@ def _find_checkpoint(requested: str | Path | bool, output: str) -> Path | None:
 
 
 def verify_best(folder: Path, output: str | Path) -> None:
-    """Verify the best checkpoint before its weights are loaded at the end of training.
-
-    Raises:
-        CheckpointError: The checkpoint is damaged.
-    """
+    """Verify the best checkpoint before its weights are loaded at the end of training."""
     try:
         verify(folder)
     except CheckpointError as error:
@@ -203,11 +191,7 @@ class DataPosition:
 
 
 class ResumableCollator(ParallelCollator):
-    """A collator that skips the batches that a resumed stream has already trained on, without building them.
-
-    Attributes:
-        batches_to_skip: Number of batches that are still to be skipped.
-    """
+    """A collator that skips the batches that a resumed stream has already trained on, without building them."""
 
     batches_to_skip = 0
 
@@ -222,9 +206,8 @@ class ResumableCollator(ParallelCollator):
 def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:
     """The checkpoint of ``--resume_from_checkpoint``: a path, or the last valid one of the output folder for ``true``.
 
-    Raises:
-        CheckpointError: The checkpoint does not exist or is damaged, or the folder holds checkpoints and resuming is not
-            configured: a later resume could not distinguish them from this run's.
+    A folder that holds checkpoints is refused if resuming is not configured: a later resume could not distinguish them
+    from this run's.
     """
     output = str(arguments.output_dir)
     asked = str(arguments.resume_from_checkpoint or "false")

@@ -492,12 +492,7 @@ class TrainingRun:
 
 
 def check(config: RunConfig) -> None:
-    """Refuse a configuration whose options are missing or unknown.
-
-    Raises:
-        UsageError: An option is missing or unknown.
-        MissingFileError: The corpus does not exist.
-    """
+    """Refuse a configuration whose options are missing or unknown."""
     if not config.corpus:
         raise UsageError("Training needs a bitext: pass --corpus (a file, a folder or hf:org/name).")
     if not config.output_dir:
@@ -510,12 +505,7 @@ def check(config: RunConfig) -> None:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are unknown or not installed.
-
-    Raises:
-        UsageError: A tracker is unknown.
-        MissingExtraError: A tracker is not installed.
-    """
+    """Refuse trackers that are unknown or not installed."""
     known, installed = list(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
     for name in names:
         if name not in known:
@@ -527,12 +517,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def configured_recipe(config: RunConfig) -> Recipe:
-    """The recipe with the configured vocabulary and transform in every term that has them.
-
-    Raises:
-        MissingFileError: The recipe does not exist.
-        RecipeError: An argument of an objective is invalid.
-    """
+    """The recipe with the configured vocabulary and transform in every term that has them."""
     recipe = Recipe.load(config.recipe)
     recipe.check()
     chosen = {name: value for name in ("vocabulary", "transform") if (value := getattr(config, name)) is not None}
@@ -547,11 +532,7 @@ def configured_recipe(config: RunConfig) -> Recipe:
 def build_loss(
     model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, max_length: int | None = None
 ) -> AlignmentLoss:
-    """Build a recipe's loss, with the vocabulary and the languages of the corpus.
-
-    Raises:
-        UsageError: The vocabulary is to be read from the corpus, which is a stream.
-    """
+    """Build a recipe's loss, with the vocabulary and the languages of the corpus."""
     english_ids = None
     if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
         if not isinstance(corpus.dataset, Dataset):

@@ -41,15 +41,7 @@ class Split:
 
 
 def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
-    """Hold out dev and test pairs whose sentences do not occur in the training pairs.
-
-    Args:
-        pairs: A language's pairs.
-        seed: Seed of the choice.
-
-    Raises:
-        CorpusError: There are too few pairs.
-    """
+    """Hold out dev and test pairs whose sentences do not occur in the training pairs."""
     unique = list(dict.fromkeys((s.strip(), t.strip()) for s, t in zip(pairs.sources, pairs.targets, strict=True)))
     unique = [pair for pair in unique if all(pair)]
     if len(unique) < FEWEST:
@@ -71,15 +63,7 @@ def split(pairs: ParallelSet, *, seed: int = 0) -> Split:
 
 
 def split_all(sets: Mapping[str, ParallelSet], *, seed: int = 0) -> dict[str, Split]:
-    """Hold out pairs of every language; a sentence held out in one language is excluded from training in all languages.
-
-    Args:
-        sets: The pairs of each language.
-        seed: Seed of the choice.
-
-    Raises:
-        CorpusError: A language has too few pairs.
-    """
+    """Hold out pairs of every language; a sentence held out in one language is excluded from training in all languages."""
     splits = {language: split(pairs, seed=seed) for language, pairs in sets.items()}
     held = held_out(splits.values())
     for language, one in splits.items():
@@ -116,11 +100,7 @@ def replay(
 ) -> dict[str, tuple[Pair, ...]]:
     """Choose pairs of other languages, as evenly as possible, to add to the user's and preserve these languages.
 
-    Args:
-        others: Pairs of each other language.
-        wanted: Number of pairs over all of them.
-        held: Normalised sentences that must not be trained on in any language.
-        seed: Seed of the choice.
+    ``held`` are normalised sentences that must not be trained on in any language.
     """
     chosen: dict[str, tuple[Pair, ...]] = {}
     left = wanted

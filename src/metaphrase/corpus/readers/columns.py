@@ -26,11 +26,7 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
-    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if neither is found.
-
-    Raises:
-        CorpusError: Two columns have the same role.
-    """
+    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if neither is found."""
     columns: dict[str, list[str]] = defaultdict(list)
     for name in names:
         columns[_role(name)].append(name)
@@ -78,11 +74,7 @@ def _role(name: str) -> str:
 def read_records(
     records: Iterable[tuple[int, Mapping[str, Any] | BadLine]], file: BitextFile
 ) -> Iterator[tuple[int, Row | BadLine]]:
-    """Convert numbered records to rows. A column ``translation`` of ``{language: text}`` is read as those columns.
-
-    Raises:
-        CorpusError: The columns of a pair cannot be found.
-    """
+    """Convert numbered records to rows. A column ``translation`` of ``{language: text}`` is read as those columns."""
     layout: Layout | None = None
     for line, record in records:
         if isinstance(record, BadLine):

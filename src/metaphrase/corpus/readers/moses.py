@@ -32,12 +32,7 @@ def read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | Ba
 
 
 def check_line_counts(file: BitextFile) -> None:
-    """Check that the files of a Moses pair have the same number of lines.
-
-    Raises:
-        ValueError: The numbers differ. The message has both counts and, if the lengths of the lines reveal it, the first
-            line that does not match.
-    """
+    """Check that the files of a Moses pair have the same number of lines."""
     first, second = (count_lines(path, file.max_expansion) for path in file.paths)
     if first != second:
         place = _first_shifted_line(file, first - second)

@@ -95,11 +95,7 @@ class _Leaf(NamedTuple):
 
 
 def _leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
-    """Columns by name; a column ``translation`` of ``{language: text}`` is replaced by its languages.
-
-    Raises:
-        CorpusError: A name occurs twice.
-    """
+    """Columns by name; a column ``translation`` of ``{language: text}`` is replaced by its languages."""
     leaves = [_Leaf(field.name, None, field.type) for field in schema]
     for leaf in leaves:
         if leaf.column == "translation" and pa.types.is_struct(leaf.kind):
@@ -116,9 +112,6 @@ def _batch_rows(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence[_L
     """Number of rows to read at a time, which bounds the memory even if all values differ.
 
     Arrow does not read the fields of a struct as dictionaries, so each row of a field may have the longest value.
-
-    Raises:
-        CorpusError: The columns expand too far.
     """
     are_fields = any(leaf.field is not None for leaf in leaves)
     packed, size, longest = file.paths[0].stat().st_size, 0, 1.0

@@ -37,11 +37,7 @@ class _TmxParser:
         self.expat.CharacterDataHandler = self.characters
 
     def feed(self, chunk: bytes, *, last: bool = False) -> list[tuple[int, Row | BadLine]]:
-        """Parse a chunk of the file and return the rows that end in it.
-
-        Raises:
-            CorpusError: The file is not well-formed, or its encoding is not supported.
-        """
+        """Parse a chunk of the file and return the rows that end in it."""
         path = self.file.paths[0]
         try:
             self.expat.Parse(chunk, last)

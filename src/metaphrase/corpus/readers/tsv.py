@@ -40,11 +40,7 @@ def read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadL
 
 
 def _header(columns: list[str], file: BitextFile) -> list[str] | None:
-    """The columns of the first line; None if it is a pair.
-
-    Raises:
-        CorpusError: It is neither a pair nor the header of a bitext.
-    """
+    """The columns of the first line; None if it is a pair."""
     if find_layout(columns, file) is not None:
         if len(set(columns)) < len(columns):
             raise CorpusError(f"{file.name}:1: the header has a duplicate column: {', '.join(columns)}.")
@@ -63,11 +59,7 @@ def _header(columns: list[str], file: BitextFile) -> list[str] | None:
 
 
 def check_header(file: BitextFile, max_chars: int) -> None:
-    """Check that a TSV file has a header.
-
-    Raises:
-        CorpusError: The file has no header.
-    """
+    """Check that a TSV file has a header."""
     with closing(read_lines(file.paths[0], max_chars, file.max_expansion)) as lines:
         first = next(lines, None)
     if first is not None and not isinstance(first[1], BadLine) and find_layout(first[1].split("\t"), file) is None:
