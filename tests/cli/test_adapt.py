@@ -188,7 +188,7 @@ def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, caps
     assert {path: path.read_bytes() for path in training} == training
     (tmp_path / "out" / adapt.PLAN).write_text("{")
     assert main(command) == 2
-    assert "plan.json, which describes its run, is missing or damaged" in capsys.readouterr().err
+    assert "plan.json, which describes its run, is missing or was damaged" in capsys.readouterr().err
 
 
 def test_a_folder_in_use_is_left_alone(command, trained, tmp_path, capsys, fault):
