@@ -76,7 +76,7 @@ def observed(encoder: PreTrainedModel) -> Iterator[Observer]:
     """
     if encoder.is_activation_checkpointing and encoder.training:
         raise ValueError(
-            "Gradient checkpointing is not supported for objectives that read attention. Remove --gradient_checkpointing; "
+            "Gradient checkpointing is not supported for objectives that read attention. Remove --activation_checkpointing; "
             "--micro_batch_size saves more memory and yields the same gradient."
         )
     before = encoder.config._attn_implementation  # noqa: SLF001 - transformers has no public reader

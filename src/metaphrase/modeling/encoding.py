@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.attention import observed
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.modeling.packing import first_position
@@ -176,7 +177,7 @@ def _call(model: Any, encoder: PreTrainedModel, inputs: dict[str, Tensor]) -> Ou
 
 def _languages(name: str, features: Mapping[str, Tensor]) -> Tensor:
     if "language" not in features:
-        raise ValueError(
+        raise UsageError(
             f"An input language embedding requires the language of every text, but view {name!r} does not provide it. "
             "Remove the objective that reads this view, or set language_embedding to false."
         )

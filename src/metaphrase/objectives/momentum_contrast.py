@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Length, Range, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import frozen, token_states
@@ -21,6 +22,9 @@ from metaphrase.objectives.base import Granularity, HeadSources, Objective, chec
 
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
+
+#: Maximum numbers of a queue: 4 GB.
+MAX_QUEUE = 2**30
 
 
 def momentum_contrast(
@@ -224,9 +228,9 @@ class MomentumContrast(Objective):
 }"""
 
     temperature: Temperature = 0.05
-    queue_size: Annotated[int, Range(1, 10_000_000)] = 32_000
+    queue_size: Annotated[int, Range(1, 1_000_000)] = 32_000
     momentum: Share = 0.999
-    projection_size: Annotated[int, Range(1, 65_536)] | None = 300
+    projection_size: Annotated[int, Range(1, 8192)] | None = 300
     bias: bool = True
     normalize: Normalize = "both"
     shuffle: bool = True
@@ -244,8 +248,15 @@ class MomentumContrast(Objective):
         """Return the pooling of queries and keys, which is that of the model.
 
         Raises:
+            UsageError: The queue is too large.
             ModelError: The pooling mode is not ``"cls"`` or ``"mean"``.
         """
+        width = self.projection_size or sources.encoder.config.hidden_size
+        if self.queue_size * width > MAX_QUEUE:
+            raise UsageError(
+                f"A queue of {self.queue_size:,} keys with {width:,} numbers each exceeds {MAX_QUEUE:,} numbers. Lower "
+                "queue_size or projection_size."
+            )
         check_pooling(sources, self.name)
         return {"pooling": sources.pooling}
 

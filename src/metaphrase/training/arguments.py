@@ -119,8 +119,8 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
     if alone:
         raise UsageError(
             f"{', '.join(alone)} ranks each pair against the other pairs of its batch, but a batch of {size} has no other "
-            "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size to at "
-            "least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
+            "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size, or "
+            "effective_batch_size, to at least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
         )
 
 

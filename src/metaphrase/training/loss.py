@@ -9,7 +9,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
 from metaphrase.encoders.loading import origin_of, pooling_of
-from metaphrase.exceptions import ModelError
+from metaphrase.exceptions import ModelError, RecipeError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
 from metaphrase.modeling.encoding import encode_views, unwrap
@@ -120,7 +120,7 @@ def _distinct(views: Any) -> tuple[View, ...]:
     by_name: dict[str, View] = {}
     for view in views:
         if by_name.setdefault(view.name, view) != view:
-            raise ValueError(
+            raise RecipeError(
                 f"Two objectives read different views named {view.name!r}: {by_name[view.name]} and {view}. "
                 "Give them the same settings, or give the views different names."
             )

@@ -50,7 +50,7 @@ SETTINGS: dict[str, Any] = {
     "max_skipped_steps": Count,
     "bf16": bool,
     "fp16": bool,
-    "gradient_checkpointing": bool,
+    "activation_checkpointing": bool,
     "packing": bool,
     "freeze_word_embeddings": bool,
     "temperature": LanguageTemperature | None,
