@@ -402,7 +402,8 @@ def fence(text: str | None, language: str = "") -> str:
         return ""
     text = redact(re.sub(r"\r\n?", "\n", text)).encode("utf-8", "replace").decode()
     ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
+    lines = text.rstrip("\n")
+    return f"{ticks}{language}\n{lines}\n{ticks}"
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
