@@ -17,7 +17,7 @@ from metaphrase.checkpoints.folders import checkpoint_folders, verify
 from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.parallel import load_parallel_folder
-from metaphrase.exceptions import CorpusError
+from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.training.run import RunResult, TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
@@ -52,7 +52,7 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     result = json.loads(capsys.readouterr().out)
     assert result["verdict"][0].startswith("Swahili (sw): ")
     assert result["languages"]["sw"]["verdict"] in ("better", "tie", "worse")
-    assert {row["language"] for row in result["retention"]["languages"]} == {"de", "fr"}
+    assert {row["language"] for row in result["retention"]["languages"]} == {"de"}
     assert json.loads((output / "verdict.json").read_text())["verdict"] == result["verdict"]
     assert (output / "report.html").is_file()
     assert {path.name[:2] for path in (output / "data" / "training").iterdir()} == {"sw", "et", "fi", "ml"}
@@ -67,6 +67,25 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     licenses = {row["language"]: row.get("license") for row in ModelCard(card).data.to_dict()["metaphrase"]["data"]}
     assert licenses == {"sw": "cc-by-4.0"} | dict.fromkeys(("et", "fi", "ml"), PACKAGED["license"])
     assert "### Retention" in card
+
+
+def test_a_plan_is_estimated_and_nothing_is_written(tiny_encoder_dir, tmp_path, capsys):
+    corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
+    command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw", "--plan_only"]
+    assert main([*command, "--output_dir", str(tmp_path / "out"), "--minutes", "0.05", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["measuring_minutes"] > 0
+    assert plan["training_minutes"] < 1
+    assert "for measurements" in plan["reasons"][-1]
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_languages_are_a_sample_or_chosen():
+    assert len(adapt.retention_sets([], ["sw"])) == 21
+    assert len(adapt.retention_sets(["all"], ["sw"])) == 94
+    assert list(adapt.retention_sets(["de,fr"], ["sw"])) == ["de", "fr", "sw"]
+    with pytest.raises(UsageError, match="--retention_languages: the Declaration of Human Rights has no xx"):
+        adapt.retention_sets(["de", "xx"], ["sw"])
 
 
 @pytest.mark.parametrize(

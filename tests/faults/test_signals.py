@@ -27,7 +27,7 @@ def test_a_signal_ends_the_step_with_a_checkpoint(run, result, undisturbed, tmp_
     assert run("stopped", callbacks=[Send(3, number)], **options) == status
     said = (tmp_path / "stopped.log").read_text()
     assert f"{number.name}: stopping after this step, with a checkpoint" in said
-    assert f"Stopped by {number.name} after step 3 of 4. Resume with --resume_from_checkpoint true." in said
+    assert f"Stopped by {number.name} after step 3 of 4, with a checkpoint." in said
     assert [path.name for path in checkpoint_folders(tmp_path / "stopped")] == ["checkpoint-3"]
     assert run("stopped", **options) == 0
     fault("A3", f"{number.name} during a step", tried=1, survived=result("stopped") == undisturbed()[0])

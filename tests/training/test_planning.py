@@ -14,6 +14,7 @@ PLAN = {
     "pairs": 4000,
     "replayed": 4000,
     "seconds_per_step": 2.0,
+    "measuring_seconds": 90.0,
     "minutes": 20.0,
     "memory": 20e9,
     "parameters": 118_000_000,
@@ -29,6 +30,8 @@ def test_the_plan_ends_in_time():
     assert plan.max_steps == EPOCHS * 8000 // 64
     assert plan.freeze_word_embeddings
     assert plan.micro_batch_size is None
+    assert (plan.training_minutes, plan.measuring_minutes) == (12.5, 1.5)
+    assert plan.reasons[-1] == "about 14 minutes: 12 for training, 2 for measurements"
     slow = make_plan(**{**PLAN, "seconds_per_step": 60.0})
     assert slow.max_steps == 20
     assert "20 minutes at 60.0 s a step" in " ".join(slow.reasons)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from rich.text import Text
 
@@ -17,12 +18,13 @@ from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, print a verdict"
 EXAMPLES = [
     "metaphrase adapt --corpus my.tsv --languages sw",
+    "metaphrase adapt --corpus my.tsv --languages sw --plan_only",
     "metaphrase adapt --model BAAI/bge-m3 --corpus my.tsv --languages wo --minutes 120 --anchor 1 --output_dir runs/wo",
 ]
 
 
 def run(argv: Sequence[str]) -> int:
-    """Check the data, plan, train and measure; print the verdict."""
+    """Check the data, plan, train and measure; print the verdict, or the plan alone."""
     (config,) = parse("metaphrase adapt", [AdaptationConfig], argv, description=SUMMARY, examples=EXAMPLES)
     prepare_process()
     adaptation = Adaptation(config, command=["metaphrase", "adapt", *argv], show_progress=not is_quiet())
@@ -31,6 +33,10 @@ def run(argv: Sequence[str]) -> int:
         notes().print(unread, highlight=False, markup=False)
     if findings:
         notes().print(findings_table(findings))
+    if config.plan_only:
+        plan = adaptation.plan()
+        emit(asdict(plan), *(f"- {reason}" for reason in plan.reasons))
+        return 0
     try:
         result = adaptation.execute()
     except (Exception, SystemExit):

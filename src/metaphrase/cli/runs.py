@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.syntax import Syntax
 
 from metaphrase.cli.options import parse
-from metaphrase.cli.output import emit, is_quiet
+from metaphrase.cli.output import emit, is_quiet, notes
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
@@ -90,6 +90,9 @@ def execute_and_print(run: TrainingRun) -> None:
     """Execute a run and print its result; if only the push fails, the result is printed before the error."""
     try:
         result = run.execute()
+    except SystemExit:  # a signal stopped the training, with a checkpoint
+        notes().print("Resume with --resume_from_checkpoint true.", highlight=False, markup=False)
+        raise
     except MetaphraseError:
         if run.result is not None:
             emit(run.result.to_dict(), *summary(run.result))

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import xxhash
 from datasets import Dataset
@@ -37,6 +38,7 @@ from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
 from metaphrase.training.configuration import RunConfig
+from metaphrase.training.demo import demo_settings
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs, RunResult, TrainingRun
@@ -48,6 +50,11 @@ logger = logging.getLogger(__name__)
 PLAN = "plan.json"
 #: Names of the test sets: held-out pairs, and the Declaration of Human Rights, which comes with the package.
 HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
+
+
+#: The user's pairs, split by language, and packaged pairs of other languages.
+Splits: TypeAlias = Mapping[str, Split]
+Replayed: TypeAlias = Mapping[str, Sequence[Pair]]
 
 
 @checked
@@ -72,7 +79,13 @@ class AdaptationConfig:
         0.0, "Weight of an objective that keeps English embeddings close to the original encoder's; 0 for none."
     )
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
+    retention_languages: list[str] = option(
+        [],
+        "Other languages that are measured before and after, to see what they lose: codes, or 'all' for 94 (default: "
+        "a sample of 20).",
+    )
     force: bool = option(False, "Train even if the checks find errors.")
+    plan_only: bool = option(False, "Check the corpus, print the plan with its estimated duration, and stop.")
     seed: Seed = option(42, "Seed of split and training.")
 
 
@@ -187,6 +200,22 @@ class Adaptation:
             CorpusError: The checks found errors, or there are too few pairs.
             CheckpointError: Another process uses the output folder, or it holds checkpoints of another run.
         """
+        splits, replayed = self._split()
+        with claimed(self.output):
+            return self._train(splits, replayed)
+
+    def plan(self) -> Plan:
+        """Check the corpus and plan the run, with its estimated duration. Nothing is written.
+
+        Raises:
+            CorpusError: The checks found errors, or there are too few pairs.
+        """
+        splits, replayed = self._split()
+        with tempfile.TemporaryDirectory() as data:
+            return self._plan(splits, replayed, *self._load(Path(data), splits, replayed))
+
+    def _split(self) -> tuple[Splits, Replayed]:
+        """The pairs for training and measuring, and those of other languages."""
         if not self.sets:
             self.check()
         if (wrong := errors(self.findings)) and not self.config.force:
@@ -194,64 +223,78 @@ class Adaptation:
                 f"{' '.join(finding.message for finding in wrong)} Nothing was trained. Fix the corpus, or pass --force."
             )
         splits = split_all(self.sets, seed=self.config.seed)
-        pairs = sum(len(one.train) for one in splits.values())
-        kept = replay(
+        replayed = replay(
             other_languages(self.config, self.sets),
-            int(self.config.replay * pairs),
+            int(self.config.replay * training_pairs(splits)),
             held=held_out(splits.values()),
             seed=self.config.seed,
         )
-        with claimed(self.output):
-            return self._train(splits, kept, pairs)
+        return splits, replayed
 
-    def _train(
-        self, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]], pairs: int
-    ) -> AdaptationResult | None:
-        """Train and measure in a folder that no other process writes to."""
-        content = recipe_content(self.config)
-        asked = {
-            "model": self.config.model,
-            "languages": sorted(splits),
-            "recipe": content,
-            "minutes": self.config.minutes,
-            "replay": self.config.replay,
-            "seed": self.config.seed,
-            "pairs": pairs_digest(splits, kept),
-        }
-        plan = plan_of_checkpoints(self.output, asked)
-        folders = write_data(self.data, splits, kept)
-        path = write_json(self.data / RECIPE, content)  # JSON is YAML, and writes floats exactly
-        recipe = Recipe.load(path)
-        encoder = load_encoder(self.config.model, default_pooling=recipe.pooling)
-        own = {code: one.train for code, one in splits.items()}
-        corpus = build_corpus(folders["training"], own | dict(kept))
-        if plan is None:
-            plan = plan_run(encoder, recipe, corpus, pairs=pairs, minutes=self.config.minutes, seed=self.config.seed)
-            write_part(self.output / PLAN, {"asked": asked, "plan": asdict(plan)})
-        log_plan(splits, kept, plan)
+    def _load(self, data: Path, splits: Splits, replayed: Replayed) -> tuple[Path, Inputs]:
+        """Write recipe and pairs to a folder, and load the encoder. Returns the recipe's path and the inputs of a run."""
+        folders = write_data(data, splits, replayed)
+        recipe = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
         inputs = Inputs(
-            encoder=encoder,
-            corpus=corpus,
+            encoder=load_encoder(self.config.model, default_pooling=Recipe.load(recipe).pooling),
+            corpus=build_corpus(
+                folders["training"], {code: one.train for code, one in splits.items()} | dict(replayed)
+            ),
             dev=parallel_sets(folders["dev"], "dev", {code: one.dev for code, one in splits.items()}),
             tests={
                 HELD_OUT: parallel_sets(folders[HELD_OUT], "test", {code: one.test for code, one in splits.items()}),
-                RETENTION: load_parallel_folder(PACKAGED_DATA / RETENTION),
+                RETENTION: retention_sets(self.config.retention_languages, splits),
             },
         )
-        self.run = self._run(folders, path, plan, inputs, replayed=kept)
+        return recipe, inputs
+
+    def _plan(self, splits: Splits, replayed: Replayed, recipe: Path, inputs: Inputs) -> Plan:
+        """Plan the run and log the plan."""
+        assert inputs.encoder is not None
+        assert inputs.corpus is not None
+        plan = plan_run(
+            inputs.encoder,
+            Recipe.load(recipe),
+            inputs.corpus,
+            pairs=training_pairs(splits),
+            minutes=self.config.minutes,
+            seed=self.config.seed,
+            dev=inputs.dev or {},
+            tests=inputs.tests or {},
+        )
+        log_plan(splits, replayed, plan)
+        return plan
+
+    def _train(self, splits: Splits, replayed: Replayed) -> AdaptationResult | None:
+        """Train and measure in a folder that no other process writes to."""
+        asked = {
+            "model": self.config.model,
+            "languages": sorted(splits),
+            "recipe": recipe_content(self.config),
+            "minutes": self.config.minutes,
+            "replay": self.config.replay,
+            "seed": self.config.seed,
+            "pairs": pairs_digest(splits, replayed),
+        }
+        plan = plan_of_checkpoints(self.output, asked)
+        recipe, inputs = self._load(self.data, splits, replayed)
+        if plan is None:
+            plan = self._plan(splits, replayed, recipe, inputs)
+            write_part(self.output / PLAN, {"asked": asked, "plan": asdict(plan)})
+        else:
+            log_plan(splits, replayed, plan)
+        self.run = self._run(recipe, plan, inputs, replayed=replayed)
         result = self.run.execute()
         return None if result is None else self._judge(result, plan)
 
-    def _run(
-        self, folders: Mapping[str, Path], recipe: Path, plan: Plan, inputs: Inputs, *, replayed: Iterable[str]
-    ) -> TrainingRun:
+    def _run(self, recipe: Path, plan: Plan, inputs: Inputs, *, replayed: Iterable[str]) -> TrainingRun:
         """The training run."""
         config = RunConfig(
             model=self.config.model,
             recipe=str(recipe),
-            corpus=[str(folders["training"])],
-            dev=[str(folders["dev"])],
-            test=[str(folders[HELD_OUT]), str(PACKAGED_DATA / RETENTION)],
+            corpus=[str(self.data / "training")],
+            dev=[str(self.data / "dev")],
+            test=[str(self.data / HELD_OUT), str(PACKAGED_DATA / RETENTION)],
             output_dir=str(self.output),
             data_license=self.config.data_license,
             seed=self.config.seed,
@@ -289,6 +332,8 @@ class Adaptation:
         for name in ("model", "output_dir", "recipe", "minutes", "replay", "anchor", "seed", "data_license"):
             if (value := getattr(self.config, name)) is not None:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+        if self.config.retention_languages:
+            words += ["--retention_languages", *self.config.retention_languages]
         return [*words, "--force"] if self.config.force else words
 
     def _judge(self, result: RunResult, plan: Plan) -> AdaptationResult:
@@ -318,6 +363,26 @@ def parallel_sets(folder: Path, part: str, pairs: Mapping[str, Sequence[Pair]]) 
     return sets
 
 
+def training_pairs(splits: Splits) -> int:
+    """Number of the user's pairs to train on."""
+    return sum(len(one.train) for one in splits.values())
+
+
+def retention_sets(chosen: Sequence[str], own: Iterable[str]) -> dict[str, ParallelSet]:
+    """The Declaration of Human Rights in the chosen languages (none: the demo's sample) and in the user's own."""
+    packaged = load_parallel_folder(PACKAGED_DATA / RETENTION)
+    named = split_list(chosen)
+    if "all" in named:
+        return packaged
+    if missing := sorted(set(named) - set(packaged)):
+        raise UsageError(
+            f"--retention_languages: the Declaration of Human Rights has no {', '.join(missing)}. It has: "
+            f"{', '.join(packaged)}; 'all' measures these."
+        )
+    kept = {*(named or demo_settings()["retention_languages"]), *own}
+    return {language: one for language, one in packaged.items() if language in kept}
+
+
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
     """The recipe of a run, with the anchor, if any. Vocabularies are read from the corpus, which suits small machines."""
     content = Recipe.load(config.recipe).to_dict()
@@ -337,7 +402,7 @@ def other_languages(config: AdaptationConfig, sets: Mapping[str, ParallelSet]) -
     return {language: pairs for language, pairs in packaged.items() if language not in sets}
 
 
-def pairs_digest(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> str:
+def pairs_digest(splits: Splits, kept: Replayed) -> str:
     """Digest of all pairs: those for training, early stopping and evaluation."""
     parts = [[language, one.train, one.dev, one.test] for language, one in sorted(splits.items())]
     return xxhash.xxh3_64_hexdigest(json.dumps([parts, sorted(kept.items())]).encode())
@@ -362,7 +427,7 @@ def plan_of_checkpoints(output: Path, asked: Mapping[str, Any]) -> Plan | None:
     return plan
 
 
-def write_data(folder: Path, splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]]) -> dict[str, Path]:
+def write_data(folder: Path, splits: Splits, kept: Replayed) -> dict[str, Path]:
     """Write the training and held-out pairs, so that a run can be reproduced and compared with others.
 
     Data of an earlier run are deleted.
@@ -409,7 +474,7 @@ def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
     return Corpus(Dataset.from_dict({name: list(values) for name, values in columns.items()}), report, files)
 
 
-def log_plan(splits: Mapping[str, Split], kept: Mapping[str, Sequence[Pair]], plan: Plan) -> None:
+def log_plan(splits: Splits, kept: Replayed, plan: Plan) -> None:
     """Log the plan of a run."""
     for language, one in splits.items():
         logger.info(

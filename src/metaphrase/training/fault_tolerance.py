@@ -92,7 +92,7 @@ class GracefulShutdown:
         if not self.signal:
             return
         logger.warning(
-            "Stopped by %s after step %d of %d. Resume with --resume_from_checkpoint true.",
+            "Stopped by %s after step %d of %d, with a checkpoint.",
             signal.Signals(self.signal).name,
             step,
             max_steps,

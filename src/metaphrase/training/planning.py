@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,12 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.loading import Corpus
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
+from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
 from metaphrase.training.recipe import Recipe
@@ -26,6 +30,8 @@ from metaphrase.training.run import build_loss
 EPOCHS = 3
 #: Number of evaluations of the dev set during training, and number without improvement after which training ends.
 EVALUATIONS, PATIENCE = 8, 3
+#: Number of texts whose encoding is timed.
+TIMED_TEXTS = 64
 #: Free memory assumed if the system does not report it, in bytes.
 UNKNOWN_MEMORY = 8e9
 
@@ -42,6 +48,8 @@ class Plan:
         eval_steps: Steps between two evaluations of the dev set.
         freeze_word_embeddings: Whether the word embeddings are frozen.
         learning_rate: Peak learning rate.
+        training_minutes: Estimated duration of all steps.
+        measuring_minutes: Estimated duration of all measurements, before, during and after training.
         reasons: Reasons for the settings, one line each.
     """
 
@@ -51,23 +59,39 @@ class Plan:
     eval_steps: Count
     freeze_word_embeddings: bool
     learning_rate: AtLeast0
+    training_minutes: AtLeast0
+    measuring_minutes: AtLeast0
     reasons: tuple[str, ...]
 
 
 def plan_run(
-    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, pairs: int, minutes: float, seed: int
+    model: SentenceTransformer,
+    recipe: Recipe,
+    corpus: Corpus,
+    *,
+    pairs: int,
+    minutes: float,
+    seed: int,
+    dev: Mapping[str, ParallelSet],
+    tests: Mapping[str, Mapping[str, ParallelSet]],
 ) -> Plan:
-    """Time a step on this machine, and plan a run."""
+    """Time a step and the encoding of texts on this machine, and plan a run."""
     encoder: Any = model[0].auto_model
     config = encoder.config
     cuda = model.device.type == "cuda"
     memory = float(torch.cuda.mem_get_info()[0]) if cuda else free_memory()
     rows = len(corpus.dataset)
     size = min(batch_size_for(rows), rows)
+    dev_texts = texts_of(dev)
+    test_texts = [text for sets in tests.values() for text in texts_of(sets)]
+    # Test sets are measured after training and, with each prompt, before it.
+    test_passes = 2 + bool(resolve_prompt(model, "auto"))
+    measured = EVALUATIONS * len(dev_texts) + test_passes * len(test_texts)
     return make_plan(
         pairs=pairs,
         replayed=rows - pairs,
         seconds_per_step=step_seconds(model, recipe, corpus, size, freeze=not cuda, seed=seed),
+        measuring_seconds=measured * text_seconds(model, dev_texts + test_texts, seed=seed),
         minutes=minutes,
         memory=memory,
         parameters=sum(parameter.numel() for parameter in encoder.parameters()),
@@ -115,6 +139,20 @@ def step_seconds(
     return 1.05 * seconds
 
 
+def texts_of(sets: Mapping[str, ParallelSet]) -> list[str]:
+    """Distinct texts of test sets."""
+    return distinct_texts(side for one in sets.values() for side in (one.sources, one.targets))[0]
+
+
+def text_seconds(model: SentenceTransformer, texts: list[str], *, seed: int) -> float:
+    """Time the encoding of a text, as the mean over a sample, after a warm-up."""
+    chosen = random.Random(seed).sample(texts, min(TIMED_TEXTS, len(texts)))
+    encode_texts(model, chosen[:2])
+    start = time.perf_counter()
+    encode_texts(model, chosen)
+    return (time.perf_counter() - start) / len(chosen)
+
+
 @contextmanager
 def unchanged(model: SentenceTransformer) -> Iterator[None]:
     """Restore mode, gradients and frozen parameters of a model, and all random number generators."""
@@ -150,6 +188,7 @@ def make_plan(
     pairs: int,
     replayed: int,
     seconds_per_step: float,
+    measuring_seconds: float,
     minutes: float,
     memory: float,
     parameters: int,
@@ -163,6 +202,7 @@ def make_plan(
         pairs: The user's pairs to train on.
         replayed: Additional pairs of other languages.
         seconds_per_step: Measured duration of a step.
+        measuring_seconds: Estimated duration of all measurements.
         minutes: Time for training.
         memory: Free memory in bytes.
         parameters: Parameters of the encoder.
@@ -196,4 +236,8 @@ def make_plan(
     reasons.append(
         f"the dev set is measured every {evaluate} steps; training ends after {PATIENCE} without improvement"
     )
-    return Plan(batch, micro, steps, evaluate, freeze, 5e-5, tuple(reasons))
+    training, measuring = steps * seconds_per_step / 60, measuring_seconds / 60
+    reasons.append(
+        f"about {training + measuring:.0f} minutes: {training:.0f} for training, {measuring:.0f} for measurements"
+    )
+    return Plan(batch, micro, steps, evaluate, freeze, 5e-5, round(training, 2), round(measuring, 2), tuple(reasons))
