@@ -201,7 +201,10 @@ def test_split_and_text_equality(data, loaded, tmp_path):
             ["strong", "--data", "{data}", "--suite", "mining", "--margin_k", "4"],
             "--margin_k applies to --suite retrieval",
         ),
-        (["strong", "--data", "{data}", "--suite", "nli", "--pooling", "cls"], "--pooling applies to --suite answer-retrieval, mining"),
+        (
+            ["strong", "--data", "{data}", "--suite", "nli", "--pooling", "cls"],
+            "--pooling applies to --suite answer-retrieval, mining",
+        ),
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
