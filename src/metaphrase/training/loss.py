@@ -68,6 +68,7 @@ class AlignmentLoss(nn.Module):
             english_ids=english_ids,
             languages=tuple(sorted(languages)),
             pooling=pooling_of(model),
+            modules=tuple(model.children())[1:],
         )
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
