@@ -7,8 +7,9 @@
 
 ``source_bt`` contains translations of the target into the source language, ``target_bt`` translations of the source into
 the target language. Each sentence has several translations, separated by `` ||| `` (Li et al. 2021, section 2.4: beam
-search or top-k sampling). Any sequence-to-sequence model from the Hub or a folder works. Multilingual models (NLLB,
-M2M-100, mBART) require ``--codes``. The corpus is read as by ``metaphrase train``, but not cleaned.
+search or top-k sampling). Any sequence-to-sequence model from the Hub or a folder works, if its weights are in safetensors
+format; a model that has only a pickle is not loaded. Multilingual models (NLLB, M2M-100, mBART) require ``--codes``. The
+corpus is read as by ``metaphrase train``, but not cleaned.
 
 Finished shards are stored in ``<output>.partial``, from which an interrupted run resumes. The output is written once it is
 complete. The same input, options and device produce the same text, however often the run is interrupted.
@@ -34,6 +35,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, HfArgumentParser
 from metaphrase.corpus import Corpus, load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.writing import check_writable, write_corpus
+from metaphrase.encoders.checks import check_tokenizer, load_complete
+from metaphrase.encoders.folders import open_model
+from metaphrase.encoders.loading import find_model
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
@@ -112,10 +116,14 @@ def jobs_of(options: Options) -> list[Job]:
     for side, other in (("source", "target"), ("target", "source")):
         name = getattr(options, f"to_{side}")
         if name is not None:
-            model = AutoModelForSeq2SeqLM.from_pretrained(name, dtype=getattr(torch, options.dtype))
+            dtype = getattr(torch, options.dtype)
+            called, folder = find_model(name)
+            with open_model(called, folder) as files:
+                model = load_complete(AutoModelForSeq2SeqLM.from_pretrained, files, called, dtype=dtype)
+                tokenizer = AutoTokenizer.from_pretrained(files)
+            check_tokenizer(tokenizer, model, called)
             languages = (f"{other}_lang", f"{side}_lang")
             prefix = getattr(options, f"to_{side}_prefix")
-            tokenizer = AutoTokenizer.from_pretrained(name)
             jobs.append(Job(f"{side}_bt", other, languages, prefix, model.to(device).eval(), tokenizer))
     return jobs
 

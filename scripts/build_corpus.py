@@ -42,6 +42,8 @@ from metaphrase.corpus import Cleaning
 from metaphrase.corpus.files import BitextFile, find_files
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import CorpusReport
+from metaphrase.encoders.folders import open_tokenizer
+from metaphrase.encoders.loading import find_model
 from metaphrase.io.files import replacing
 from metaphrase.io.outputs import claimed
 
@@ -230,13 +232,19 @@ def find_sources(options: Options) -> dict[str, list[Source]]:
     return dict(sorted(sources.items()))
 
 
+def load_tokenizer(name_or_path: str) -> Any:
+    """Load a tokenizer from its own files only."""
+    with open_tokenizer(*find_model(name_or_path)) as files:
+        return AutoTokenizer.from_pretrained(files)
+
+
 def make_cleaning(options: Options) -> Cleaning:
     """Return the filters of the protocol; without a tokenizer, DAP's piece filters are skipped."""
     if options.protocol not in PROTOCOLS:
         raise ValueError(f"--protocol expects one of {', '.join(PROTOCOLS)}, got {options.protocol!r}.")
     preset = PROTOCOLS[options.protocol][1]
     if options.tokenizer is not None:
-        return preset(AutoTokenizer.from_pretrained(options.tokenizer).tokenize)
+        return preset(load_tokenizer(options.tokenizer).tokenize)
     if options.protocol == "ppa":
         raise ValueError("PPA's filters count pieces: pass --tokenizer, for example bert-base-multilingual-cased.")
     print(

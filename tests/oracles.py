@@ -382,3 +382,22 @@ def sentence_contrast_loop(sources: list[Tensor], targets: list[Tensor], *, temp
         total = total + contrast(xs[i], ys[i], ys[:i] + ys[i + 1 :], temperature) / 2
         total = total + contrast(ys[i], xs[i], xs[:i] + xs[i + 1 :], temperature) / 2
     return total / len(xs)
+
+
+def similarity_preservation_loop(new, old, languages, *, temperature: float | None = None) -> Tensor:
+    """Squared differences of the cosines of sentences of one language, or with a temperature the divergence of each row."""
+    total, count = 0.0, 0
+    for i in range(len(new)):
+        peers = [j for j in range(len(new)) if j != i and languages[j] == languages[i]]
+        now, then = ([cosine(rows[i], rows[j]) for j in peers] for rows in (new, old))
+        if temperature is None:
+            total = total + sum((u - v) ** 2 for u, v in zip(now, then, strict=True))
+            count += len(peers)
+        elif peers:
+            logs = [
+                [value / temperature - logsumexp([v / temperature for v in row]) for value in row]
+                for row in (now, then)
+            ]
+            total = total + sum(v.exp() * (v - u) for u, v in zip(*logs, strict=True))
+            count += 1
+    return total / count

@@ -30,7 +30,8 @@ def every_objective():
     """Return the recipes, and an additional one for each objective that no recipe contains."""
     recipes = list_recipes()
     others = sorted(set(OBJECTIVES) - {term.objective for recipe in recipes for term in recipe.terms})
-    moving = {"anchor": [{"objective": "tr"}]}  # the anchor alone has no gradient at the original encoder
+    # Alone, these have no gradient at the original encoder.
+    moving = {name: [{"objective": "tr"}] for name in ("anchor", "similarity-preservation")}
     return [
         *recipes,
         *(Recipe.from_dict({"name": o, "terms": [*moving.get(o, []), {"objective": o}]}) for o in others),
@@ -63,8 +64,8 @@ class Rows:
 
     def __init__(self, loss):
         self.seen = defaultdict(list)
-        copies = chain.from_iterable(getattr(objective, "_original", ()) for objective in loss.objectives.values())
-        modules = chain(loss.named_modules(), *(copy.named_modules(prefix="anchor") for copy in copies))
+        originals = [objective.original.encoder for objective in loss.objectives.values() if objective.original]
+        modules = chain(loss.named_modules(), *(original.named_modules(prefix="original") for original in originals))
         layers = {id(m): (name, m.layer[0]) for name, m in modules if isinstance(m, BertEncoder)}
         self.parts = {name for name, _ in layers.values()}
         for name, layer in layers.values():

@@ -27,6 +27,8 @@ GATHERED = {
     "sa, both": {"objective": "sa", "args": {"candidates": "both"}},
     "sentence-contrast": {"objective": "sentence-contrast", "args": {"back_translation": "none"}},
     "sentence-contrast, all": {"objective": "sentence-contrast", "args": {"back_translation": "all"}},
+    "similarity-preservation": {"objective": "similarity-preservation"},
+    "similarity-preservation, kl": {"objective": "similarity-preservation", "args": {"divergence": "kl"}},
 }
 
 
@@ -34,6 +36,9 @@ def gradient(model, term, rows, *, gather):
     term = {**term, "args": {**term.get("args", {}), "gather": gather}}
     twin = copy.deepcopy(model).double().eval()
     loss = AlignmentLoss(twin, Recipe.from_dict({"name": "t", "terms": [term]}), max_length=24)
+    with torch.no_grad():  # away from the original encoder, which some objectives compare with
+        for parameter in twin.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).double()
     sum(loss(ParallelCollator(twin.tokenizer, loss.views)(rows)).values()).backward()
     return {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
 

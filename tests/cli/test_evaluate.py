@@ -11,7 +11,7 @@ from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.evaluation.suites import DataUnavailable, running
+from metaphrase.evaluation.suites import SUITES, DataUnavailable, running
 from metaphrase.io.digests import model_hash
 from metaphrase.publishing.report import render_summary, render_table
 
@@ -201,7 +201,10 @@ def test_split_and_text_equality(data, loaded, tmp_path):
             ["strong", "--data", "{data}", "--suite", "mining", "--margin_k", "4"],
             "--margin_k applies to --suite retrieval",
         ),
-        (["strong", "--data", "{data}", "--suite", "nli", "--pooling", "cls"], "--pooling applies to --suite mining"),
+        (
+            ["strong", "--data", "{data}", "--suite", "nli", "--pooling", "cls"],
+            "--pooling applies to --suite answer-retrieval, mining",
+        ),
         (["strong", "--data", "{data}", "--suite", "word-alignment", "--prompt", "x"], "--prompt applies to"),
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
@@ -435,7 +438,7 @@ def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, mo
     monkeypatch.setattr(running, "find_benchmarks", lambda *args: ([], {}))
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
     notes = " ".join(capsys.readouterr().err.split())
-    assert "Note: --pooling applies only to mining, mteb, retrieval, sts." in notes
+    assert "Note: --pooling applies only to answer-retrieval, mining, mteb, retrieval, sts." in notes
 
 
 def test_all_suites_with_data_are_measured(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
@@ -443,7 +446,7 @@ def test_all_suites_with_data_are_measured(tiny_encoder_dir, sets, tmp_path, mon
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all") == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert list(results["parts"]) == ["tatoeba", "udhr", "stsb", "mteb tatoeba", "mteb udhr"]
-    assert set(results["skipped"]) == {"sts22", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos"}
+    assert set(results["skipped"]) == set(SUITES) - {"retrieval", "sts", "mteb"} | {"sts22"}
     assert results["failed"] == {}
     assert len(list((tmp_path / "kept" / "mteb").rglob("*-bitext.json"))) == 2
     _, printed = capsys.readouterr()

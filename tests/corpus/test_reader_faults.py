@@ -46,6 +46,34 @@ def test_byte_order_marks_and_crlf(tmp_path):
     assert pairs_of(load_corpus(path, cleaning=None)) == [("paka", "cat"), ("mbwa", "dog")]
 
 
+def test_no_text_is_read_twice(tmp_path, monkeypatch, capsys, fault):
+    """In a folder with and without compression, under two names, or as Moses files; a shared side is not a shared text."""
+    monkeypatch.chdir(tmp_path)
+    plain, packed = tsv(tmp_path / "sw-en.tsv"), tsv(tmp_path / "sw-en.tsv.gz")
+    Path("other").symlink_to(tmp_path)
+    moses(tmp_path, "a", pairs=PAIRS)
+    moses(tmp_path, "a", ".gz", pairs=PAIRS)
+    doubled = [
+        [tmp_path],
+        [plain, packed],
+        ["sw-en.tsv", plain],
+        [plain, Path("other", "sw-en.tsv")],
+        ["a.sw,a.en", "a.sw.gz,a.en.gz"],
+    ]
+    for corpus in doubled:
+        for how in ({}, {"streaming": True}, {"on_disk": tmp_path / "disk"}):
+            with pytest.raises(CorpusError, match=r"are one text, which would be read twice\. Pass one of them"):
+                load_corpus(corpus, languages=["sw"], **how)
+        words = [*map(str, corpus), "--source_lang", "sw", "-o", str(tmp_path / "links.tsv")]
+        assert main(["align", *words]) == 2
+        assert "are one text" in capsys.readouterr().err
+    for name, pairs in (("b", PAIRS), ("c", [(f"{one}!", two) for one, two in PAIRS])):
+        moses(tmp_path, name, pairs=pairs)
+    Path("c.en").unlink()
+    assert len(pairs_of(load_corpus(["b.sw,b.en", "c.sw,b.en"], languages=["sw"], cleaning=None))) == 2 * len(PAIRS)
+    fault("C12", "a text named twice, or with and without compression", tried=20, survived=20)
+
+
 FAULTS = {
     "not UTF-8": b"caf\xe9\tcoffee\n",
     "not text": b"nul\0l\tnull\n",

@@ -284,6 +284,10 @@ def test_quotation_marks_and_line_separators_are_text(tmp_path):
             lambda d: (d / "zh-en.sample.zh").write_text("zh-1\n"),
             r"zh-en.sample.zh:1: a line must have two columns, but is 'zh-1'",
         ),
+        (
+            lambda d: (d / "zh-en.sample.zh.gz").write_bytes(b""),
+            r"both \S+sample\.zh and \S+sample\.zh\.gz, of which only one",
+        ),
         (lambda d: (d / "zh-en.sample.en").write_text("e\ta\ne\tb\n"), r"en:2: the identifier 'e' is used twice"),
         (
             lambda d: (d / "zh-en.sample.zh").write_bytes(b"zh-1\t\xff\n"),

@@ -100,6 +100,9 @@ def test_missing_files_are_reported_with_alternatives(tmp_path):
     write(tmp_path / "stsb-de-dev.csv.gz", [], header=True)
     with pytest.raises(ValueError, match="has no pairs"):
         load_sts_folder(tmp_path, split="dev")
+    write(tmp_path / "sts-de-dev.csv.gz", [("a", "b", 1)])
+    with pytest.raises(ValueError, match=r"both \S+/sts-de-dev\.csv\.gz and \S+/stsb-de-dev\.csv\.gz"):
+        load_sts_folder(tmp_path, split="dev")
 
 
 def test_pairs_of_languages_are_taken_from_the_same_row(sets):

@@ -3,10 +3,12 @@ import copy
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers.sentence_transformer.modules import Dense
 
 from metaphrase.encoders.loading import freeze_word_embeddings
+from metaphrase.exceptions import RecipeError, UsageError
 from metaphrase.modeling.encoding import encode_views
-from metaphrase.objectives.anchor import anchor
+from metaphrase.objectives.anchor import anchor, interpolated_anchor
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
@@ -22,24 +24,57 @@ def moved(loss):
     return loss
 
 
-@pytest.mark.parametrize("sides", ["target", "both"])
-@pytest.mark.parametrize("pooling", ["cls", "mean"])
-def test_matches_loop(make_loss, batch_of, bitext, tiny_encoder, sides, pooling):
+def encoded_alone(model, text):
+    """Encode one sentence, without padding."""
+    features = dict(model.preprocess([text]))
+    output = model({key: value[:, :24] if torch.is_tensor(value) else value for key, value in features.items()})
+    return output["sentence_embedding"][0], output["token_embeddings"][0]
+
+
+def distance(now, then):
+    return (now / now.norm() - then / then.norm()).pow(2).sum()
+
+
+def anchor_loop(model, original, rows, sides, level):
+    """Sentence by sentence, and token by token."""
+    total = 0
+    for row in rows:
+        now = {side: encoded_alone(model, row[side]) for side in ("source", "target")}
+        with torch.no_grad():
+            then = {side: encoded_alone(original, row[side]) for side in ("source", "target")}
+        if sides == "interpolated":
+            means = [sum(one[side][0] / one[side][0].norm() for side in one) / 2 for one in (now, then)]
+            total = total + distance(*means)
+            continue
+        chosen = ("source", "target") if sides == "both" else (sides,)
+        for side in chosen:
+            if level == "sentence":
+                total = total + distance(now[side][0], then[side][0]) / len(chosen)
+                continue
+            tokens = list(zip(now[side][1], then[side][1], strict=True))
+            total = total + sum(distance(*token) for token in tokens) / len(tokens) / len(chosen)
+    return total / len(rows)
+
+
+@pytest.mark.parametrize(
+    ("sides", "level", "pooling"),
+    [
+        ("target", "sentence", "cls"),
+        ("both", "sentence", "mean"),
+        ("source", "sentence", "max"),
+        ("interpolated", "sentence", "mean"),
+        ("target", "tokens", "mean"),
+        ("both", "tokens", "cls"),
+    ],
+)
+def test_matches_loop(make_loss, batch_of, bitext, tiny_encoder, sides, level, pooling):
     tiny_encoder[1].pooling_mode = pooling
     original = copy.deepcopy(tiny_encoder).double().eval()
-    loss = moved(make_loss("anchor", sides=sides))
+    loss = moved(make_loss("anchor", sides=sides, level=level))
     rows = bitext[:5]
     views = {name: view for name, view in batch_of(loss, rows).items() if isinstance(view, dict)}
-    slow = 0
-    chosen = ("target",) if sides == "target" else ("source", "target")
-    for side in chosen:
-        for row in rows:  # one sentence at a time, without padding
-            features = dict(original.preprocess([row[side]]))
-            features = {key: value[:, :24] if torch.is_tensor(value) else value for key, value in features.items()}
-            now = loss.model(dict(features))["sentence_embedding"][0]
-            with torch.no_grad():
-                then = original(dict(features))["sentence_embedding"][0]
-            slow = slow + (now / now.norm() - then / then.norm()).pow(2).sum() / (len(rows) * len(chosen))
+    assert views.keys() == {"source", "target"} if sides in ("both", "interpolated") else {sides}
+    slow = anchor_loop(loss.model, original, rows, sides, level)
     fast = loss.objectives["anchor"](encode_views(loss.model, views))
     parameters = [p for p in loss.model.parameters() if p.requires_grad]
     got, wanted = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (fast, slow))
@@ -51,8 +86,9 @@ def test_matches_loop(make_loss, batch_of, bitext, tiny_encoder, sides, pooling)
             torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
 
 
-def test_it_is_zero_at_the_start_of_training(make_loss, batch_of, bitext):
-    loss = make_loss("anchor", sides="both")
+@pytest.mark.parametrize("args", [{"sides": "both"}, {"sides": "interpolated"}, {"level": "tokens"}], ids=str)
+def test_it_is_zero_at_the_start_of_training(make_loss, batch_of, bitext, args):
+    loss = make_loss("anchor", **args)
     assert loss(batch_of(loss, bitext[:4]))["anchor"].item() == pytest.approx(0, abs=1e-20)
 
 
@@ -72,18 +108,46 @@ def test_frozen_word_embeddings_are_shared_and_trained_ones_copied(tiny_encoder,
         if freeze:
             freeze_word_embeddings(tiny_encoder)
         loss = AlignmentLoss(tiny_encoder, recipe)
-        (original,) = loss.objectives["anchor"]._original
+        original = loss.objectives["anchor"].original.encoder
         table = tiny_encoder[0].auto_model.get_input_embeddings()
         assert (original.get_input_embeddings() is table) == freeze
         assert not any(parameter.requires_grad for parameter in original.parameters())
 
 
-def test_unknown_sides_and_pooling_are_refused(make_loss, tiny_encoder):
-    with pytest.raises(ValueError, match="is 'source'"):
-        make_loss("anchor", sides="source")
-    tiny_encoder[1].pooling_mode = "max"
-    with pytest.raises(ValueError, match="uses 'max'"):
-        make_loss("anchor")
+def test_the_interpolated_pair_stays_while_its_sides_meet():
+    source, target = torch.eye(2)
+    middle = source + target
+    assert interpolated_anchor(middle[None], middle[None], (source[None], target[None])).item() == pytest.approx(0)
+    assert anchor(middle[None], source[None]).item() > 0.5
+
+
+def test_a_projection_of_the_model_belongs_to_the_original(tiny_encoder, make_loss, batch_of, bitext):
+    size = tiny_encoder.get_embedding_dimension()
+    tiny_encoder.append(Dense(size, 7, bias=False))
+    loss = make_loss("anchor", model=tiny_encoder, sides="both")
+    assert loss(batch_of(loss, bitext[:4]))["anchor"].item() == pytest.approx(0, abs=1e-20)
+
+
+def test_unknown_sides_and_interpolated_tokens_are_refused(make_loss):
+    with pytest.raises(RecipeError, match="is 'neither'"):
+        make_loss("anchor", sides="neither")
+    with pytest.raises(UsageError, match="'level: tokens' does not have"):
+        make_loss("anchor", sides="interpolated", level="tokens")
+
+
+def test_objectives_share_one_original_which_encodes_a_view_once(tiny_encoder, batch_of, bitext):
+    terms = [{"objective": "anchor", "args": {"sides": "both"}}, {"objective": "similarity-preservation"}]
+    loss = AlignmentLoss(tiny_encoder, Recipe.from_dict({"name": "two", "terms": terms}), max_length=24)
+    first, second = (objective.original for objective in loss.objectives.values())
+    assert first is second
+    calls = []
+    first.encoder.register_forward_hook(lambda *args: calls.append(1))
+    for step in (1, 2):
+        batch = batch_of(loss, bitext[:4])
+        loss(batch)
+        assert len(calls) == 2 * step
+    del batch
+    assert not len(first._encoded)
 
 
 def test_it_keeps_the_model_in_place_and_is_neither_saved_nor_trained(tiny_encoder, bitext, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from accelerate import Accelerator
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -188,6 +189,36 @@ class TestRelease:
         (released / "_partial" / "checkpoint-3").mkdir(parents=True)
         release(tiny_encoder, released, recipe=RECIPE)
         assert list((released / "_partial").iterdir()) == [released / "_partial" / "checkpoint-3"]
+
+    def test_a_release_that_fails_its_check_is_kept(self, tiny_encoder, tmp_path):
+        length, tiny_encoder.max_seq_length = tiny_encoder.max_seq_length, 1000
+        with pytest.raises(RuntimeError, match=r"files that were written are kept in \S+/out/_failed_release\."):
+            release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
+        kept = SentenceTransformer(str(tmp_path / "out" / "_failed_release"), device="cpu")
+        assert np.array_equal(kept.encode(TEXTS), tiny_encoder.encode(TEXTS))
+        tiny_encoder.max_seq_length = length
+        release(tiny_encoder, tmp_path / "out", recipe=RECIPE)
+        assert files_of(tmp_path / "out") == sorted([*STOCK_FILES, MANIFEST])
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_half_precision_is_verified_in_float32(self, tiny_encoder, tmp_path, dtype):
+        folder = release(tiny_encoder.to(dtype), tmp_path / "out", recipe=RECIPE)
+        assert verify(folder, device="cpu") == 0
+        assert load_file(folder / "model.safetensors").popitem()[1].dtype == dtype
+        wide = SentenceTransformer(str(folder), device="cpu").float()
+        embeddings = json.loads((folder / "reference.json").read_text())["embeddings"]
+        texts = json.loads((folder / "reference.json").read_text())["texts"]
+        assert np.array_equal(wide.encode(texts), np.array(embeddings, dtype=np.float32))
+
+    def test_autocast_does_not_reach_the_references(self, tiny_encoder, tmp_path):
+        """Neither that of the caller nor that of a trainer, which replaces the method `forward`."""
+        plain = release(tiny_encoder, tmp_path / "plain", recipe=RECIPE)
+        with torch.autocast("cpu", torch.bfloat16):
+            inside = release(tiny_encoder, tmp_path / "inside", recipe=RECIPE)
+        Accelerator(cpu=True, mixed_precision="bf16").prepare_model(tiny_encoder)
+        assert "forward" in vars(tiny_encoder)
+        prepared = release(tiny_encoder, tmp_path / "prepared", recipe=RECIPE)
+        assert len({(folder / "reference.json").read_text() for folder in (plain, inside, prepared)}) == 1
 
     def test_verify_finds_altered_weights(self, released):
         assert verify(released, device="cpu") == 0

@@ -8,9 +8,11 @@ from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSeq2SeqLM, BartConfig, BartForConditionalGeneration
 
 from metaphrase.corpus import load_corpus
+from metaphrase.exceptions import ModelFileError
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "back_translate.py"
 
@@ -100,6 +102,29 @@ def test_beam_search_is_what_the_model_says_one_sentence_at_a_time(script, optio
         )
         wanted = [" ".join(text.split()) for text in job.tokenizer.batch_decode(ids, skip_special_tokens=True)]
         assert dataset[row]["source_bt"].split(" ||| ") == list(dict.fromkeys(wanted))
+
+
+def test_only_safetensors_and_complete_models_are_loaded(script, options, translator, tmp_path, fault):
+    broken = Path(shutil.copytree(translator, tmp_path / "broken"))
+    weights = load_file(broken / "model.safetensors")
+    torch.save(weights, broken / "pytorch_model.bin")
+    (broken / "model.safetensors").unlink()
+    with pytest.raises(ModelFileError, match="has no weights in safetensors format"):
+        script.back_translate(options(to_source=str(broken)))
+    weights["model.encoder.layers.7.fc1.bias"] = weights.pop("model.encoder.layers.0.fc1.bias")
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ModelFileError, match=r"1 missing \(model\.encoder\.layers\.0\.fc1\.bias\)"):
+        script.back_translate(options(to_source=str(broken)))
+    assert not (tmp_path / "out.tsv").exists()
+    fault("J3", "a model of translation with a pickle, or a renamed weight", tried=2, survived=2)
+
+
+def test_the_settings_of_generation_are_those_of_the_model(script, options, translator, tmp_path):
+    changed = Path(shutil.copytree(translator, tmp_path / "changed"))
+    settings = json.loads((changed / "generation_config.json").read_text())
+    (changed / "generation_config.json").write_text(json.dumps(settings | {"repetition_penalty": 1.7}))
+    (job,) = script.jobs_of(options(to_source=str(changed), to_target=None))
+    assert job.model.generation_config.repetition_penalty == 1.7
 
 
 def test_each_direction_reads_its_side(script, options, monkeypatch):

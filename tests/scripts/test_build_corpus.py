@@ -3,12 +3,14 @@ import hashlib
 import importlib.util
 import json
 import random
+import shutil
 import sys
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from transformers import AutoTokenizer
 
 from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.readers import read_parallel
@@ -71,7 +73,7 @@ def split_at_spaces(script, monkeypatch):
     class Words:
         tokenize = staticmethod(str.split)
 
-    monkeypatch.setattr(script.AutoTokenizer, "from_pretrained", lambda name: Words)
+    monkeypatch.setattr(script, "load_tokenizer", lambda name: Words)
     return "words"
 
 
@@ -139,7 +141,7 @@ def test_full_samples_spare_the_tokenizer(script, opus, tmp_path, monkeypatch):
             Counting.calls += 1
             return text.split()
 
-    monkeypatch.setattr(script.AutoTokenizer, "from_pretrained", lambda name: Counting())
+    monkeypatch.setattr(script, "load_tokenizer", lambda name: Counting())
     build(script, opus, tmp_path / "out", tokenizer="x", train_cap=10, dev_cap=0, sources=["europarl"])
     assert Counting.calls < 2 * 100  # of 320 pairs; about 10 (1 + ln 30) of them are looked at
 
@@ -220,12 +222,31 @@ def test_an_unequal_pair_leaves_no_output(script, opus, tmp_path):
 @pytest.mark.parametrize("protocol", ["dap", "ppa"])
 def test_the_command_line(script, opus, tmp_path, tiny_bert_dir, capsys, protocol):
     arguments = ["--input_dir", str(opus), "--output_dir", str(tmp_path / "out"), "--protocol", protocol]
-    arguments += ["--tokenizer", str(tiny_bert_dir), "--languages", "sw"]
+    tokenizer = tmp_path / "tokenizer"  # without weights
+    AutoTokenizer.from_pretrained(tiny_bert_dir).save_pretrained(tokenizer)
+    arguments += ["--tokenizer", str(tokenizer), "--languages", "sw"]
     assert script.main(arguments) == 0
     assert capsys.readouterr().out.startswith("sw: ")
     assert json.loads((tmp_path / "out" / "report.json").read_text())["protocol"] == protocol
     assert script.main([*arguments[:-1], "th"]) == 2
     assert capsys.readouterr().err.startswith("build_corpus: ")
+
+
+def test_a_tokenizer_has_no_code_and_no_links(script, opus, tmp_path, tiny_bert_dir, capsys, fault):
+    tokenizer = Path(shutil.copytree(tiny_bert_dir, tmp_path / "tokenizer"))
+    arguments = ["--input_dir", str(opus), "--output_dir", str(tmp_path / "out"), "--tokenizer", str(tokenizer)]
+    settings = tokenizer / "tokenizer_config.json"
+    content = json.loads(settings.read_text())
+    settings.write_text(json.dumps(content | {"auto_map": {"AutoTokenizer": ["own.Own", None]}}))
+    assert script.main(arguments) == 2
+    assert "requires its own code, which is not run" in capsys.readouterr().err
+    settings.write_text(json.dumps(content))
+    (tokenizer / "tokenizer.json").rename(tmp_path / "elsewhere.json")
+    (tokenizer / "tokenizer.json").symlink_to(tmp_path / "elsewhere.json")
+    assert script.main(arguments) == 2
+    assert "outside the model's folder" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    fault("J2", "code and links in a tokenizer's folder, in a script", tried=2, survived=2)
 
 
 def test_presets_are_the_papers():

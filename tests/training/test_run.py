@@ -17,6 +17,7 @@ from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, RecipeError, UsageError
 from metaphrase.publishing.provenance import PACKAGED
+from metaphrase.publishing.release import verify
 from metaphrase.training import baseline
 from metaphrase.training import run as run_module
 from metaphrase.training.run import Inputs
@@ -110,6 +111,42 @@ def test_loaded_inputs_are_not_loaded_again(execute, settings, tiny_encoder_dir,
     assert set(measured) == {str(tmp_path / "again")}
     ours, theirs = (load_file(result.output / "model.safetensors") for result in (first, second))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("recipe", ["dap", "wacse-language"])
+def test_bfloat16_is_trained_and_released(execute, settings, monkeypatch, recipe):
+    """The encoder computes in float32 after training; without a GPU, bf16 alone trains on the CPU."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    dev = settings["test"]
+    result = execute(
+        recipe=recipe, bf16=True, use_cpu=False, dev=dev, save_steps=2, languages=["de"], retention=["none"]
+    )
+    folders = [result.output] if recipe == "dap" else [result.output / "de", result.output / "en"]
+    assert [verify(folder, device="cpu") < 1e-5 for folder in folders] == [True] * len(folders)
+    assert json.loads((folders[0] / "training_args.json").read_text())["bf16"] is True
+    assert load_encoder(folders[0], device="cpu").dtype == torch.float32
+
+
+def test_an_adapter_is_trained_and_merged(execute, settings, tiny_encoder_dir, tmp_path):
+    result = execute(lora_rank=2, keep_adapter=True, save_steps=2)
+    ours, theirs = (load_encoder(folder, device="cpu").state_dict() for folder in (result.output, tiny_encoder_dir))
+    assert ours.keys() == theirs.keys()
+    changed = {name for name in ours if not torch.equal(ours[name], theirs[name])}
+    assert changed == {
+        name for name in ours if ".layer." in name and name.endswith("weight") and "LayerNorm" not in name
+    }
+    adapter = load_file(result.output / "adapter" / "adapter_model.safetensors")
+    assert {value.shape[0] for name, value in adapter.items() if "lora_A" in name} == {2}
+    assert "--lora_rank 2" in result.facts["command"]
+    resumed = execute(lora_rank=2, keep_adapter=True, save_steps=2, resume_from_checkpoint="true")
+    again = load_encoder(resumed.output, device="cpu").state_dict()
+    assert all(torch.equal(again[name], ours[name]) for name in ours)
+
+
+def test_an_adapter_that_does_not_exist_cannot_be_kept(execute):
+    with pytest.raises(UsageError, match="--keep_adapter requires an adapter: pass --lora_rank"):
+        execute(keep_adapter=True)
 
 
 def read_retention(result):

@@ -14,7 +14,8 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from transformers import TrainerCallback
 
-from metaphrase.exceptions import MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.encoders.adapters import add_lora
+from metaphrase.exceptions import CheckpointError, MemoryBudgetError, MissingExtraError, UsageError
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
@@ -32,12 +33,15 @@ def rows(full_bitext):
 
 @pytest.fixture
 def make_trainer(tiny_encoder, tmp_path, rows):
-    def make(recipe="dap", *, dataset=None, folder="run", eval_dataset=None, **options):
+    def make(recipe="dap", *, dataset=None, folder="run", eval_dataset=None, lora_rank=None, **options):
         torch.manual_seed(7)
         loaded = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe)
         english_ids = torch.arange(len(tiny_encoder.tokenizer))
         facts = {"english_ids": english_ids, "languages": ["de", "en"]}
-        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), small(loaded), max_length=24, **facts)
+        encoder = copy.deepcopy(tiny_encoder)
+        if lora_rank:
+            add_lora(encoder, lora_rank)
+        loss = AlignmentLoss(encoder, small(loaded), max_length=24, **facts)
         settings = {
             "output_dir": str(tmp_path / folder),
             "per_device_train_batch_size": 8,
@@ -91,6 +95,30 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
     assert losses(resumed) == losses(whole)
     assert_equal(weights(resumed), weights(whole))
     fault("A4", f"bit-exact resume: {recipe}", tried=1, survived=1)
+
+
+@pytest.mark.parametrize("recipe", ["tr", "dap", "ppa", "metaphrase"])
+def test_a_resumed_run_with_an_adapter_is_the_uninterrupted_one(make_trainer, recipe, fault):
+    """The adapter is trained, the base model is not; a checkpoint is a complete encoder with the adapter beside it."""
+    whole = make_trainer(recipe, lora_rank=2)
+    before = weights(whole)
+    whole.train()
+    after = weights(whole)
+    encoder = [name for name in after if name.startswith("model.") and not torch.equal(after[name], before[name])]
+    assert encoder
+    assert all(".lora_" in name for name in encoder)
+    checkpoint = Path(whole.args.output_dir) / "checkpoint-3"
+    resumed = make_trainer(recipe, folder="resumed", lora_rank=2)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), after)
+    last = SentenceTransformer(str(checkpoint.with_name("checkpoint-6")), device="cpu")
+    assert torch.allclose(
+        *(model.encode(["der Hund"], convert_to_tensor=True) for model in (last, whole.model)), atol=1e-5
+    )
+    with pytest.raises(CheckpointError, match="differs in: adapters"):
+        make_trainer(recipe, folder="other", lora_rank=4).train(resume_from_checkpoint=str(checkpoint))
+    fault("A4", f"bit-exact resume with an adapter: {recipe}", tried=1, survived=1)
 
 
 class Died(Exception):

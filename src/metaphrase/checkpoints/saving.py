@@ -57,6 +57,18 @@ class AtomicCheckpoints(Trainer):
         done = super()._init_training_state(max_steps, num_update_steps_per_epoch, num_train_epochs, *args)
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with _errors_of(checkpoint, "optimizer or schedule"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_scaler(self, checkpoint: str | None) -> None:
+        with _errors_of(checkpoint, "gradient scaler"):
+            super()._load_scaler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with _errors_of(checkpoint, "random states"):
+            super()._load_rng_state(checkpoint)
+
     @property
     def _saves(self) -> bool:
         """Whether this process saves checkpoints."""
@@ -116,6 +128,20 @@ class AtomicCheckpoints(Trainer):
         saved = self._saved()
         weights = sum(value.nbytes for value in saved.state_dict().values())
         return weights, 2 * sum(p.nbytes for p in saved.parameters() if p.requires_grad)
+
+
+@contextmanager
+def _errors_of(checkpoint: str | None, states: str) -> Iterator[None]:
+    """Refuse states of a checkpoint that a trainer did not write, such as pickles with code, although they verify."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{checkpoint} cannot be resumed: its {states} cannot be loaded ({type(error).__name__}), so this library did "
+            f"not write them. Start from its weights with --model {checkpoint}, or choose another checkpoint."
+        ) from error
 
 
 def check_finite(module: nn.Module, advice: Callable[[], str] = str) -> None:

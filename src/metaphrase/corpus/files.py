@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
-from metaphrase.corpus.kinds import check_regular
+from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, MissingFileError
 from metaphrase.io.digests import PinnedFile
@@ -82,7 +82,7 @@ def find_files(
 
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
-        ValueError: A file's format is unknown, or its languages contradict the arguments.
+        ValueError: A file's format is unknown, its languages contradict the arguments, or a file is named twice.
     """
     items = [corpus] if isinstance(corpus, str | Path) else list(corpus)
     wanted = [bare_language(language) for language in languages or ()]
@@ -104,6 +104,7 @@ def find_files(
             available = ", ".join(sorted(filter(None, found))) or "none"
             raise MissingFileError(f"The corpus has no pairs for {', '.join(missing)}. Its languages: {available}.")
         files = [file for file in files if file.language in wanted]
+    check_distinct(file.paths for file in files)
     return files
 
 

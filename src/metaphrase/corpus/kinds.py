@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from metaphrase.exceptions import CorpusError, MissingFileError
@@ -57,6 +57,20 @@ def check_regular(path: Path) -> None:
         raise CorpusError(
             f"{path} is a pipe or a device, which cannot be read twice. Write its content to a file first."
         )
+
+
+def check_distinct(texts: Iterable[tuple[Path, ...]]) -> None:
+    """Refuse a text that would be read twice: under two names, or with and without compression.
+
+    A text is one file, or the two files of a Moses pair; none for a data set on the Hub.
+    """
+    known: dict[tuple[Path, ...], tuple[Path, ...]] = {}
+    for paths in texts:
+        places = tuple(path.resolve() for path in paths)
+        key = tuple(place.with_name(place.name.removesuffix(".gz")) for place in places)
+        if key and (other := known.setdefault(key, paths)) is not paths:
+            one, again = (",".join(map(str, names)) for names in (other, paths))
+            raise CorpusError(f"{one} and {again} are one text, which would be read twice. Pass one of them.")
 
 
 def check_content(path: Path, head: bytes, *, accepted: Collection[str] = ()) -> None:

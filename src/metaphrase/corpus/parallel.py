@@ -59,8 +59,8 @@ def load_parallel_folder(
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files: dict[str, Path] = {}
     for file, match in names.items():
-        if match["split"] == split and files.setdefault(match["language"], file) != file:
-            raise DataError(f"{folder} has both {files[match['language']].name} and {file.name}. Keep one of them.")
+        if match["split"] == split:
+            add_file(files, match["language"], file)
     if not files:
         splits = sorted({match["split"] or "none" for match in names.values()})
         raise MissingFileError(
@@ -78,3 +78,9 @@ def load_parallel_folder(
         sources, targets = zip(*pairs, strict=True)
         sets[language] = ParallelSet(language, sources, targets, files[language])
     return sets
+
+
+def add_file(files: dict[str, Path], key: str, file: Path) -> None:
+    """Add a file to those of a test set, and refuse a second one in its place."""
+    if (other := files.setdefault(key, file)) != file:
+        raise DataError(f"There are both {other} and {file}, of which only one can be read. Keep one of them.")

@@ -52,7 +52,7 @@ _VOCABULARIES = (
     *("tokenizer.json", "vocab.txt", "vocab.json", "bpe.codes", "tokenizer.model"),
     *("sentencepiece.bpe.model", "spiece.model", "spm.model", "source.spm"),
 )
-_TOKENIZER_FILES = (*_VOCABULARIES, "merges.txt", "added_tokens.json")
+_TOKENIZER_FILES = (*_VOCABULARIES, "merges.txt", "added_tokens.json", "target.spm", "target_vocab.json")
 
 #: Keys of `config.json` that have no effect, and all that start with "_". They lead to code (`auto_map`), to kernels that
 #: are fetched or compiled (`attn_implementation`), or to changes of the model's class. The attention is always ours.
@@ -112,6 +112,18 @@ def open_model(name: str, folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
         check_model_folder(name, folder, Path(temporary))
         with _errors_as(f"{name} cannot be loaded: its files are damaged, or do not belong together", temporary):
+            yield Path(temporary)
+
+
+@contextmanager
+def open_tokenizer(name: str, folder: Path) -> Iterator[Path]:
+    """Check the files of a tokenizer, and open a temporary copy of what may be read of them; see `open_model`."""
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
+        files = _Files(name, folder, Path(temporary))
+        if config := files.read(CONFIG):
+            files.write(CONFIG, clean_config(config, path=f"{CONFIG} of {name}"))
+        _copy_tokenizer(files, "")
+        with _errors_as(f"The tokenizer of {name} cannot be loaded", temporary):
             yield Path(temporary)
 
 
@@ -321,12 +333,19 @@ def _copy_transformer(files: _Files, folder: str) -> None:
     files.write(path, config)
     if settings := _transformer_settings(files, folder):
         files.write(_join(folder, "sentence_bert_config.json"), settings)
+    path = _join(folder, "generation_config.json")
+    if config.get("is_encoder_decoder") and (generation := files.read(path)):
+        files.write(path, clean_config(generation, path=f"{path} of {files.name}"))
+    _check_encoder(files, folder, config.get("model_type"), size)
+    _copy_tokenizer(files, folder)
+
+
+def _copy_tokenizer(files: _Files, folder: str) -> None:
     for settings_file in _TOKENIZER_SETTINGS:
         content = files.read(_join(folder, settings_file))
         if content is not None:
             files.write(_join(folder, settings_file), _tokenizer_settings(files.name, content))
     linked = [name for name in _TOKENIZER_FILES if files.link(_join(folder, name))]
-    _check_encoder(files, folder, config.get("model_type"), size)
     if not set(linked) & set(_VOCABULARIES):
         raise ModelFileError(
             f"{files.name} has no tokenizer: none of {', '.join(_VOCABULARIES[:3])}, … exists. Save the tokenizer into the "

@@ -19,6 +19,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer
 from torch import nn
 
+from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.positions import first_position
 from metaphrase.exceptions import ModelError, UsageError
 
@@ -59,7 +60,7 @@ def trim_vocabulary(model: SentenceTransformer, texts: Iterable[str]) -> Sentenc
     seen |= {*model.tokenizer.all_special_ids, *range(first_position(encoder))}
     new_id = _trim(state, seen)
 
-    model = _view(model)
+    model = shared_copy(model)
     encoder = model[0].auto_model
     old = model.tokenizer
     changed = copy.deepcopy(old, {id(old.backend_tokenizer): Tokenizer.from_str(json.dumps(state))})
@@ -170,7 +171,7 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
         UsageError: No layer would remain.
     """
     wanted = sorted(set(keep))
-    model = _view(model)
+    model = shared_copy(model)
     encoder: Any = model[0].auto_model
     count = encoder.config.num_hidden_layers
     stacks = [
@@ -202,12 +203,6 @@ def evenly_spaced(layers: int, count: int) -> list[int]:
     ([0, 2, 4, 7, 9, 11], [11])
     """
     return [layers - 1] if count == 1 else np.linspace(0, layers - 1, count).round().astype(int).tolist()
-
-
-def _view(model: SentenceTransformer) -> SentenceTransformer:
-    """A copy that shares weights and tokenizer."""
-    shared = [model.tokenizer, *model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(part): part for part in shared})
 
 
 def footprint(model: SentenceTransformer) -> int:

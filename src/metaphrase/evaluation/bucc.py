@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
-from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, add_file
 from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation.encoding import EncodingOptions, encode_texts, encoding_settings
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
@@ -180,7 +180,7 @@ def bucc_files(path: str | Path) -> dict[str, dict[str, dict[str, Path]]]:
     files: dict[str, dict[str, dict[str, Path]]] = {}
     for file in sorted([*folder.iterdir(), *folder.glob(f"*-{TARGET_LANGUAGE}/*")]):
         if match := _FILE.fullmatch(file.name):
-            files.setdefault(match["language"], {}).setdefault(match["split"], {})[match["part"]] = file
+            add_file(files.setdefault(match["language"], {}).setdefault(match["split"], {}), match["part"], file)
     return files
 
 

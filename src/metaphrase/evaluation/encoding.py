@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
+from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
@@ -152,7 +152,8 @@ def prepare(
     """
     if pooling is None and layer is None and max_length is None:
         return model
-    model = copy.deepcopy(model, {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())})
+    model = shared_copy(model)
+    model[0].processor = copy.deepcopy(model.tokenizer)  # it holds the maximum length
     if layer is not None:
         encoder = model[0].auto_model
         if encoder.config.model_type not in _TRUNCATABLE:

@@ -133,6 +133,26 @@ class ScoreOfSamples(Measure):
         return Resampled(differences, np.mean(list(differences.values()), axis=0))
 
 
+class SharedItems(ScoreOfSamples):
+    """Mean of item scores of translations of one set: all languages of equal size share the resampled items."""
+
+    test = "paired bootstrap over items, the same items in all languages"
+    max_resamples = STS_RESAMPLES
+
+    def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
+        """Score of each item, at most 1, shape ``(n,)``."""
+        return np.asarray(details["items"], dtype=np.float64)
+
+    def score(self, items: NDArray[np.float64]) -> float:
+        """Mean, in percent."""
+        return 100 * float(items.mean())
+
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Average the items of all results in the same samples."""
+        counts_rn = draw_counts(len(results[0]), resamples, rng)
+        return [100 * (counts_rn @ items_n) / len(items_n) for items_n in results]
+
+
 class PairsF1(ScoreOfSamples):
     """F1 of mined pairs at a fixed threshold; source sentences are resampled.
 
@@ -217,6 +237,7 @@ MEASURES: dict[str, Measure] = {
     "hits": Hits(),
     "misses": Misses(),
     "items": MeanOfItems(),
+    "shared_items": SharedItems(),
     "pairs_f1": PairsF1(),
     "spearman": Spearman(),
     "error_rate": ErrorRate(),

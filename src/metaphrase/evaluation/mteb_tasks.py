@@ -4,7 +4,8 @@ MTEB caches results under the name and revision of the model card. Two checkpoin
 model, and the second would get the scores of the first. Here the revision is a digest of the content of the model, and
 each prompt is a separate experiment, so that a cached result always belongs to the same model.
 
-Results are written to ``results/<organisation>__<name>/<digest>/<task>.json`` in the format of MTEB.
+Results are written to ``results/<organisation>__<name>/<digest>/<task>.json`` in the format of MTEB, each with
+its digest in ``<task>.sha256``: a result that was altered is measured again.
 
 Reference: Muennighoff et al. 2023, "MTEB: Massive Text Embedding Benchmark"; Enevoldsen et al. 2025, "MMTEB".
 """
@@ -40,8 +41,10 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.evaluation.encoding import Encode, encoder_settings, resolve_prompt
 from metaphrase.evaluation.sts import STSSet
-from metaphrase.io.digests import model_hash
+from metaphrase.exceptions import DataError
+from metaphrase.io.digests import file_sha256, model_hash
 from metaphrase.io.environment import versions
+from metaphrase.io.files import replace_text
 from metaphrase.io.progress import Begin, no_progress, progress_bars
 from metaphrase.io.work_folders import read_kept
 from metaphrase.modeling.functional import check_finite_rows
@@ -316,6 +319,7 @@ def evaluate_mteb(
         except OSError as error:
             unavailable[task.metadata.name] = str(error).partition("\n")[0]
             continue
+        replace_text(_digest_of(path), file_sha256(path))
         result = mteb.TaskResult.from_disk(path)
         rows = {
             f"{row['hf_subset']} ({split})" if len(result.scores) > 1 else row["hf_subset"]: {
@@ -345,6 +349,17 @@ def evaluate_mteb(
 
 
 def _is_of(path: Path, task: AbsTask) -> bool:
-    """Whether a cached result belongs to the current data; MTEB compares only the subsets."""
-    kept = read_kept(path, mteb.TaskResult.from_disk)
+    """Whether a cached result belongs to the current data; MTEB compares only the subsets. A damaged one is deleted."""
+    kept = read_kept(path, _verified)
     return kept is not None and kept.dataset_revision == task.metadata.revision
+
+
+def _verified(path: Path) -> mteb.TaskResult:
+    if _digest_of(path).read_text(encoding="utf-8") != file_sha256(path):
+        raise DataError("its content is not that of its digest")
+    return mteb.TaskResult.from_disk(path)
+
+
+def _digest_of(path: Path) -> Path:
+    """The file with the digest of a cached result, next to it."""
+    return path.with_suffix(".sha256")

@@ -37,7 +37,7 @@ from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
 from metaphrase.mining.margins import neighbour_scores
-from metaphrase.mining.search import nearest_neighbours, unit_rows
+from metaphrase.mining.search import distinct_rows, nearest_neighbours, unit_rows
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 
 __all__ = [
@@ -156,8 +156,7 @@ def _nearest(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32]) -> NDA
 
     Copies of a row are searched once, because a matrix product may round equal columns differently and break the tie.
     """
-    rows_n = np.ascontiguousarray(pool_nh).view(np.dtype((np.void, pool_nh.dtype.itemsize * pool_nh.shape[1])))
-    first_m = np.sort(np.unique(rows_n.ravel(), return_index=True)[1])
+    first_m, _ = distinct_rows(pool_nh)
     pool_hm = pool_nh[first_m].T
     size = max(1, _CHUNK // len(first_m))
     found = [(query_nh[i : i + size] @ pool_hm).argmax(axis=1) for i in range(0, len(query_nh), size)]

@@ -22,7 +22,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.corpus.parallel import TARGET_LANGUAGE
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, add_file
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.measures import STS_RESAMPLES, spearman
@@ -85,13 +85,16 @@ def load_sts_folder(
 
     Raises:
         FileNotFoundError: The folder, the split or a language does not exist.
-        ValueError: A row is malformed.
+        ValueError: A row is malformed, or a language has two files.
     """
     folder = Path(path)
     if not folder.is_dir():
         raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as stsb-de-test.csv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
-    files = {match["language"]: file for file, match in names.items() if match["split"] == split}
+    files: dict[str, Path] = {}
+    for file, match in names.items():
+        if match["split"] == split:
+            add_file(files, match["language"], file)
     if not files:
         splits = sorted({match["split"] for match in names.values()})
         raise MissingFileError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from metaphrase.exceptions import CorpusError
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
-    from torch import nn
+    from torch import Tensor, nn
 
 
 #: A file that was modified this recently, in ns, may change again without another modification time.
@@ -116,8 +116,17 @@ def files_sha256(files: Iterable[str | Path]) -> str:
 
 def weights_digest(model: nn.Module) -> str:
     """Digest of the names, types, shapes and values of a model's weights, 32 hexadecimal digits."""
-    digest = xxhash.xxh3_128()
-    _add_weights(digest, model)
+    return tensors_digest(model.state_dict())
+
+
+def tensors_digest(tensors: Mapping[str, Tensor], settings: Any = None) -> str:
+    """Digest of the names, types, shapes and values of tensors, and of settings that JSON can express."""
+    import torch
+
+    digest = xxhash.xxh3_128(b"" if settings is None else json.dumps(settings, sort_keys=True, default=str).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
 
 
@@ -126,15 +135,9 @@ def model_hash(model: SentenceTransformer) -> str:
 
     It depends on neither the model's path nor its name: a copy has the same digest.
     """
-    modules: list[Any] = [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in model]
-    digest = xxhash.xxh3_128(json.dumps([modules, model.max_seq_length], sort_keys=True, default=str).encode())
-    _add_weights(digest, model)
-    return digest.hexdigest()
+    return tensors_digest(model.state_dict(), [module_settings(model), model.max_seq_length])
 
 
-def _add_weights(digest: Any, model: nn.Module) -> None:
-    import torch
-
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+def module_settings(model: nn.Module) -> list[Any]:
+    """The class and the settings (pooling, dimensions) of each module of a model."""
+    return [[type(module).__name__, getattr(module, "get_config_dict", dict)()] for module in model.children()]

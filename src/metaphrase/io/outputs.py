@@ -13,10 +13,13 @@ from metaphrase.io.locks import LOCK, exclusive, make_folder, not_writable
 #: File that marks an output folder. Uploads to the Hub ignore names that begin with an underscore.
 MARK = "_metaphrase"
 
+#: Files of a release that failed its check, until the next release.
+FAILED_RELEASE = "_failed_release"
+
 _NOTE = "metaphrase wrote this folder, and may replace its files when it writes to it again.\n"
 #: A folder that this library wrote has one of these, or a release: the mark, a checkpoint, or what was staged by a process
 #: that was killed.
-_SIGNS = (MARK, "checkpoint-*/manifest.json", "_partial/checkpoint-*", "_partial/release")
+_SIGNS = (MARK, "checkpoint-*/manifest.json", "_partial/checkpoint-*", "_partial/release", FAILED_RELEASE)
 _NAMED = 3
 
 

@@ -100,6 +100,19 @@ def unit_rows(embeddings_nh: NDArray[Any]) -> NDArray[np.float32]:
     return rows_nh / np.maximum(length_n, np.finfo(np.float32).tiny)[:, None]
 
 
+def distinct_rows(rows_nh: NDArray[Any]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """First occurrence of each distinct row, shape ``(distinct,)``, and the number of each row among them, shape ``(n,)``.
+
+    >>> distinct_rows(np.array([[2.0], [1.0], [2.0]]))
+    (array([0, 1]), array([0, 1, 0]))
+    """
+    row_bytes = np.dtype((np.void, rows_nh.dtype.itemsize * rows_nh.shape[1]))
+    bytes_n1 = np.ascontiguousarray(rows_nh).view(row_bytes)
+    _, first_d, distinct_n = np.unique(bytes_n1.ravel(), return_index=True, return_inverse=True)
+    order_d = np.argsort(first_d)
+    return first_d[order_d], np.argsort(order_d)[distinct_n]
+
+
 class Neighbours(NamedTuple):
     """The nearest rows of the other side, most similar first.
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
 
 
@@ -31,3 +37,45 @@ def token_states(encoder: PreTrainedModel, ids_bl: Tensor, mask_bl: Tensor) -> T
     flat = {"input_ids": packing.flatten(ids_bl), "position_ids": packing.position_n + first_position(encoder)}
     states_1nh = encoder(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state
     return packing.pad(states_1nh[0])
+
+
+class OriginalEncoding(NamedTuple):
+    """Outputs of the original model for a view.
+
+    Attributes:
+        sentence_bh: Sentence embeddings, shape ``(batch, hidden)``.
+        tokens_blh: States of the last layer, shape ``(batch, length, hidden)``.
+    """
+
+    sentence_bh: Tensor
+    tokens_blh: Tensor
+
+
+class Original:
+    """A frozen copy of a model as it is before training. It is neither saved nor released.
+
+    Objectives share the copy, and a view is encoded once per batch, however many objectives read it.
+
+    Args:
+        encoder: The encoder. The copy shares its word embeddings if they are frozen.
+        modules: The modules of the model after the Transformer, such as the pooling.
+    """
+
+    def __init__(self, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
+        table: Any = encoder.get_input_embeddings()
+        shared = {} if table.weight.requires_grad else {id(table): table}
+        self.encoder = frozen(copy.deepcopy(encoder, shared)).eval()
+        self.modules = copy.deepcopy(nn.Sequential(*modules)).requires_grad_(False).eval()
+        self._encoded: Any = WeakTensorKeyDictionary()
+
+    @torch.no_grad()
+    def __call__(self, encoding: Encoding) -> OriginalEncoding:
+        """Encode the sentences of a view, without gradient."""
+        if encoding.ids_bl not in self._encoded:
+            for part in (self.encoder, self.modules):
+                part.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)
+            tokens_blh = token_states(self.encoder, encoding.ids_bl, encoding.mask_bl)
+            features = {"token_embeddings": tokens_blh, "attention_mask": encoding.mask_bl.long()}
+            self._encoded[encoding.ids_bl] = OriginalEncoding(self.modules(features)["sentence_embedding"], tokens_blh)
+        encoded: OriginalEncoding = self._encoded[encoding.ids_bl]
+        return encoded

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+
+from metaphrase.encoders.adapters import shared_copy
 
 
 def language_code(language: str) -> int:
@@ -97,10 +97,7 @@ def fold_language(
     Reference: Miao et al. 2024 (WACSE), section 6.1.
     """
     vector_h = language_embedding.of(language).detach()
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
-    shared[id(model.tokenizer)] = model.tokenizer
-    shared[id(model.model_card_data)] = copy.copy(model.model_card_data)
-    folded = copy.deepcopy(model, shared)
+    folded = shared_copy(model)
     transformer: Any = folded[0]
     table = check_language_embedding(transformer.auto_model)
     weight_vh = table.weight.detach().clone()

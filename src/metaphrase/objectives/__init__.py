@@ -26,6 +26,10 @@ OBJECTIVES = Objectives(
         "rtl": ("token", "metaphrase.objectives.representation_translation:RepresentationTranslation"),
         "sa": ("sentence", "metaphrase.objectives.sentence_alignment:SentenceAlignment"),
         "sentence-contrast": ("sentence", "metaphrase.objectives.sentence_contrast:SentenceContrast"),
+        "similarity-preservation": (
+            "sentence",
+            "metaphrase.objectives.similarity_preservation:SimilarityPreservation",
+        ),
         "span-contrast": ("span", "metaphrase.objectives.span_contrast:SpanContrast"),
         "tlm": ("token", "metaphrase.objectives.translation_language_modeling:TranslationLanguageModeling"),
         "tr": ("sentence", "metaphrase.objectives.translation_ranking:TranslationRanking"),

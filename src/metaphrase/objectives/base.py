@@ -15,6 +15,7 @@ from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length, check_values, checked, hints_of
 from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.frozen import Original
 from metaphrase.modeling.views import View, source_view, target_view
 
 Granularity = Literal["sentence", "word", "span", "token"]
@@ -35,6 +36,8 @@ class Objective(nn.Module, ABC):
         in_batch_negatives: Whether the negatives are the other pairs of the batch.
         gather: Whether the negatives include the batches of other processes.
         reads_words: Whether it needs the pieces of words, which only fast tokenizers provide.
+        reads_original: Whether it compares the encoder with the original one.
+        original: The original model, if it reads it.
         head: The parameters of the objective, or None. They are saved with every checkpoint.
     """
 
@@ -44,6 +47,7 @@ class Objective(nn.Module, ABC):
     in_batch_negatives: ClassVar[bool] = False
     gather = False
     reads_words: ClassVar[bool] = False
+    reads_original = False
     max_length: Length = 32
 
     def __init_subclass__(cls) -> None:
@@ -56,6 +60,12 @@ class Objective(nn.Module, ABC):
         given = {one.name: getattr(self, one.name) for one in fields(self)}
         check_values(hints_of(type(self)), given, type(self).__qualname__)
         self.head: Any = None
+        self.original: Any = None
+
+    def attach(self, sources: HeadSources) -> None:
+        """Take what is known only once there is an encoder, before the head is made."""
+        if self.reads_original:
+            self.original = sources.original
 
     def views(self) -> tuple[View, ...]:
         """Return the views that the objective reads: by default both sides."""
@@ -101,6 +111,7 @@ class HeadSources:
         english_ids: Sorted ids of the pieces of the English subset vocabulary, if requested.
         languages: Sorted languages of the corpus.
         pooling: Pooling mode of the model, e.g. ``"cls"`` or ``"mean"``.
+        modules: The modules of the model after the Transformer.
     """
 
     encoder: PreTrainedModel
@@ -109,6 +120,12 @@ class HeadSources:
     english_ids: Tensor | None = None
     languages: tuple[str, ...] = ()
     pooling: str = "cls"
+    modules: tuple[nn.Module, ...] = ()
+
+    @cached_property
+    def original(self) -> Original:
+        """A frozen copy of the model, which all objectives share."""
+        return Original(self.encoder, self.modules)
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:

@@ -17,6 +17,7 @@ from huggingface_hub import constants
 from safetensors import SafetensorError, safe_open
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, read_manifest
+from metaphrase.encoders.adapters import ADAPTER_FILES
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts
 
@@ -38,6 +39,7 @@ _NAMES = {
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", "sentencepiece.bpe.model", "spiece.model", "spm.model", "source.spm"),
     *("tokenizer.model", "bpe.codes"),
+    *ADAPTER_FILES,
 }
 _PATTERN = re.compile(
     r"model-\d{5}-of-\d{5}\.safetensors|\d+_\w+/(config|cnn_config|lstm_config)\.json|\d+_\w+/model\.safetensors",

@@ -18,21 +18,32 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import yaml
 from huggingface_hub import eval_result_entries_to_yaml
+from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 from sentence_transformers.base.modules import Module
 
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
+from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
-from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler
-from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, NonFiniteError, UsageError
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, remove_pooler
+from metaphrase.exceptions import (
+    HubError,
+    MetaphraseError,
+    MissingFileError,
+    ModelError,
+    ModelFileError,
+    NonFiniteError,
+    UsageError,
+)
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
 from metaphrase.io.hub import download
 from metaphrase.io.locks import exclusive
-from metaphrase.io.outputs import check_folder
+from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
 from metaphrase.publishing.card import AlignmentModelCardData
@@ -74,13 +85,14 @@ def release(
     texts: Sequence[str] = REFERENCE_TEXTS,
     language: str | None = None,
     language_embedding: LanguageEmbedding | None = None,
+    keep_adapter: bool = False,
 ) -> Path:
     """Write `model` as a plain SentenceTransformer folder, loadable without this package and without remote code.
 
-    The release is written to a folder inside `output_dir`, loaded again, compared with the model, and then moved into place
-    file by file. Files of an earlier release are deleted; other files in `output_dir` (checkpoints, logs, run facts) are
-    kept. An interrupted release leaves the folder unchanged, or a folder that does not load; the next release removes the
-    temporary files.
+    An adapter of PEFT is merged into the weights. The release is written to a folder inside `output_dir`, loaded again,
+    compared with the model, and then moved into place file by file. Files of an earlier release are deleted; other files in
+    `output_dir` (checkpoints, logs, run facts) are kept. An interrupted release leaves the folder unchanged, or a folder that
+    does not load; the next release removes the temporary files.
 
     Args:
         model: The trained encoder. Its pooler, prompts, mode and device do not change.
@@ -92,6 +104,8 @@ def release(
         language: Language of the release, for a model that was trained with a language embedding.
         language_embedding: The language embedding (``loss.heads.language_embedding``). The release contains the vector of
             `language` only (see :func:`metaphrase.modeling.languages.fold_language`); `model` does not change.
+        keep_adapter: Also write the adapter of `model`, in PEFT's format, to the folder ``adapter`` of the release. Loading
+            the release does not read it.
 
     Returns:
         `output_dir`.
@@ -99,14 +113,18 @@ def release(
     Raises:
         ValueError: A module of the model is not part of sentence-transformers, its embeddings are not finite, or the model
             was trained with a language embedding and `language` or `language_embedding` is missing.
-        UsageError: The folder is that of the model, or holds files that this library did not write.
+        UsageError: The folder is that of the model, or holds files that this library did not write; or an adapter is to be
+            kept, but the model has none.
         CheckpointError: Another process uses the folder, it is a file, or it is not writable.
-        RuntimeError: The written folder does not reproduce the model's embeddings.
+        RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the
+            message names.
     """
     _check_modules(model)
     folder = Path(output_dir)
     check_folder(folder, model=model_folder(origin_of(model)), around=False)
     card = card or AlignmentModelCardData.adopt(model)
+    if keep_adapter and not has_adapter(model):
+        raise UsageError("The model has no adapter to keep. Omit keep_adapter.")
     embedded = any((facts or {}).get("language_embedding") for facts in (recipe, card.recipe))
     if (language is None) != (language_embedding is None) or (embedded and language is None):
         raise UsageError(
@@ -118,22 +136,22 @@ def release(
         card.language = [language]
         card.limitations = [*card.limitations, LANGUAGE_NOTE.format(language=language)]
     card.recipe = card.recipe or (dict(recipe) if recipe else None)
-    card.register_model(model)
-    with _staging(folder) as staging:
-        with _release_form(model, card, prompts):
-            embeddings_bh = model.encode(list(texts), show_progress_bar=False)
-            if not np.isfinite(embeddings_bh).all():
-                raise NonFiniteError(
-                    f"The model's embeddings are NaN or infinite, so it is not released to {folder}. "
-                    "Release an earlier checkpoint, or train again with a lower learning rate."
-                )
-            model.save_pretrained(str(staging), create_model_card=False)
-            _remove_other_files(staging)
-            has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
-            if has_option and (staging / CONFIG_FILE).is_file():
-                disable_pooler(staging)
-            card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
-            (staging / CARD).write_text(generate_model_card(model), encoding="utf-8")
+    released = _release_form(model, card, prompts)
+    with _staging(folder) as staging, torch.autocast(model.device.type, enabled=False):
+        if not np.isfinite(released.encode(list(texts), show_progress_bar=False)).all():
+            raise NonFiniteError(
+                f"The model's embeddings are NaN or infinite, so it is not released to {folder}. "
+                "Release an earlier checkpoint, or train again with a lower learning rate."
+            )
+        released.save_pretrained(str(staging), create_model_card=False)
+        _remove_other_files(staging)
+        has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
+        if has_option and (staging / CONFIG_FILE).is_file():
+            disable_pooler(staging)
+        if keep_adapter:
+            save_adapter(model, staging / ADAPTER)
+        card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
+        (staging / CARD).write_text(generate_model_card(released), encoding="utf-8")
         if recipe:
             _write_yaml(staging / RECIPE, dict(recipe))
         if card.all_hyperparameters:
@@ -142,11 +160,12 @@ def release(
         if entries := card.eval_result_entries():
             (staging / EVAL_RESULTS).parent.mkdir()
             _write_yaml(staging / EVAL_RESULTS, eval_result_entries_to_yaml(entries))
+        with _kept_on_failure(staging, folder / FAILED_RELEASE):
+            embeddings_bh = _reloaded_embeddings(released, staging, list(texts))
         reference = {"texts": list(texts), "tolerance": TOLERANCE, "embeddings": embeddings_bh.tolist()}
         (staging / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
         write_manifest(staging)
         follow_umask(staging)
-        _check_release(model, staging)
         _move_into_place(staging, folder)
     logger.info("Released to %s.", folder)
     return folder
@@ -224,36 +243,43 @@ def _check_modules(model: SentenceTransformer) -> None:
             )
 
 
-@contextlib.contextmanager
 def _release_form(
     model: SentenceTransformer, card: AlignmentModelCardData, prompts: Mapping[str, str] | None
-) -> Iterator[None]:
-    """Put the model into its release form inside this block, and restore it afterwards."""
-    encoder: Any = model.transformers_model
-    pooler, training = getattr(encoder, "pooler", None), model.training
-    attributes = {name: getattr(model, name) for name in ("prompts", "default_prompt_name", "model_card_data")}
-    try:
-        model.eval()
-        model.prompts, model.default_prompt_name, model.model_card_data = dict(prompts or {}), None, card
-        if pooler is not None:
-            encoder.pooler = None
-        yield
-    finally:
-        if pooler is not None:
-            encoder.pooler = pooler
-        for name, value in attributes.items():
-            setattr(model, name, value)
-        model.train(training)
+) -> SentenceTransformer:
+    """A copy of the model in its release form, which shares the weights."""
+    model = shared_copy(model)
+    remove_pooler(model.transformers_model)
+    card.register_model(model)
+    model.prompts, model.default_prompt_name, model.model_card_data = dict(prompts or {}), None, card
+    return model.eval()
 
 
-def _check_release(model: SentenceTransformer, folder: Path) -> None:
+def _reloaded_embeddings(model: SentenceTransformer, folder: Path, texts: list[str]) -> NDArray[np.float32]:
+    """Load a written release, compare it with the model, and embed texts with it in float32."""
     loaded = load_encoder(folder, device=str(model.device))
-    _compare(loaded, folder / REFERENCE, "The written release")
+    theirs_bh, ours_bh = (encoder.encode(texts, prompt="", show_progress_bar=False) for encoder in (loaded, model))
+    difference = float(np.abs(theirs_bh - ours_bh).max())
+    if not difference <= TOLERANCE:
+        raise HubError(
+            f"The written release does not reproduce the embeddings of the model: a component differs by {difference:.1e}, "
+            f"more than {TOLERANCE:.0e}."
+        )
     if loaded.max_seq_length != model.max_seq_length:
         raise HubError(
             f"The maximum sequence length of the release is {loaded.max_seq_length}, that of the model "
             f"{model.max_seq_length}. Set `model.max_seq_length` to a value that its tokenizer and positions allow."
         )
+    return np.asarray(loaded.float().encode(texts, prompt="", show_progress_bar=False))
+
+
+@contextlib.contextmanager
+def _kept_on_failure(staging: Path, kept: Path) -> Iterator[None]:
+    """Keep the files of a release that fails its check."""
+    try:
+        yield
+    except MetaphraseError as error:
+        staging.rename(kept)
+        raise type(error)(f"{error} Nothing was released; the files that were written are kept in {kept}.") from error
 
 
 def _compare(model: SentenceTransformer, path: Path, name: str) -> float:
@@ -261,7 +287,7 @@ def _compare(model: SentenceTransformer, path: Path, name: str) -> float:
     try:
         reference = json.loads(path.read_text(encoding="utf-8"))
         texts, tolerance = [str(text) for text in reference["texts"]], float(reference["tolerance"])
-        embeddings_bh = model.encode(texts, prompt="", show_progress_bar=False)
+        embeddings_bh = model.float().encode(texts, prompt="", show_progress_bar=False)
         wanted_bh = np.array(reference["embeddings"], dtype=np.float32).reshape(embeddings_bh.shape)
         difference = float(np.abs(embeddings_bh - wanted_bh).max())
     except (ValueError, LookupError, TypeError, RecursionError) as error:
@@ -280,7 +306,8 @@ def _staging(folder: Path) -> Iterator[Path]:
     """A new folder inside of `folder`, on the same file system, while no other process writes to `folder`."""
     staging = folder / PARTIAL / "release"
     with exclusive(folder):
-        shutil.rmtree(staging, ignore_errors=True)
+        for left in (staging, folder / FAILED_RELEASE):
+            shutil.rmtree(left, ignore_errors=True)
         try:
             staging.mkdir(parents=True)
             yield staging

@@ -80,7 +80,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     )
 
     def __post_init__(self) -> None:
-        if self.bf16 and (self.use_cpu or not torch.accelerator.is_available()) and not _has_bfloat16_instructions():
+        if self.bf16 and not torch.accelerator.is_available():
+            self.use_cpu = True
+        if self.bf16 and self.use_cpu and not _has_bfloat16_instructions():
             logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
             self.bf16 = False
         super().__post_init__()

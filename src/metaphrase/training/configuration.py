@@ -55,6 +55,10 @@ class RunOptions:
     )
     retention_languages: list[str] = option([], "Languages of the retention sets that are measured (default: all).")
     pooling: str | None = option(None, "Pooling that replaces the encoder's own, e.g. cls or mean.")
+    lora_rank: Count | None = option(
+        None, "Train a LoRA adapter of this rank instead of all weights (requires peft); it is merged on release."
+    )
+    keep_adapter: bool = option(False, "Also write the adapter to the folder 'adapter' of the release.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
     license: str | None = option(
         None, "Licence of the release as the Hub spells it, e.g. apache-2.0 (default: the base model's)."

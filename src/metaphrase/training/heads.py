@@ -118,6 +118,8 @@ class AlignmentHeads(PreTrainedModel):
             )
         if language_embedding:
             check_language_embedding(sources.encoder)
+        for objective, _ in objectives.values():
+            objective.attach(sources)
         shape = sources.encoder.config.to_dict()
         shape.pop("_name_or_path", None)  # a local folder is private
         config = AlignmentHeadsConfig(

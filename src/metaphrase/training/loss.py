@@ -8,13 +8,14 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from metaphrase.encoders.adapters import encoder_of
 from metaphrase.encoders.loading import origin_of, pooling_of
 from metaphrase.exceptions import ModelError, RecipeError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
 from metaphrase.modeling.encoding import encode_views, unwrap
 from metaphrase.modeling.views import View
-from metaphrase.objectives import HeadSources
+from metaphrase.objectives import HeadSources, Objective
 from metaphrase.objectives.base import check_positions
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe
@@ -60,14 +61,14 @@ class AlignmentLoss(nn.Module):
         self.weights = {term.name: term.weight for term in recipe.terms}
         arguments = {term.name: {"max_length": self.max_length, **plain(term.args)} for term in recipe.terms}
         made = {name: (objective, arguments[name]) for name, objective in objectives.items()}
-        transformer: Any = model[0]
         sources = HeadSources(
-            encoder=transformer.auto_model,
+            encoder=encoder_of(model),
             tokenizer=model.tokenizer,
             name=origin_of(model),
             english_ids=english_ids,
             languages=tuple(sorted(languages)),
             pooling=pooling_of(model),
+            modules=tuple(model.children())[1:],
         )
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
@@ -93,9 +94,10 @@ class AlignmentLoss(nn.Module):
 
     def after_step(self) -> None:
         """Update the state of the objectives, such as momentum encoders; called after every optimiser step."""
-        encoder: Any = unwrap(self.model)[0]
-        for objective in self.objectives.values():
-            objective.after_step(encoder.auto_model)
+        followers = [one for one in self.objectives.values() if type(one).after_step is not Objective.after_step]
+        encoder = encoder_of(unwrap(self.model)) if followers else None
+        for objective in followers:
+            objective.after_step(encoder)
 
     def get_config_dict(self) -> dict[str, Any]:
         """The recipe's terms, for the model card."""

@@ -14,7 +14,6 @@ from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
 from metaphrase.publishing.release import release, release_languages
-from metaphrase.training.recipe import Recipe
 
 #: The transform before a vocabulary projection, in words.
 TRANSFORMS = {
@@ -28,15 +27,14 @@ def write_release(
     model: SentenceTransformer,
     output: Path,
     embedding: LanguageEmbedding | None,
-    recipe: Recipe,
-    card: AlignmentModelCardData,
+    **settings: Any,
 ) -> None:
     """Release a model to ``output``; with a language embedding, to a folder for each language in it."""
     check_finite(model)
     if embedding is None:
-        release(model, output, recipe=recipe.to_dict(), card=card)
+        release(model, output, **settings)
     else:
-        release_languages(model, output, embedding, recipe=recipe.to_dict(), card=card)
+        release_languages(model, output, embedding, **settings)
 
 
 def describe(

@@ -25,6 +25,7 @@ from metaphrase.checkpoints.folders import (
     verify,
 )
 from metaphrase.corpus.digests import data_digest, stream_digest
+from metaphrase.encoders.adapters import adapter_settings
 from metaphrase.encoders.loading import origin_of
 from metaphrase.exceptions import CheckpointError
 from metaphrase.io.environment import hardware, versions
@@ -77,6 +78,7 @@ class RunFacts:
             "modules": [f"{type(module).__name__} {_digest(module.get_config_dict())}" for module in others],
             "tokenizer": self._tokenizer_digest,
             "frozen": [name for name, weight in model.named_parameters() if not weight.requires_grad],
+            **({"adapters": _digest(adapters)} if (adapters := adapter_settings(model)) else {}),
         }
 
     @cached_property

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from transformers.trainer_utils import IntervalStrategy
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
@@ -352,6 +354,10 @@ class TrainingRun:
         """
         if self.config.freeze_word_embeddings:
             freeze_word_embeddings(self.encoder)
+        if self.config.lora_rank is not None:
+            add_lora(self.encoder, self.config.lora_rank)
+        if self.config.keep_adapter and not has_adapter(self.encoder):
+            raise UsageError("--keep_adapter requires an adapter: pass --lora_rank as well.")
         self.loss = build_loss(self.encoder, self.recipe, self.corpus, max_length=self.config.max_length)
         for name, transform in self.loss.transforms().items():
             logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
@@ -413,9 +419,20 @@ class TrainingRun:
         assert isinstance(card, AlignmentModelCardData)
         config = self.config
         describe(card, facts, origins=self.origins, data_license=config.data_license, license=config.license)
-        write_release(self.encoder, self.output, self.language_embedding, self.recipe, card)
+        self.release(card)
         write_json(self.output / "run.json", facts)
         return card
+
+    def release(self, card: AlignmentModelCardData) -> None:
+        """Write the release with a card; with a language embedding, one for each language in it."""
+        write_release(
+            self.encoder,
+            self.output,
+            self.language_embedding,
+            recipe=self.recipe.to_dict(),
+            card=card,
+            keep_adapter=self.config.keep_adapter,
+        )
 
     def trained_encoder(self) -> Encoders:
         """The released encoder, loaded from its folder, or one for each language of a language embedding."""
@@ -443,8 +460,8 @@ class TrainingRun:
             card.add_comparison(test, comparison)
         for test, one in retained.items():
             card.add_retention(test, one)
+        self.release(card)
         embedding = self.language_embedding
-        write_release(self.encoder, self.output, embedding, self.recipe, card)
         usage = usage_lines(self.output) if embedding is None else usage_by_language(self.output, embedding.languages)
         page = write_report(
             self.output,
@@ -499,6 +516,8 @@ def check(config: RunConfig) -> None:
         raise UsageError("Training needs a folder for its results: pass --output_dir.")
     if config.streaming and config.max_steps <= 0:
         raise UsageError("A stream has no length: pass --max_steps.")
+    if config.lora_rank is not None and find_spec("peft") is None:
+        raise MissingExtraError("--lora_rank requires PEFT: pip install 'metaphrase[peft]'.")
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     find_files(config.corpus, languages=config.languages or None)

@@ -20,6 +20,7 @@ from transformers.trainer import TRAINING_ARGS_NAME
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
 from metaphrase.corpus.digests import check_stream
+from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
 from metaphrase.io.outputs import claim_folder
 from metaphrase.modeling.collator import ParallelCollator
@@ -78,6 +79,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     loss_is_scaled_for_ga = False
     training_args_class = AlignmentTrainingArguments
     model_card_data_class = AlignmentModelCardData
+    model: Any
 
     def __init__(self, *args: Any, loss: AlignmentLoss, **kwargs: Any) -> None:
         if not isinstance(loss, AlignmentLoss):
@@ -336,8 +338,14 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return self.alignment_loss
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        super()._save(output_dir, state_dict)
-        folder = Path(output_dir or self.args.output_dir)
+        model, folder = self.model, Path(output_dir or self.args.output_dir)
+        try:
+            self.model = shared_copy(model) if has_adapter(model) else model
+            super()._save(output_dir, state_dict)
+        finally:
+            self.model = model
+        if has_adapter(model):
+            save_adapter(model, folder / ADAPTER)
         (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle
         (folder / TRAINING_ARGS).write_text(self.args.to_json_string() + "\n", encoding="utf-8")
         if self.alignment_loss.heads.state_dict():
@@ -356,7 +364,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
-        self.model.load_state_dict(encoder.state_dict())
+        load_weights(self.model, encoder, Path(checkpoint_path) / ADAPTER)
         if self.alignment_loss.heads.state_dict():
             heads = AlignmentHeads.from_pretrained(Path(checkpoint_path) / HEADS)
             self.alignment_loss.heads.load_state_dict(heads.state_dict())

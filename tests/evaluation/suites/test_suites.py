@@ -29,6 +29,7 @@ from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.evaluation.suites.running import (
     cache_path,
     compare_scores,
+    describe_protocol,
     encoding_speed,
     find_benchmarks,
     run_benchmark,
@@ -37,6 +38,7 @@ from metaphrase.evaluation.suites.transfer import finetuned_results
 from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
 from metaphrase.evaluation.word_alignment import alignment_scores, load_wpt
+from tests.evaluation.test_answer_retrieval import write_answers
 from tests.mining.test_search import mine_loop
 
 SETTINGS = Settings(resamples=50)
@@ -77,6 +79,7 @@ def data(bitext, tmp_path):
     for name, texts in (("deu", german), ("eng", english)):
         lines = (f"<s snum={i}> {text} </s>\n" for i, text in enumerate(texts, 1))
         _made(root / "gold" / f"test.{name}").write_text("".join(lines))
+    write_answers(root / "xquad-r")
     (root / "gold" / "test.deu.eng.wa").write_text("".join(f"{i} 1 1\n{i} 2 2 P\n" for i in range(1, 25)))
     return root
 
@@ -95,7 +98,10 @@ def subject(tiny_encoder, tiny_encoder_dir, tmp_path):
 
 
 def test_suite_names():
-    assert list(SUITES) == ["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb"]
+    assert list(SUITES) == [
+        *("retrieval", "sts", "mining", "answer-retrieval", "word-alignment"),
+        *("nli", "paraphrase", "qa", "pos", "mteb"),
+    ]
     assert {task.suite for task in FINETUNED.values()} == {"nli", "paraphrase", "qa", "pos"}
 
 
@@ -107,6 +113,7 @@ def test_finds_benchmarks_and_reports_missing_data(data):
         ("sts", "stsb"),
         ("sts", "sts22"),
         ("mining", "bucc sample_oracle"),
+        ("answer-retrieval", "xquad-r"),
         ("word-alignment", "gold"),
         ("paraphrase", "pawsx"),
         ("mteb", "mteb tatoeba"),
@@ -148,6 +155,7 @@ def test_a_data_set_itself_can_be_the_folder(data):
         ("corpus", "retrieval", "corpus"),
         ("stsb", "sts", "stsb"),
         ("bucc", "mining", "bucc sample_oracle"),
+        ("xquad-r", "answer-retrieval", "xquad-r"),
         ("gold", "word-alignment", "gold"),
         ("pawsx", "paraphrase", "pawsx"),
     ):
@@ -212,6 +220,16 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
         ("tatoeba", ["tatoeba", "tatoeba xsim"]),
         ("stsb", ["stsb", "stsb cross-lingual"]),
         ("bucc sample_oracle", ["bucc sample_oracle"]),
+        (
+            "xquad-r",
+            [
+                "xquad-r mAP",
+                "xquad-r mAP in one language",
+                "xquad-r MRR in the own language",
+                "xquad-r own-language bias",
+                "xquad-r mAP lost to the own language",
+            ],
+        ),
         ("gold", ["gold"]),
         ("mteb tatoeba", ["mteb tatoeba"]),
     ],
@@ -481,12 +499,16 @@ def test_stored_prompts_distinguish_models(counted, subject, tiny_encoder_dir, t
     other = Subject.of(str(tiny_encoder_dir), prompted, tmp_path / "kept", SETTINGS)
     assert other.sha == subject.sha
     assert cache_path(part, other) != cache_path(part, subject)
+    answers = replace(part, suite="answer-retrieval")
+    assert describe_protocol(answers, other).endswith("prompt 'query: ', candidates 'passage: '")
+    assert describe_protocol(answers, subject).endswith("no prompt")
     explicit = replace(subject, settings=replace(SETTINGS, prompt="query: "))
     assert cache_path(part, explicit) == cache_path(part, other)
     without = replace(other, settings=replace(SETTINGS, prompt=None))
     assert cache_path(part, without) == cache_path(part, subject)
-    as_mteb = replace(part, suite="mteb")
-    assert cache_path(as_mteb, explicit) != cache_path(as_mteb, other)  # documents are given the passage prompt
+    for suite in ("mteb", "answer-retrieval"):  # documents and answers are given the passage prompt
+        searched = replace(part, suite=suite)
+        assert cache_path(searched, explicit) != cache_path(searched, other)
 
 
 def test_changed_data_and_models_are_measured_again(counted, subject):
@@ -632,7 +654,9 @@ def test_an_xsim_error_that_falls_is_better(tiny_encoder):
 
 
 def test_results_that_were_read_from_files_can_be_compared(data, subject):
-    parts = find_benchmarks(data, ["retrieval", "sts", "mining", "word-alignment", "mteb"], SETTINGS)[0]
+    parts = find_benchmarks(
+        data, ["retrieval", "sts", "mining", "answer-retrieval", "word-alignment", "mteb"], SETTINGS
+    )[0]
     scores = {}
     for part in parts:
         if part.files:

@@ -56,6 +56,15 @@ def test_machine_translated_training_data(tmp_path):
     assert swahili["label"] == [2]
 
 
+def test_no_file_is_read_twice(tmp_path, fault):
+    line = "a\tb\tentailment\n"
+    (tmp_path / "dev-en.tsv").write_text(line, encoding="utf-8")
+    (tmp_path / "dev-en.tsv.gz").write_bytes(gzip.compress(line.encode()))
+    with pytest.raises(ValueError, match=r"dev-en\.tsv and \S+/dev-en\.tsv\.gz are one text"):
+        read_languages(str(tmp_path), XNLI, split="dev")
+    fault("C12", "data of fine-tuning with and without compression", tried=1, survived=1)
+
+
 def test_a_malformed_line_is_named(tmp_path):
     (tmp_path / "dev-en.tsv").write_text("a\tb\tentailment\na\tb\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"dev-en.tsv:2: a line must have two sentences"):

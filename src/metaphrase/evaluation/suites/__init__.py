@@ -11,6 +11,7 @@ mining     a folder of BUCC files                 each BUCC protocol whose split
 sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
 nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` fine-tuned in English at a small scale, measured in all languages
+answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
 ========== ====================================== ================================================================
 """
@@ -28,6 +29,7 @@ from metaphrase.evaluation.suites.benchmarks import (
 )
 from metaphrase.evaluation.suites.encoders import find_mining, find_retrieval, find_sts, find_word_alignment
 from metaphrase.evaluation.suites.mteb import find_mteb
+from metaphrase.evaluation.suites.multilingual import find_answer_retrieval
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
@@ -54,6 +56,12 @@ SUITES: dict[str, Suite] = {
             "a folder of BUCC files (zh-en.sample.zh.gz, …)",
             find_mining,
             ("prompt", "languages", "margin", "k", "retrieval", *_BOOTSTRAP),
+        ),
+        Suite(
+            "answer-retrieval",
+            "xquad-r/xx.json.gz in at least two languages",
+            find_answer_retrieval,
+            ("prompt", "languages", "answer_text", *_BOOTSTRAP),
         ),
         Suite("word-alignment", "a folder with test.xx, test.yy and test.xx.yy.wa", find_word_alignment, _BOOTSTRAP),
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), ("languages",)),

@@ -10,6 +10,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import CachedEncoder, Encode
 from metaphrase.evaluation.result import Result
@@ -72,6 +73,11 @@ class Settings:
     )
     tasks: list[str] | None = option(
         None, "Tasks of the suite mteb: folders of the data (udhr), or tasks of MTEB (Tatoeba, STS22)."
+    )
+    answer_text: AnswerText = option(
+        "sentence",
+        "Answer retrieval: the text of a candidate. sentence: the sentence alone; paragraph: the sentence and its "
+        "paragraph (LAReQA), which takes several times as long.",
     )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")

@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import encoder_files, load_encoder
+from metaphrase.evaluation.answer_retrieval import answer_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
@@ -45,6 +46,7 @@ _APPLIES = {
     "split": {"retrieval", "mteb"},
     "margin_k": {"retrieval"},
     "tasks": {"mteb"},
+    "answer_text": {"answer-retrieval"},
     **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
     "text_equality": {"retrieval"},
     "strip_quotes": {"retrieval", "mteb"},
@@ -66,17 +68,28 @@ class EvaluateOptions(Settings):
     data: str | None = option(
         None,
         "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
-        "stsb, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read the Hub and "
+        "stsb, xquad-r, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read the Hub and "
         "work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …).",
     )
-    suite: Literal["retrieval", "sts", "mining", "word-alignment", "nli", "paraphrase", "qa", "pos", "mteb", "all"] = (
-        option(
-            "retrieval",
-            "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
-            "languages; mining: BUCC; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
-            "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all "
-            "suites. If a data set fails, the others are still measured and written, and the exit status is 2.",
-        )
+    suite: Literal[
+        "retrieval",
+        "sts",
+        "mining",
+        "answer-retrieval",
+        "word-alignment",
+        "nli",
+        "paraphrase",
+        "qa",
+        "pos",
+        "mteb",
+        "all",
+    ] = option(
+        "retrieval",
+        "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
+        "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; word-alignment: AER; "
+        "nli, paraphrase, qa, pos: fine-tuned in English at a small scale, measured in all languages; mteb: the "
+        "folder's test sets as tasks of MTEB, or --tasks; all: all suites. If a data set fails, the others are still "
+        "measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
         None,
@@ -317,8 +330,8 @@ def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]
     relevant = {name: getattr(subject.settings, name) for name in SUITES[benchmark.suite].reads}
     if "prompt" in relevant:
         relevant["prompt"] = resolve_prompt(subject.model, subject.settings.prompt)
-    if benchmark.suite == "mteb" and subject.settings.prompt == "auto":
-        relevant["passage prompt"] = subject.model.prompts.get("passage")
+    if benchmark.suite in ("answer-retrieval", "mteb") and subject.settings.prompt == "auto":
+        relevant["passage prompt"] = answer_prompt(subject.model, "auto")
     return relevant | dict(benchmark.fixed)
 
 
@@ -328,9 +341,10 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
         return benchmark.protocol
     encoder = encoder_settings(subject.model)
     prompt = resolve_prompt(subject.model, subject.settings.prompt)
+    passage = answer_prompt(subject.model, subject.settings.prompt) if benchmark.suite == "answer-retrieval" else None
     return (
         f"{benchmark.protocol}; {encoder['pooling']} pooling of layer {encoder['layer']}, {encoder['max_length']} tokens, "
-        f"{f'prompt {prompt!r}' if prompt else 'no prompt'}"
+        f"{f'prompt {prompt!r}' if prompt else 'no prompt'}{f', candidates {passage!r}' if passage else ''}"
     )
 
 

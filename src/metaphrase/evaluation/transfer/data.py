@@ -28,6 +28,7 @@ from datasets import Dataset, concatenate_datasets, get_dataset_config_names, lo
 
 from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
+from metaphrase.corpus.kinds import check_distinct
 from metaphrase.corpus.text import open_text
 from metaphrase.exceptions import DataError, MissingFileError
 
@@ -119,6 +120,7 @@ def _file_rows(
     path = Path(place)
     if not path.exists():
         raise MissingFileError(f"{path} does not exist.")
+    found: list[tuple[str, Path]] = []
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         name = file.name.removesuffix(".gz")
         match = next((match for pattern in form.names if (match := pattern.fullmatch(name))), None)
@@ -127,7 +129,10 @@ def _file_rows(
             continue
         language = groups.get("language") or ENGLISH
         if languages is None or language in languages:
-            yield language, form.read(file, language)
+            found.append((language, file))
+    check_distinct((file,) for _, file in found)
+    for language, file in found:
+        yield language, form.read(file, language)
 
 
 def _hub_rows(

@@ -1,0 +1,417 @@
+"""Answer retrieval from one pool of sentences in all languages.
+
+Every question has one right answer in each language. Mean average precision (mAP) over the whole pool is high only if
+right answers in other languages are closer than wrong ones in the language of the question, which retrieval from one
+language does not test.
+
+Reference: Roy et al. 2020, "LAReQA: Language-Agnostic Answer Retrieval from a Multilingual Pool".
+
+Shapes: ``n`` questions, ``m`` candidates, ``l`` languages, ``h`` hidden.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
+
+from metaphrase.corpus.text import open_text
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
+from metaphrase.io.arguments import Count, Resamples, Seed, checked
+from metaphrase.io.environment import versions
+from metaphrase.io.files import append_csv
+from metaphrase.mining.search import distinct_rows, unit_rows
+
+logger = logging.getLogger(__name__)
+
+#: Text of a candidate: the sentence alone, or the sentence followed by its paragraph.
+AnswerText = Literal["sentence", "paragraph"]
+
+#: Files of XQuAD-R.
+ANSWER_FILE = re.compile(r"(?P<language>[a-z]{2,3})\.json(\.gz)?")
+#: Number of similarities held in memory (64 MB).
+_CHUNK = 1 << 24
+
+
+@dataclass(frozen=True)
+class AnswerSet:
+    """Questions and candidate sentences of one language.
+
+    Attributes:
+        language: Its code.
+        ids: Ids of the questions, the same in every language.
+        questions: The questions.
+        answers: For each question, the number of the sentence that answers it.
+        sentences: The sentences of all paragraphs.
+        paragraphs: For each sentence, its paragraph.
+    """
+
+    language: str
+    ids: tuple[str, ...]
+    questions: tuple[str, ...]
+    answers: tuple[int, ...]
+    sentences: tuple[str, ...]
+    paragraphs: tuple[str, ...]
+
+    def candidates(self, text: AnswerText) -> list[str]:
+        """Text of each candidate."""
+        if text == "sentence":
+            return list(self.sentences)
+        return [f"{sentence} {paragraph}" for sentence, paragraph in zip(self.sentences, self.paragraphs, strict=True)]
+
+
+def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, AnswerSet]:
+    """Read XQuAD-R: files ``xx.json[.gz]`` in SQuAD's format, with ``sentences`` and ``sentence_breaks`` in each paragraph.
+
+    The answer of a question is the sentence in which its first answer starts.
+
+    Args:
+        path: The folder.
+        languages: Languages to read, in this order; None reads all, in alphabetical order.
+
+    Raises:
+        FileNotFoundError: The folder has no such files, or lacks a language.
+        DataError: A file has another format.
+        DataMismatchError: The questions of two languages differ.
+    """
+    folder = Path(path)
+    names = sorted(folder.iterdir()) if folder.is_dir() else []
+    files = {match["language"]: file for file in names if (match := ANSWER_FILE.fullmatch(file.name))}
+    if missing := [language for language in languages or () if language not in files]:
+        raise MissingFileError(f"{folder} has no questions in {', '.join(missing)}. It has: {', '.join(files)}.")
+    if not files:
+        raise MissingFileError(f"{folder} has no files named xx.json or xx.json.gz.")
+    sets = {language: _read(files[language], language) for language in dict.fromkeys(languages or files)}
+    first = next(iter(sets.values()))
+    for language, one in sets.items():
+        if one.ids != first.ids:
+            raise DataMismatchError(
+                f"The files of {folder} must have the same questions in the same order, but those of {language} and "
+                f"{first.language} differ ({len(one.ids)} and {len(first.ids)} questions)."
+            )
+    return sets
+
+
+def _read(path: Path, language: str) -> AnswerSet:
+    wanted = "SQuAD's JSON with 'sentences' and 'sentence_breaks' in each paragraph"
+    ids, questions, answers = [], [], []
+    sentences: list[str] = []
+    paragraphs: list[str] = []
+    try:
+        with open_text(path) as file:
+            content = json.load(file)
+        for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
+            breaks = [range(*ends) for ends in paragraph["sentence_breaks"]]
+            if len(breaks) != len(paragraph["sentences"]):
+                raise ValueError(f"{len(paragraph['sentences'])} sentences, but {len(breaks)} sentence_breaks")
+            for question in paragraph["qas"]:
+                start = question["answers"][0]["answer_start"]
+                at = next((at for at, part in enumerate(breaks) if start in part), None)
+                if at is None:
+                    raise ValueError(f"no sentence has the answer of question {question['id']}")
+                ids.append(str(question["id"]))
+                questions.append(str(question["question"]))
+                answers.append(len(sentences) + at)
+            sentences += map(str, paragraph["sentences"])
+            paragraphs += [str(paragraph["context"])] * len(breaks)
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise DataError(f"{path} must be {wanted}: {type(error).__name__} {error}.") from error
+    if not ids:
+        raise DataError(f"{path} has no questions.")
+    return AnswerSet(language, tuple(ids), tuple(questions), tuple(answers), tuple(sentences), tuple(paragraphs))
+
+
+class AnswerRanks(NamedTuple):
+    """How the right answers of the questions of one language are ranked.
+
+    Attributes:
+        precision_n: Average precision in the whole pool.
+        others_n: Average precision in the pool without the language of the questions.
+        reciprocal_nl: Reciprocal rank of the right answer among the candidates of each language.
+        own_first_n: 1 if the first candidate of the whole pool is in the language of the question. If the best candidates
+            of several languages are equally similar, each counts its share.
+    """
+
+    precision_n: NDArray[np.float64]
+    others_n: NDArray[np.float64]
+    reciprocal_nl: NDArray[np.float64]
+    own_first_n: NDArray[np.float64]
+
+
+@checked
+def rank_answers(
+    question_nh: NDArray[Any], candidates: Sequence[NDArray[Any]], answer_nl: NDArray[np.integer], own: int
+) -> AnswerRanks:
+    """Rank the candidates of all languages by cosine for the questions of one language.
+
+    Equally similar candidates share one rank, the last of theirs, so that the order of the candidates never matters: the
+    precision at a right answer is the share of right answers among all candidates that are at least as similar, as in
+    scikit-learn's ``average_precision_score``.
+
+    Args:
+        question_nh: Embeddings of the questions, shape ``(n, hidden)``.
+        candidates: Embeddings of the candidates of each language, shape ``(candidates, hidden)`` each.
+        answer_nl: Row of the right answer in each language, shape ``(n, languages)``.
+        own: Number of the language of the questions.
+
+    Raises:
+        ValueError: The answers are not of shape ``(n, languages)``.
+        NonFiniteError: An embedding is NaN or infinite.
+    """
+    answer_nl = np.asarray(answer_nl)
+    if answer_nl.shape != (len(question_nh), len(candidates)):
+        raise ValueError(
+            f"The answers must have the shape {(len(question_nh), len(candidates))}, but have the shape {answer_nl.shape}."
+        )
+    query_nh = unit_rows(np.asarray(question_nh))
+    pool_mh = unit_rows(np.concatenate([np.asarray(one) for one in candidates]))
+    # Equal rows are compared once, because a matrix product may round equal columns differently.
+    first_d, distinct_m = distinct_rows(pool_mh)
+    starts_l = np.cumsum([0, *(len(one) for one in candidates[:-1])])
+    size = max(1, _CHUNK // len(pool_mh))
+    parts = []
+    for at in range(0, len(query_nh), size):
+        similarity_nm = (query_nh[at : at + size] @ pool_mh[first_d].T)[:, distinct_m]
+        parts.append(_ranks(similarity_nm, starts_l, answer_nl[at : at + size], own))
+    return AnswerRanks(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+
+
+def _ranks(
+    similarity_nm: NDArray[np.float32], starts_l: NDArray[np.integer], answer_nl: NDArray[np.integer], own: int
+) -> AnswerRanks:
+    """`rank_answers` from similarities; the candidates of a language start at its column."""
+    right_nl = np.take_along_axis(similarity_nm, answer_nl + starts_l, axis=1)
+    blocks = np.split(similarity_nm, starts_l[1:], axis=1)
+    # Number of candidates of each language (last axis) that are at least as similar as a right answer (middle axis).
+    above_nll = np.stack(
+        [
+            np.stack([np.count_nonzero(block_nm >= right_n[:, None], axis=1) for right_n in right_nl.T], axis=1)
+            for block_nm in blocks
+        ],
+        axis=2,
+    )
+    others_l = np.arange(len(starts_l)) != own
+    best_nl = np.stack([block_nm.max(axis=1) for block_nm in blocks], axis=1)
+    first_nl = best_nl == best_nl.max(axis=1, keepdims=True)
+    return AnswerRanks(
+        _average_precision(right_nl, above_nll),
+        _average_precision(right_nl[:, others_l], above_nll[:, others_l][:, :, others_l]),
+        1 / np.einsum("nll->nl", above_nll),
+        first_nl[:, own] / first_nl.sum(axis=1),
+    )
+
+
+def _average_precision(right_nl: NDArray[np.float32], above_nll: NDArray[np.integer]) -> NDArray[np.float64]:
+    right_above_nl = (right_nl[:, None, :] >= right_nl[:, :, None]).sum(axis=2)
+    return (right_above_nl / above_nll.sum(axis=2)).mean(axis=1)
+
+
+@checked
+def find_answers(
+    model: Any,
+    sets: Mapping[str, AnswerSet],
+    *,
+    answer_text: AnswerText = "sentence",
+    **encoding: Unpack[EncodingOptions],
+) -> dict[str, AnswerRanks]:
+    """`rank_answers` for the questions of every language; the arguments are those of `evaluate_answer_retrieval`."""
+    questions = list(embed_sides(model, (one.questions for one in sets.values()), **encoding))
+    passages = EncodingOptions(**{**encoding, "prompt": answer_prompt(model, encoding.get("prompt"))})
+    candidates = list(embed_sides(model, (one.candidates(answer_text) for one in sets.values()), **passages))
+    answer_nl = np.array([one.answers for one in sets.values()]).T
+    return {
+        language: rank_answers(question_nh, candidates, answer_nl, own)
+        for own, (language, question_nh) in enumerate(zip(sets, questions, strict=True))
+    }
+
+
+def answer_prompt(model: Any, prompt: str | None) -> str | None:
+    """The prompt of the candidates: with ``"auto"`` the passage prompt that the model stores, else that of the questions."""
+    if prompt != "auto":
+        return prompt
+    stored = getattr(model, "prompts", {})
+    return stored.get("passage") or stored.get("document")
+
+
+@checked
+def evaluate_answer_retrieval(
+    model: Any,
+    sets: Mapping[str, AnswerSet],
+    *,
+    name: str | None = None,
+    answer_text: AnswerText = "sentence",
+    resamples: Resamples = STS_RESAMPLES,
+    seed: Seed = 0,
+    **encoding: Unpack[EncodingOptions],
+) -> dict[str, Result]:
+    """Measure the retrieval of answers in all languages from one pool.
+
+    Args:
+        model: A SentenceTransformer, or an object with its ``encode``.
+        sets: Questions and candidates per language, from `load_answer_folder`.
+        name: Name of the model in the results.
+        answer_text: ``"sentence"``, or ``"paragraph"`` to add the paragraph of a sentence to its text, as in the paper.
+        resamples: Number of bootstrap samples of the intervals, over questions, which are the same in all languages.
+        seed: Seed of the bootstrap.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`. With the prompt ``"auto"``, questions have
+            the stored query prompt and candidates the stored passage prompt.
+
+    Returns:
+        Results by measure; the scores of a language are those of its questions, and ``items`` those of each question:
+
+        - ``"mAP"``: mean average precision over the whole pool.
+        - ``"mAP in one language"``: over the candidates of a single language, averaged over these languages. With one
+          right answer, this is the mean reciprocal rank. ``answers`` has the score for each language of the candidates.
+        - ``"MRR in the own language"``: over the candidates of the question's language.
+        - ``"own-language bias"``: share of first candidates in the question's language, minus the share of that
+          language among the languages; lower is better.
+        - ``"mAP lost to the own language"``: mAP of the pool without the candidates of the question's language, minus
+          mAP of the whole pool; lower is better.
+
+    Raises:
+        DataError: There are fewer than two languages.
+    """
+    if len(sets) < 2:
+        raise DataError(
+            f"Answer retrieval needs a pool of at least two languages, but got {', '.join(sets) or 'none'}."
+        )
+    start = time.perf_counter()
+    ranks = find_answers(model, sets, answer_text=answer_text, **encoding)
+    digest = _sha256(sets, answer_text)
+    common: dict[str, Any] = {
+        "settings": {
+            **encoding_settings(model, **encoding),
+            "answer_prompt": answer_prompt(model, encoding.get("prompt")),
+            "answer_text": answer_text,
+            "pool": list(sets),
+            "candidates": sum(len(one.sentences) for one in sets.values()),
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 3),
+    }
+    results = {}
+    for measure, (lower_is_better, items_of) in _MEASURES.items():
+        languages = {}
+        for own, (language, one) in enumerate(ranks.items()):
+            items = items_of(one, own).round(6).tolist()
+            details: dict[str, Any] = {"items": items}
+            if measure == "mAP in one language":
+                details["answers"] = dict(zip(sets, (100 * one.reciprocal_nl.mean(axis=0)).tolist(), strict=True))
+            languages[language] = Measurement(len(items), 100 * float(np.mean(items)), None, digest, details)
+        fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)
+        results[measure] = Result(
+            suite="answer-retrieval",
+            model=name or type(model).__name__,
+            measure=measure,
+            protocol=f"one pool of {len(sets)} languages, by cosine; text of a candidate: {answer_text}",
+            **fields | {"lower_is_better": lower_is_better},
+            **common,
+        )
+    return results
+
+
+#: Measures: whether lower is better, and the score of each question of a language, whose number is the second argument.
+_MEASURES: dict[str, tuple[bool, Callable[[AnswerRanks, int], NDArray[np.float64]]]] = {
+    "mAP": (False, lambda ranks, own: ranks.precision_n),
+    "mAP in one language": (False, lambda ranks, own: ranks.reciprocal_nl.mean(axis=1)),
+    "MRR in the own language": (False, lambda ranks, own: ranks.reciprocal_nl[:, own]),
+    "own-language bias": (True, lambda ranks, own: ranks.own_first_n - 1 / ranks.reciprocal_nl.shape[1]),
+    "mAP lost to the own language": (True, lambda ranks, own: ranks.others_n - ranks.precision_n),
+}
+
+
+def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:
+    """Digest of the questions, the pool and the answers."""
+    content = [
+        [language, one.ids, one.questions, one.answers, one.candidates(answer_text)] for language, one in sets.items()
+    ]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+
+
+@checked
+class AnswerRetrievalEvaluator(BaseEvaluator):
+    """Answer retrieval from one pool of all languages, during training.
+
+    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
+    evaluator, and each evaluation appends a line to ``answer_retrieval_evaluation_{name}_results.csv`` in the output
+    folder. The metrics are ``mean_average_precision``, ``own_language_first`` (share of first candidates in the language of
+    the question) and ``{language}_average_precision``.
+
+    Args:
+        sets: Questions and candidates per language, from `load_answer_folder`.
+        name: Name of the data set, such as ``"xquad-r"``.
+        answer_text: ``"sentence"`` or ``"paragraph"``, see `evaluate_answer_retrieval`.
+        batch_size: Texts per forward pass.
+        prompt: Text before each question and candidate; ``"auto"`` for the stored prompts.
+        show_progress_bar: Show a progress bar while encoding.
+        write_csv: Write the CSV file.
+        encode: Replaces ``model.encode``, with its signature.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, AnswerSet],
+        *,
+        name: str = "",
+        answer_text: AnswerText = "sentence",
+        batch_size: Count = 32,
+        prompt: str | None = None,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
+        encode: Encode | None = None,
+    ) -> None:
+        super().__init__()
+        self.sets = dict(sets)
+        self.name = name
+        self.answer_text = answer_text
+        self.encoding: EncodingOptions = {
+            "prompt": prompt,
+            "batch_size": batch_size,
+            "show_progress": show_progress_bar,
+            "encode": encode,
+        }
+        self.write_csv = write_csv
+        self.primary_metric = "mean_average_precision"
+        self.csv_file = f"answer_retrieval_evaluation{'_' * bool(name)}{name}_results.csv"
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+        ranks = find_answers(model, self.sets, answer_text=self.answer_text, **self.encoding)
+        precisions = {language: float(one.precision_n.mean()) for language, one in ranks.items()}
+        scores = {
+            "mean_average_precision": float(np.mean(list(precisions.values()))),
+            "own_language_first": float(np.mean([one.own_first_n.mean() for one in ranks.values()])),
+            **{f"{language}_average_precision": precision for language, precision in precisions.items()},
+        }
+        logger.info("Answer retrieval %s at step %d: mAP %.2f %%", self.name, steps, 100 * next(iter(scores.values())))
+        if output_path is not None and self.write_csv:
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
+        metrics = self.prefix_name_to_metrics(scores, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Settings for the model card."""
+        prompt = self.encoding["prompt"]
+        return {"answer_text": self.answer_text, **({"prompt": prompt} if prompt else {})}

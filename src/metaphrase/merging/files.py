@@ -1,0 +1,117 @@
+"""The file of a task vector: safetensors, with the facts of the vector as JSON in its metadata.
+
+Each changed weight ``name`` is stored as ``name/values`` and, in 8 and 4 bits, ``name/scales`` (see `quantization`). A digest
+of everything reveals damage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from metaphrase.exceptions import MissingFileError, ModelFileError, NonFiniteError
+from metaphrase.io.arguments import Count, Finite, check_value
+from metaphrase.io.digests import tensors_digest
+from metaphrase.io.files import replacing
+from metaphrase.merging.quantization import Bits, dequantize, quantize
+
+#: Version of the format. A reader refuses later ones.
+VERSION = 1
+#: Name of the metadata.
+KEY = "task_vector"
+#: Facts of a vector, and their types.
+_FACTS: dict[str, Any] = {
+    "base": str,
+    "base_name": str | None,
+    "alpha": Finite,
+    "recipe": Mapping[str, Any] | None,
+    "license": str | None,
+    "card": str | None,
+}
+_FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
+
+
+def write_vector(path: str | Path, differences: Mapping[str, Tensor], facts: Mapping[str, Any], bits: Bits) -> Path:
+    """Write a file atomically; see `TaskVector.save`."""
+    tensors = {}
+    for name, difference in differences.items():
+        for part, tensor in quantize(difference.cpu(), bits).items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise NonFiniteError(
+                    f"{name} has a difference of {difference.abs().max():g}, which is NaN, infinite or too large for "
+                    f"{bits} bits. Check the tuned model, or save the vector in 8 bits."
+                )
+            tensors[f"{name}/{part}"] = tensor
+    content = {
+        **facts,
+        "version": VERSION,
+        "bits": bits,
+        "shapes": {name: list(one.shape) for name, one in differences.items()},
+    }
+    content["digest"] = tensors_digest(tensors, content)
+    data = save(tensors, {KEY: json.dumps(content, ensure_ascii=False)})
+    with replacing(path, unique=True) as partial:
+        partial.write_bytes(data)
+    return Path(path)
+
+
+def read_vector(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read the differences and the facts of a file; see `TaskVector.load`."""
+    if not Path(path).is_file():
+        raise MissingFileError(
+            f"There is no task vector {path}. Write one with `metaphrase merge BASE TUNED --vector`."
+        )
+    try:
+        with safe_open(path, framework="pt") as file:
+            content = _content(file.metadata() or {})
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
+        return _differences(content, tensors), {name: content[name] for name in _FACTS}
+    except Exception as error:  # the errors of safetensors have no common class
+        if isinstance(error, MemoryError):
+            raise
+        raise ModelFileError(
+            f"{path} cannot be read as a task vector: {error}. Download or write the file again."
+        ) from error
+
+
+def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
+    if KEY not in metadata:
+        raise ValueError(f"its metadata have no {KEY!r}, so it holds something else")
+    content = json.loads(metadata[KEY])
+    if not isinstance(content, dict):
+        raise ValueError(f"its metadata {KEY!r} are not keys and values")
+    version = content.get("version")
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(f"its format is {version}, but this version of metaphrase reads up to {VERSION}")
+    known = _FACTS | _FORMAT
+    if other := sorted(content.keys() ^ known.keys()):
+        raise ValueError(f"keys of its metadata are missing or unknown: {', '.join(map(repr, other[:3]))}")
+    for name, kind in known.items():
+        check_value(content[name], kind, f"{name!r} of its metadata")
+    return content
+
+
+def _differences(content: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    stored: dict[str, dict[str, Tensor]] = {name: {} for name in content["shapes"]}
+    for key, tensor in tensors.items():
+        name, _, part = key.rpartition("/")
+        if name not in stored:
+            raise ValueError(f"its metadata do not list {key!r}")
+        stored[name][part] = tensor
+    differences = {}
+    for name, parts in stored.items():
+        try:
+            differences[name] = dequantize(parts, content["shapes"][name], content["bits"])
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+    digest = content.pop("digest")
+    if tensors_digest(tensors, content) != digest:
+        raise ValueError("its content does not have the digest that was written with it")
+    return differences

@@ -1,0 +1,215 @@
+"""Task vectors: the difference between the weights of a tuned model and those of the model that it was tuned from.
+
+Reference: Ilharco et al. 2023, "Editing Models with Task Arithmetic"; Wortsman et al. 2022, "Robust fine-tuning of zero-shot
+models", for the interpolation.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from metaphrase.exceptions import ModelError, NonFiniteError
+from metaphrase.io.arguments import Finite, checked
+from metaphrase.io.digests import module_settings, weights_digest
+from metaphrase.merging.files import read_vector, write_vector
+from metaphrase.merging.quantization import Bits
+
+_Model = TypeVar("_Model", bound=nn.Module)
+
+
+@dataclass(frozen=True, eq=False)
+class TaskVector:
+    """What training changed in the weights of a model.
+
+    Attributes:
+        differences: Tuned minus base, by name of the weight, in float32. Weights that did not change are absent.
+        base: Digest of the base's weights (:func:`metaphrase.io.digests.weights_digest`). A vector fits no other model.
+        base_name: Name of the base: a Hub id, with its commit if it is known.
+        alpha: Weight with which the vector is best applied.
+        recipe: The recipe of the tuned model, as data.
+        license: Licence of the vector, as the Hub spells it.
+        card: Text of a model card.
+
+    >>> base, one, other = (nn.Linear(2, 1) for _ in range(3))
+    >>> both = TaskVector.between(base, one) + TaskVector.between(base, other)
+    >>> mean = both.apply(base, 0.5)
+    >>> torch.allclose(mean.weight, (one.weight + other.weight) / 2)
+    True
+    """
+
+    differences: Mapping[str, Tensor]
+    base: str
+    base_name: str | None = None
+    alpha: float = 1.0
+    recipe: Mapping[str, Any] | None = None
+    license: str | None = None
+    card: str | None = None
+
+    @classmethod
+    def between(cls, base: nn.Module, tuned: nn.Module, **facts: Any) -> TaskVector:
+        """Subtract the weights of a model from those of the same model after training.
+
+        Args:
+            base: The model before training.
+            tuned: The model after training.
+            **facts: Further attributes: `base_name`, `alpha`, `recipe`, `license`, `card`.
+
+        Raises:
+            ModelError: The models differ in more than the values of their weights, or in buffers that are not
+                floating-point.
+            NonFiniteError: A difference is NaN or infinite.
+        """
+        old, new = base.state_dict(), tuned.state_dict()
+        _check_alike(base, tuned)
+        differences = {}
+        for name, old_tensor in old.items():
+            difference = new[name].to(old_tensor.device).float() - old_tensor.float()
+            if not difference.any():
+                continue
+            if not old_tensor.is_floating_point():
+                raise ModelError(
+                    f"{name} differs, and is of type {old_tensor.dtype}: only floating-point weights are merged."
+                )
+            differences[name] = difference
+            if not torch.isfinite(difference).all():
+                raise NonFiniteError(f"{name} of one of the models is NaN or infinite. Use an earlier checkpoint.")
+        return cls(differences, weights_digest(base), **facts)
+
+    @checked
+    def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
+        """Return ``base + alpha · difference``: a copy of the base that shares its other weights.
+
+        Args:
+            base: The model that the vector was computed from; it does not change.
+            alpha: Weight of the difference: 0 is the base, 1 the tuned model. None takes the vector's own.
+
+        Raises:
+            ModelError: The base is another model.
+            NonFiniteError: A weight of the result is NaN or infinite.
+        """
+        if (found := weights_digest(base)) != self.base:
+            name = f" of {self.base_name}" if self.base_name else ""
+            raise ModelError(
+                f"This task vector changes the weights{name} with the digest {self.base}, but those of this model have "
+                f"the digest {found}. Load the model that the vector was made from, at the same revision."
+            )
+        weights = dict(_tensors(base))
+        wrong = [name for name, one in self.differences.items() if getattr(weights.get(name), "shape", 0) != one.shape]
+        if wrong:
+            raise ModelError(
+                f"This task vector has weights that the model does not have, or has in another shape: {_some(wrong)}. "
+                "Make the vector again from the two models."
+            )
+        changed = {id(weights[name]) for name in self.differences}
+        merged = copy.deepcopy(base, {id(one): one for one in weights.values() if id(one) not in changed})
+        places = dict(_tensors(merged))
+        weight = self.alpha if alpha is None else alpha
+        with torch.no_grad():
+            for name, difference in self.differences.items():
+                old = weights[name]
+                places[name].copy_(torch.add(old, difference.to(old.device), alpha=weight))
+                if not torch.isfinite(places[name]).all():
+                    raise NonFiniteError(f"{name} is NaN or infinite with alpha {weight:g}. Choose a smaller alpha.")
+        return merged
+
+    def __add__(self, other: TaskVector) -> TaskVector:
+        """Add the differences of two vectors of one base.
+
+        The sum keeps the facts on which both agree. Licences are joined by ``AND``, cards one after the other, and an
+        alpha on which they do not agree is 1.
+
+        Raises:
+            ModelError: The vectors belong to different bases.
+        """
+        if not isinstance(other, TaskVector):
+            return NotImplemented
+        if self.base != other.base:
+            raise ModelError(
+                f"Task vectors of different bases cannot be added: {self.base_name or self.base} and "
+                f"{other.base_name or other.base}. Tune both models from the same one."
+            )
+        total = dict(self.differences)
+        for name, difference in other.differences.items():
+            if name in total and total[name].shape != difference.shape:
+                raise ModelError(f"{name} has another shape in one of the vectors. Make them again from their models.")
+            total[name] = total[name] + difference.to(total[name].device) if name in total else difference
+        facts = {
+            one.name: getattr(self, one.name)
+            for one in fields(self)
+            if one.name != "differences" and getattr(self, one.name) == getattr(other, one.name)
+        }
+        joined = {"license": " AND ", "card": "\n\n"}
+        for name, mark in joined.items():
+            facts[name] = mark.join(dict.fromkeys(filter(None, (getattr(self, name), getattr(other, name))))) or None
+        return TaskVector(total, **facts)
+
+    @checked
+    def scaled(self, alpha: Finite) -> TaskVector:
+        """Multiply the differences by a number; the result is best applied with an alpha of 1."""
+        return replace(self, differences={name: alpha * one for name, one in self.differences.items()}, alpha=1.0)
+
+    @checked
+    def save(self, path: str | Path, *, bits: Bits = 16) -> Path:
+        """Write the vector as one safetensors file, atomically.
+
+        Args:
+            path: The file; an existing one is replaced.
+            bits: Precision of the differences: 16 (float16), 8 or 4, with a scale for each block of 64 values.
+
+        Raises:
+            NonFiniteError: A difference is NaN, infinite or too large for float16.
+        """
+        return write_vector(path, self.differences, self._facts(), bits)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TaskVector:
+        """Read a file that `save` wrote.
+
+        Raises:
+            MissingFileError: There is no such file.
+            ModelFileError: The file is damaged, is no task vector, or was written by a later version of this library.
+        """
+        differences, facts = read_vector(path)
+        return cls(differences, **facts)
+
+    def _facts(self) -> dict[str, Any]:
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "differences"}
+
+
+@checked
+def interpolate(base: _Model, tuned: nn.Module, alpha: Finite) -> _Model:
+    """Return ``(1 - alpha) · base + alpha · tuned``; see `TaskVector.between` and `TaskVector.apply`."""
+    return TaskVector.between(base, tuned).apply(base, alpha)
+
+
+def _check_alike(base: nn.Module, tuned: nn.Module) -> None:
+    """Check that two models differ in the values of their weights only."""
+    shapes = [{name: tuple(one.shape) for name, one in model.state_dict().items()} for model in (base, tuned)]
+    other = [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]
+    if other:
+        raise ModelError(
+            f"Models are merged weight by weight, but these two differ in the shape or presence of {_some(other)}. Merge "
+            "models that were tuned from one base, with its vocabulary and its layers."
+        )
+    if module_settings(base) != module_settings(tuned):
+        raise ModelError(
+            f"The modules of the two models differ: {module_settings(base)} and {module_settings(tuned)}. Merge models "
+            "with the same pooling."
+        )
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by all of their names."""
+    return chain(model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,313 @@
+"""Task vectors: arithmetic of weights against slow loops, and files that are exact or refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+from sentence_transformers.sentence_transformer.modules import Pooling
+from torch import nn
+
+from metaphrase.exceptions import (
+    MetaphraseError,
+    MissingFileError,
+    ModelError,
+    ModelFileError,
+    NonFiniteError,
+    UsageError,
+)
+from metaphrase.io.digests import weights_digest
+from metaphrase.merging import TaskVector, interpolate
+from metaphrase.merging.files import KEY
+
+FACTS = {"base_name": "starter", "alpha": 0.5, "recipe": {"name": "dap"}, "license": "mit", "card": "# Ein Kärtchen"}
+
+
+class Small(nn.Module):
+    """Two names of one weight, a buffer of whole numbers, and a weight that stays frozen."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        self.frozen = nn.Parameter(torch.arange(6.0).view(2, 3), requires_grad=False)
+        self.weight = nn.Parameter(torch.randn(5, 27, generator=generator))
+        self.tied = self.weight
+        self.scale = nn.Parameter(torch.randn((), generator=generator))
+        self.register_buffer("ids", torch.arange(4))
+
+
+def merged_loop(base: nn.Module, others: list[nn.Module], alpha: float) -> dict[str, list[float]]:
+    weights = {}
+    for name, tensor in base.state_dict().items():
+        values = tensor.flatten().double().tolist()
+        sums = list(values)
+        for other in others:
+            for at, value in enumerate(other.state_dict()[name].flatten().double().tolist()):
+                sums[at] += alpha * (value - values[at])
+        weights[name] = sums
+    return weights
+
+
+def weights_of(model: nn.Module) -> dict[str, list[float]]:
+    return {name: one.flatten().double().tolist() for name, one in model.state_dict().items()}
+
+
+def close(one: dict[str, list[float]], other: dict[str, list[float]], tolerance: float = 1e-6) -> bool:
+    assert one.keys() == other.keys()
+    return all(value == pytest.approx(other[name], abs=tolerance, rel=tolerance) for name, value in one.items())
+
+
+@pytest.fixture
+def vector() -> TaskVector:
+    return TaskVector.between(Small(), Small(1), **FACTS)
+
+
+# ---------------------------------------------------------------------------------------------------------- arithmetic
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0, -0.5, 2.0])
+def test_merging_matches_the_loop(alpha):
+    base, tuned = Small(), Small(1)
+    before = weights_of(base)
+    assert close(weights_of(interpolate(base, tuned, alpha)), merged_loop(base, [tuned], alpha))
+    assert weights_of(base) == before
+
+
+@settings(max_examples=25, deadline=None)
+@given(alpha=st.floats(-2, 2, allow_subnormal=False), seeds=st.lists(st.integers(1, 50), min_size=1, max_size=4))
+def test_sums_match_the_loop_in_any_order(alpha, seeds):
+    base, others = Small(), [Small(seed) for seed in seeds]
+    vectors = [TaskVector.between(base, other) for other in others]
+    forward, backward = vectors[0], vectors[-1]
+    for one in vectors[1:]:
+        forward += one
+    for one in reversed(vectors[:-1]):
+        backward = one + backward
+    wanted = merged_loop(base, others, alpha)
+    assert close(weights_of(forward.apply(base, alpha)), wanted, 1e-5)
+    assert close(weights_of(backward.apply(base, alpha)), wanted, 1e-5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(one=st.floats(-1, 1, allow_subnormal=False), other=st.floats(-1, 1, allow_subnormal=False))
+def test_a_vector_is_linear_in_its_weight(one, other):
+    base = Small()
+    vector = TaskVector.between(base, Small(1))
+    both = vector.scaled(one) + vector.scaled(other)
+    assert close(weights_of(both.apply(base)), weights_of(vector.apply(base, one + other)), 1e-5)
+
+
+def test_the_tuned_model_comes_back(tiny_encoder):
+    tuned = copy.deepcopy(tiny_encoder)
+    with torch.no_grad():
+        for parameter in tuned.parameters():
+            parameter.add_(1e-3 * torch.randn_like(parameter))
+    merged = TaskVector.between(tiny_encoder, tuned).apply(tiny_encoder)
+    for name, weight in tuned.state_dict().items():
+        assert torch.allclose(merged.state_dict()[name], weight, rtol=1e-6, atol=1e-7), name
+    assert merged.encode(["Guten Morgen"]) == pytest.approx(tuned.encode(["Guten Morgen"]), abs=1e-5)
+
+
+def test_only_changed_weights_are_kept_and_the_others_are_shared():
+    base, tuned = Small(), Small(1)
+    vector = TaskVector.between(base, tuned)
+    assert set(vector.differences) == {"weight", "tied", "scale"}
+    merged = vector.apply(base)
+    assert merged.frozen is base.frozen
+    assert merged.tied is merged.weight is not base.weight
+    assert TaskVector.between(base, copy.deepcopy(base)).differences == {}
+
+
+def test_half_precision_models_are_merged_in_their_type():
+    base, tuned = Small().half(), Small(1).half()
+    merged = interpolate(base, tuned, 0.5)
+    assert merged.weight.dtype == torch.float16
+    wanted = (base.weight.double() + tuned.weight.double()) / 2
+    assert torch.allclose(merged.weight.double(), wanted, rtol=2**-10)
+
+
+def test_a_sum_keeps_what_both_agree_on():
+    base = Small()
+    one = TaskVector.between(base, Small(1), **FACTS)
+    other = TaskVector.between(base, Small(2), **FACTS | {"license": "apache-2.0", "recipe": None, "alpha": 0.7})
+    both = one + other
+    assert (both.base_name, both.alpha, both.recipe) == ("starter", 1.0, None)
+    assert (both.license, both.card) == ("mit AND apache-2.0", FACTS["card"])
+    assert (one + one).alpha == 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_another_base_is_refused(vector):
+    other = Small(3)
+    for base in (Small(1), Small().half()):
+        with pytest.raises(ModelError, match=r"weights of starter with the digest \w+, but .* Load the model"):
+            vector.apply(base)
+    with pytest.raises(ModelError, match="different bases"):
+        vector + TaskVector.between(other, Small())
+
+
+def test_weights_of_other_shapes_or_names_are_refused(vector):
+    wider, extra, whole = Small(1), Small(1), Small(1)
+    wider.weight = wider.tied = nn.Parameter(torch.zeros(5, 28))
+    extra.more = nn.Parameter(torch.zeros(1))
+    whole.ids += 1
+    with pytest.raises(ModelError, match="differ in the shape or presence of weight, tied"):
+        TaskVector.between(Small(), wider)
+    with pytest.raises(ModelError, match="differ in the shape or presence of more"):
+        TaskVector.between(Small(), extra)
+    with pytest.raises(ModelError, match="ids differs, and is of type torch"):
+        TaskVector.between(Small(), whole)
+    for name, weight in (("other", torch.ones(3)), ("weight", torch.ones(3))):
+        forged = TaskVector({name: weight}, base=weights_digest(Small()))
+        with pytest.raises(ModelError, match=f"in another shape: {name}"):
+            forged.apply(Small())
+    with pytest.raises(ModelError, match="weight has another shape"):
+        vector + TaskVector({"weight": torch.ones(3)}, base=vector.base)
+
+
+def test_other_modules_are_refused(tiny_encoder):
+    other = copy.deepcopy(tiny_encoder)
+    other[1] = Pooling(32, "mean")
+    with pytest.raises(ModelError, match=r"modules of the two models differ: .*'cls'.*'mean'"):
+        TaskVector.between(tiny_encoder, other)
+
+
+def test_nan_and_infinity_are_refused(vector):
+    broken = Small(1)
+    broken.weight.data[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match="weight of one of the models"):
+        TaskVector.between(Small(), broken)
+    with pytest.raises(NonFiniteError, match="Choose a smaller alpha"):
+        vector.scaled(3e38).apply(Small(), 2.0)
+    for alpha in (float("nan"), float("inf"), "auto"):
+        with pytest.raises(UsageError, match="alpha"):
+            vector.apply(Small(), alpha)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(("bits", "levels"), [(16, 2**10), (8, 127), (4, 7)])
+def test_a_file_holds_the_vector(vector, tmp_path, bits, levels):
+    read = TaskVector.load(vector.save(tmp_path / "new" / "vector.safetensors", bits=bits))
+    assert {name: getattr(read, name) for name in FACTS} == FACTS
+    assert read.base == vector.base
+    assert read.differences.keys() == vector.differences.keys()
+    for name, difference in vector.differences.items():
+        assert read.differences[name].shape == difference.shape
+        assert (read.differences[name] - difference).abs().max() <= 0.51 * difference.abs().max() / levels
+    assert close(weights_of(read.apply(Small(), 1)), weights_of(Small(1)), 0.52 * 5.16 / levels)
+
+
+def test_an_empty_vector_is_stored(tmp_path):
+    read = TaskVector.load(TaskVector.between(Small(), Small()).save(tmp_path / "v.safetensors", bits=4))
+    assert weights_of(read.apply(Small())) == weights_of(Small())
+
+
+def test_a_file_follows_the_umask_and_replaces_an_older_one(vector, tmp_path, follows_umask):
+    folder = tmp_path / "new"
+    for bits in (16, 4):
+        vector.save(folder / "vector.safetensors", bits=bits)
+    assert [path.name for path in folder.iterdir()] == ["vector.safetensors"]
+    follows_umask(folder)
+
+
+def test_what_a_file_cannot_hold_is_refused(vector, tmp_path):
+    with pytest.raises(NonFiniteError, match="too large for 16 bits"):
+        vector.scaled(1e6).save(tmp_path / "v.safetensors")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UsageError, match="'bits'"):
+        vector.save(tmp_path / "v.safetensors", bits=5)
+
+
+def rewritten(path: Path, change) -> None:
+    """Write a file again after a change of its tensors and metadata."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        content = json.loads(file.metadata()[KEY])
+    text = change(tensors, content)
+    save_file(tensors, path, {KEY: text if isinstance(text, str) else json.dumps(content)})
+
+
+def set_nan(tensors, content):
+    tensors["weight/scales"][0] = float("nan")
+
+
+def setter(name, value):
+    return lambda tensors, content: content.__setitem__(name, value)
+
+
+DAMAGE = {
+    "NaN scales": (set_nan, "weight: a value or scale is NaN"),
+    "another value": (lambda t, c: t["weight/values"].add_(1), "does not have the digest"),
+    "another alpha": (setter("alpha", 0.7), "does not have the digest"),
+    "a missing tensor": (lambda t, c: t.pop("weight/scales"), "weight: 135 values in 4 bits are stored as"),
+    "an unknown tensor": (lambda t, c: t.__setitem__("pickle", torch.ones(1)), "do not list 'pickle'"),
+    "a huge shape": (
+        lambda t, c: c["shapes"].__setitem__("weight", [2**31 - 1] * 4),
+        "values in 4 bits are stored as",
+    ),
+    "a negative shape": (
+        lambda t, c: c["shapes"].__setitem__("weight", [-5, -27]),
+        "'shapes' of its metadata must be",
+    ),
+    "alpha as text": (setter("alpha", "0.5"), "'alpha' of its metadata must be a number"),
+    "alpha NaN": (setter("alpha", float("nan")), "'alpha' of its metadata must be a number"),
+    "bits": (setter("bits", 3), "'bits' of its metadata must be one of"),
+    "base as a number": (setter("base", 3), "'base' of its metadata must be text"),
+    "recipe as a list": (setter("recipe", []), "'recipe' of its metadata must be keys and values"),
+    "a missing key": (lambda t, c: c.pop("shapes"), "missing or unknown: 'shapes'"),
+    "an unknown key": (setter("code", "x"), "missing or unknown: 'code'"),
+    "a later format": (setter("version", 2), "its format is 2, but this version of metaphrase reads up to 1"),
+    "no object": (lambda t, c: "[]", "are not keys and values"),
+    "no JSON": (lambda t, c: "{", "cannot be read as a task vector: "),
+    "deep JSON": (lambda t, c: "[" * 100_000, "cannot be read as a task vector: "),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_file_is_refused(vector, tmp_path, what, fault):
+    change, message = DAMAGE[what]
+    path = vector.save(tmp_path / "v.safetensors", bits=4)
+    rewritten(path, change)
+    with pytest.raises(ModelFileError, match="Download or write the file again") as caught:
+        TaskVector.load(path)
+    assert message in str(caught.value)
+    fault("H11", f"a task vector with {what}", tried=1, survived=1)
+
+
+def test_a_truncated_or_flipped_file_is_refused(vector, tmp_path, fault):
+    path = vector.save(tmp_path / "v.safetensors", bits=8)
+    content = path.read_bytes()
+    places = range(0, len(content), 17)
+    refused = 0
+    for at in places:
+        flipped = bytearray(content)
+        flipped[at] ^= 0x10
+        for damaged in (content[:at], bytes(flipped)):
+            path.write_bytes(damaged)
+            try:
+                TaskVector.load(path)
+            except MetaphraseError:
+                refused += 1
+    fault(
+        "H11", "a task vector that is truncated, or of which a bit is flipped", tried=2 * len(places), survived=refused
+    )
+
+
+def test_other_files_are_refused(tmp_path):
+    save_file({"a": torch.ones(1)}, tmp_path / "other.safetensors")
+    with pytest.raises(ModelFileError, match="holds something else"):
+        TaskVector.load(tmp_path / "other.safetensors")
+    for path in (tmp_path, tmp_path / "missing.safetensors"):
+        with pytest.raises(MissingFileError, match="There is no task vector"):
+            TaskVector.load(path)
