@@ -410,7 +410,7 @@ class TestConcurrency:
     def test_two_processes(self, wheel, tmp_path):
         script = (
             "import logging, sys\n"
-            "from metaphrase import starter\n"
+            "from metaphrase.encoders import starter\n"
             "logging.basicConfig(level='INFO')\n"
             f"starter.WHEEL = starter.{wheel!r}\n"
             "input()\n"
