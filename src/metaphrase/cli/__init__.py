@@ -33,6 +33,7 @@ COMMANDS = {
     "diagnose": "Find problems in a corpus, or in a model on it",
     "mine": "Find translations in two monolingual texts",
     "filter": "Score the pairs of a bitext and keep the good ones",
+    "merge": "Merge a tuned encoder with its base, or store what training changed in a small file",
     "export": "Reduce the size of an encoder, and measure the cost",
     "push": "Push a released encoder or a bitext to the Hub",
 }

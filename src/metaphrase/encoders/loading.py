@@ -29,13 +29,16 @@ from metaphrase.encoders.checks import check_embeddings, check_finite, check_key
 from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import set_max_length
-from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError
+from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.hub import download
+from metaphrase.merging import TaskVector, combine
 
 logger = logging.getLogger(__name__)
 
 STARTER = "starter"
+#: Between a model and the files of the task vectors that are added to it.
+_PLUS = " + "
 
 #: Files of an encoder: settings, weights, tokenizer and modules.
 _FILES = (
@@ -66,7 +69,8 @@ def load_encoder(
 
     Args:
         name_or_path: ``"starter"``, a folder, or a Hub id with an optional commit, tag or branch:
-            ``organisation/name@revision``.
+            ``organisation/name@revision``. ``"starter + vector.safetensors"`` adds a task vector, or several, each with its
+            own alpha (see :class:`metaphrase.merging.TaskVector`).
         pooling: Pooling mode of sentence-transformers (``"cls"``, ``"mean"``, …) that replaces the encoder's own.
         default_pooling: Pooling mode of an encoder that has none, such as ``xlm-roberta-base``.
         max_length: Maximum number of tokens of a text; None keeps the encoder's own limit.
@@ -76,7 +80,8 @@ def load_encoder(
         The model. Saved, it is a stock SentenceTransformer folder.
 
     Raises:
-        ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder.
+        ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder; or a task
+            vector belongs to another model.
         ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
             another shape; the tokenizer is missing or knows no word.
         NonFiniteError: A weight or an embedding is NaN or infinite.
@@ -84,7 +89,9 @@ def load_encoder(
         MissingFileError: There is no such folder, and no Hub id of this form.
         HubError: The Hub has no such model, denies access to it, or all attempts fail.
     """
-    name, folder = find_model(name_or_path)
+    base, files = split_vectors(str(name_or_path))
+    vectors = [TaskVector.load(file) for file in files]
+    name, folder = find_model(base)
     with open_model(name, folder) as copy:
         kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
         if _accepts_pooling_flag(copy):
@@ -107,9 +114,15 @@ def load_encoder(
         check_tokenizer(model.tokenizer, encoder, name)
         set_max_length(model, None)
         check_embeddings(model, name)
-    encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
+    if vectors:
+        model = combine(vectors).apply(model)
+        check_embeddings(model, str(name_or_path))
     if folder != Path(name):
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
+        name = f"{name}@{folder.name}" if vectors else name
+    name = _PLUS.join([name, *files])
+    encoder = model[0].auto_model
+    encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
     set_max_length(model, max_length)
     return model
 
@@ -154,6 +167,10 @@ def find_model(name_or_path: str | Path) -> tuple[str, Path]:
 
     The name of a local folder or of the starter is the path of its folder.
     """
+    if split_vectors(str(name_or_path))[1]:
+        raise UsageError(
+            f"{name_or_path} is not a folder of one model. Write one first: metaphrase merge BASE VECTOR --output_dir DIR."
+        )
     name, revision = split_revision(str(name_or_path))
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
@@ -176,15 +193,27 @@ def split_revision(name: str) -> tuple[str, str | None]:
     return (name, None) if not at or Path(name).exists() else (before, revision)
 
 
+def split_vectors(name: str) -> tuple[str, list[str]]:
+    """Split ``model + vector.safetensors`` into the model and the files of task vectors.
+
+    >>> split_vectors("starter + sw.safetensors"), split_vectors("starter")
+    (('starter', ['sw.safetensors']), ('starter', []))
+    """
+    base, *files = [name] if Path(name).exists() else name.split(_PLUS)
+    return base, files
+
+
 def model_folder(name: str | None) -> Path | None:
     """The folder of a model that is neither the starter nor on the Hub."""
-    return Path(name) if name and name != STARTER and Path(name).is_dir() else None
+    base = split_vectors(name)[0] if name else None
+    return Path(base) if base and base != STARTER and Path(base).is_dir() else None
 
 
 def encoder_files(name: str | None) -> list[Path]:
-    """The files that :func:`load_encoder` reads; none for the starter and a model on the Hub."""
+    """The local files that :func:`load_encoder` reads; none for the starter and a model on the Hub."""
     folder = model_folder(name)
-    return [path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()] if folder else []
+    files = [path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()] if folder else []
+    return files + [Path(file) for file in split_vectors(name or "")[1]]
 
 
 def _download_model(name: str, revision: str | None) -> Path:
@@ -240,7 +269,7 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
         Weights by ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias``; None if the checkpoint has
         no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's or RoBERTa's.
     """
-    name, revision = split_revision(name)
+    name, revision = split_revision(split_vectors(name)[0])
     weights = cached_file(
         name,
         "model.safetensors",

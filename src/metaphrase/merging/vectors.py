@@ -7,8 +7,10 @@ models", for the interpolation.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import reduce
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -188,6 +190,18 @@ class TaskVector:
 def interpolate(base: _Model, tuned: nn.Module, alpha: Finite) -> _Model:
     """Return ``(1 - alpha) · base + alpha · tuned``; see `TaskVector.between` and `TaskVector.apply`."""
     return TaskVector.between(base, tuned).apply(base, alpha)
+
+
+def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVector:
+    """Add vectors of one base, to be applied with `alpha`; without it, each with its own.
+
+    Raises:
+        ModelError: The vectors belong to different bases.
+    """
+    if alpha is None and len({one.alpha for one in vectors}) > 1:
+        vectors = [one.scaled(one.alpha) for one in vectors]
+    total = reduce(operator.add, vectors)
+    return total if alpha is None else replace(total, alpha=alpha)
 
 
 def _check_alike(base: nn.Module, tuned: nn.Module) -> None:

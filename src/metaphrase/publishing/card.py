@@ -58,6 +58,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             the training data. None if it was not checked.
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
+        merge: How the weights were merged: `alpha`, the weight of what training changed, and `tuned`, names of the models.
         command: The command that reproduces the model.
         seed: Random seed.
         mlm_head: Description of the layers between the encoder and the vocabulary during training.
@@ -72,6 +73,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     retention: list[dict[str, Any]] = field(default_factory=list)
     leakage: list[dict[str, Any]] | None = None
     corpus: list[dict[str, Any]] = field(default_factory=list)
+    merge: dict[str, Any] | None = None
     command: str | None = None
     seed: int | None = None
     mlm_head: str | None = None
@@ -212,6 +214,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "recipe": (self.recipe or {}).get("name"),
             "command": self.command,
             "seed": self.seed,
+            "merge": self.merge,
             "base_model_revision": self.base_model_revision,
             "data": [row | {"file": _file_name(row)} for row in self.corpus if "file" in row],
             "hardware": self.hardware,
@@ -253,6 +256,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
             "languages": ", ".join(cell(language) for language in languages),
             "license": cell(self.license),
+            "merged": cell(_merged(self.merge)),
             "dimensions": cell(values.get("output_dimensionality")),
             "max_length": cell(values.get("model_max_length")),
             "similarity": cell(values.get("similarity_fn_name")),
@@ -302,6 +306,14 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         return USAGE_TRANSFORMERS.format(
             name=name, pooling=pooling, normalise=normalise, length=self.model.max_seq_length
         )
+
+
+def _merged(merge: Mapping[str, Any] | None) -> str | None:
+    """How the weights were merged, in words."""
+    if merge is None:
+        return None
+    names = f" in {', '.join(merge['tuned'])}" if merge.get("tuned") else ""
+    return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}"
 
 
 USAGE = """\

@@ -104,13 +104,14 @@ class Draft:
         paths = sorted(path for path in self.folder.rglob("*") if is_weights(path.name))
         return {path.relative_to(self.folder).as_posix(): file_sha256(path) for path in paths}
 
-    def publish(self, card: str) -> Path:
+    def publish(self, card: str | None = None) -> Path:
         """Move the model to its destination, atomically.
 
         Args:
-            card: Text of its model card.
+            card: Text of its model card, in place of the one that was written with it.
         """
-        (self.folder / CARD).write_text(card, encoding="utf-8")
+        if card is not None:
+            (self.folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(self.folder)
         check_destination(self.destination)
         return self.folder.replace(self.destination)
@@ -205,14 +206,19 @@ def prepare_export(
 
 @contextmanager
 def drafted(
-    model: SentenceTransformer, output_dir: str | Path, *, source: str | Path | None = None
+    model: SentenceTransformer,
+    output_dir: str | Path,
+    *,
+    source: str | Path | None = None,
+    card: AlignmentModelCardData | None = None,
 ) -> Iterator[Draft]:
     """Write a model to a temporary folder next to its destination and load it; it is deleted unless it is published.
 
     Args:
         model: The model.
         output_dir: The destination.
-        source: Folder of the original model, whose recipe and licence are copied.
+        source: Folder of the original model, whose licence is copied, and whose recipe, unless the card has one.
+        card: Data of its model card.
 
     Raises:
         UsageError: The destination exists.
@@ -223,14 +229,9 @@ def drafted(
     destination.parent.mkdir(parents=True, exist_ok=True)
     folder = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}.export")
     try:
-        recipe = None if source is None else Path(source) / RECIPE
-        release(
-            model,
-            folder,
-            recipe=yaml.safe_load(recipe.read_text(encoding="utf-8")) if recipe and recipe.is_file() else None,
-            card=AlignmentModelCardData(),
-            prompts=model.prompts,
-        )
+        card = card or AlignmentModelCardData()
+        recipe = card.recipe or (None if source is None else stored_recipe(Path(source)))
+        release(model, folder, recipe=recipe, card=card, prompts=model.prompts)
         settings = folder / "config_sentence_transformers.json"
         content = json.loads(settings.read_text(encoding="utf-8"))
         content["default_prompt_name"] = model.default_prompt_name
@@ -240,6 +241,12 @@ def drafted(
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def stored_recipe(folder: Path) -> dict[str, Any] | None:
+    """The recipe of a release, if it has one."""
+    path = folder / RECIPE
+    return yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def check_destination(output_dir: str | Path) -> None:

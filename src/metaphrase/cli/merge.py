@@ -1,0 +1,39 @@
+"""``metaphrase merge BASE TUNED --alpha 0.5 -o DIR``: an encoder between a base and models tuned from it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from metaphrase.cli.arguments import leading_values
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit, notes
+from metaphrase.publishing.merging import MergeOptions, describe, merge
+
+SUMMARY = "Merge a tuned encoder with its base, or store what training changed in a small file"
+DESCRIPTION = (
+    "metaphrase merge BASE TUNED [TUNED ...] writes the base plus alpha times what training changed, as a plain "
+    "SentenceTransformer folder (--output_dir), or what training changed as one small file (--vector)."
+)
+EXAMPLES = (
+    "metaphrase merge starter runs/sw --alpha 0.5 --output_dir runs/sw-merged",
+    "metaphrase merge starter runs/sw runs/te --alpha 0.5 --output_dir runs/both",
+    "metaphrase merge starter runs/sw --vector sw.safetensors --bits 4",
+    "metaphrase merge starter sw.safetensors --output_dir runs/sw-merged",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Merge, write, and say how to load the result."""
+    models, others = leading_values(argv)
+    arguments = ["--models", *models, *others] if models else others
+    (options,) = parse("metaphrase merge", [MergeOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    torch.set_flush_denormal(True)
+    command = shlex.join(["metaphrase", "merge", *argv])
+    result = merge(options, command=command, notify=partial(notes().print, markup=False, highlight=False))
+    emit(asdict(result), *describe(result))
+    return 0

@@ -1,0 +1,247 @@
+"""Merging: an encoder between a base and the models that were tuned from it, as a plain folder or as one small file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from huggingface_hub import metadata_load
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.encoders.loading import STARTER, encoder_files, find_model, load_encoder, model_folder
+from metaphrase.encoders.starter import HUB_ID
+from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Finite, checked
+from metaphrase.io.configuration import option
+from metaphrase.io.environment import versions
+from metaphrase.io.outputs import check_files
+from metaphrase.merging import TaskVector, combine
+from metaphrase.merging.quantization import Bits
+from metaphrase.publishing.card import AlignmentModelCardData, cell
+from metaphrase.publishing.contents import CARD
+from metaphrase.publishing.export import check_destination, drafted, stored_recipe
+
+#: Suffix of the file of a task vector.
+SUFFIX = ".safetensors"
+#: Weight of a tuned model if none is given.
+ALPHA = 0.5
+
+_CARD = """\
+---
+{metadata}---
+
+# {title}
+
+A task vector: {parameters:,} differences of weights, which change {base} into an encoder that was tuned from it. Its best
+weight, alpha, is {alpha:g}. With [metaphrase](https://pypi.org/project/metaphrase/), `load_encoder("{base} + {file}")` is the
+changed encoder. To write it as a plain folder that Sentence Transformers loads alone:
+
+    metaphrase merge "{base}" "{file}" --output_dir merged
+"""
+
+
+@checked
+@dataclass
+class MergeOptions:
+    """The models, their weight, and what is written."""
+
+    models: list[str] = option(
+        help="The base, and models that were tuned from it: folders, Hub ids, 'starter', or files of task vectors "
+        f"(*{SUFFIX}). May be the first arguments."
+    )
+    alpha: Finite | None = option(
+        None,
+        "Weight of what training changed: 0 is the base, 1 the tuned model. The changes of several models are added, each "
+        f"with this weight. Default: {ALPHA} for models, and its own for a task vector.",
+    )
+    output_dir: str | None = option(None, "New folder for the merged encoder.", aliases=["-o"])
+    vector: str | None = option(
+        None, f"File for what training changed, as a task vector (*{SUFFIX}); alpha is stored with it."
+    )
+    bits: Bits = option(16, "Bits for each value of --vector. With 4, blocks of 64 values share a scale.")
+
+
+@dataclass(frozen=True)
+class Merge:
+    """What was merged and written.
+
+    Attributes:
+        base: Name of the base.
+        tuned: Names of the tuned models or files.
+        alpha: Weight of what training changed.
+        weights: Number of weights (tensors) that changed.
+        parameters: Number of their values.
+        output_dir: The folder of the merged encoder, if it was written.
+        vector: The file of the task vector, if it was written.
+        bytes: Size of that file.
+        versions: Versions of the packages.
+    """
+
+    base: str
+    tuned: list[str]
+    alpha: float
+    weights: int
+    parameters: int
+    output_dir: str | None
+    vector: str | None
+    bytes: int | None
+    versions: dict[str, str]
+
+
+def merge(
+    options: MergeOptions, *, command: str | None = None, notify: Callable[[str], None] = lambda message: None
+) -> Merge:
+    """Merge models with their base, and write the result.
+
+    Args:
+        options: The models, their weight, and what is written.
+        command: The command line, for the card.
+        notify: Called with a line about each stage.
+
+    Raises:
+        UsageError: There is nothing to merge or to write, or an output exists.
+        ModelError: The models were not tuned from this base.
+    """
+    _check(options)
+    base_name, *tuned = options.models
+    notify(f"Loading {base_name} …")
+    base = load_encoder(base_name)
+    vectors = []
+    for name in tuned:
+        notify(f"Loading {name} …")
+        vectors.append(_vector(base, base_name, name))
+    vector = combine(vectors, options.alpha)
+    names = [Path(name).name if Path(name).exists() else name for name in tuned]
+    card = AlignmentModelCardData(
+        recipe=dict(vector.recipe) if vector.recipe else None,
+        merge={"alpha": vector.alpha, "tuned": names},
+        command=command,
+        language=sorted({language for name in tuned for language in _stated(name, "language")}) or None,
+        license=vector.license if vector.license and " AND " not in vector.license else None,
+    )
+    card.base_model, card.base_model_revision = _hub_base(base, base_name)
+    with ExitStack() as stack:
+        draft = None
+        if options.output_dir is not None:
+            merged = vector.apply(base)
+            draft = stack.enter_context(drafted(merged, options.output_dir, source=model_folder(base_name), card=card))
+        if options.vector is not None:
+            replace(vector, card=_vector_card(vector, options.vector, card)).save(options.vector, bits=options.bits)
+        if draft is not None:
+            draft.publish()
+    return Merge(
+        base=base_name,
+        tuned=tuned,
+        alpha=vector.alpha,
+        weights=len(vector.differences),
+        parameters=_size(vector),
+        output_dir=options.output_dir,
+        vector=options.vector,
+        bytes=Path(options.vector).stat().st_size if options.vector else None,
+        versions=versions(),
+    )
+
+
+def _check(options: MergeOptions) -> None:
+    if len(options.models) < 2:
+        raise UsageError(f"Merging needs a base and at least one tuned model, but got {options.models}.")
+    if options.output_dir is None and options.vector is None:
+        raise UsageError(
+            "Nothing is written. Pass a folder for the encoder with --output_dir, or a file with --vector."
+        )
+    if options.vector is not None and not options.vector.endswith(SUFFIX):
+        raise UsageError(f"A task vector is a file *{SUFFIX}, but --vector is {options.vector}.")
+    if options.output_dir is not None:
+        check_destination(options.output_dir)
+    read = [path for name in options.models for path in (Path(name), *encoder_files(name))]
+    check_files([options.vector], [path for path in read if path.is_file()])
+
+
+def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
+    """The task vector in a file, or between the base and a tuned model."""
+    if name.endswith(SUFFIX) and not Path(name).is_dir():
+        return TaskVector.load(name)
+    tuned = load_encoder(name, device=str(base.device))
+    licenses = dict.fromkeys([*_stated(base_name, "license"), *_stated(name, "license")])
+    return TaskVector.between(
+        base,
+        tuned,
+        base_name=_public_name(base, base_name),
+        alpha=ALPHA,
+        recipe=stored_recipe(find_model(name)[1]),
+        license=" AND ".join(licenses) or None,
+    )
+
+
+def _stated(name: str, key: str) -> Iterator[str]:
+    """Licences or languages in the metadata of a model's card; none if it cannot be read."""
+    if name == STARTER:
+        yield from {"license": ["mit"]}.get(key, [])
+    if name == STARTER or Path(name).is_file():
+        return
+    try:
+        found: Any = (metadata_load(find_model(name)[1] / CARD) or {}).get(key)
+    except (OSError, ValueError, yaml.YAMLError):
+        return
+    for one in found if isinstance(found, list) else [found]:
+        if one is not None:
+            yield "no" if one is False else str(one)  # YAML reads the code of Norwegian as false
+
+
+def _hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
+    """The id and the commit of a base that is on the Hub."""
+    if name == STARTER:
+        return HUB_ID, None
+    return base.model_card_data.base_model, base.model_card_data.base_model_revision
+
+
+def _public_name(base: SentenceTransformer, name: str) -> str:
+    """The name of a base without the path of its folder; a Hub id has its commit."""
+    if name == STARTER:
+        return name
+    hub_id, revision = _hub_base(base, name)
+    return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
+
+
+def _vector_card(vector: TaskVector, path: str, card: AlignmentModelCardData) -> str:
+    """Text of a card for a task vector."""
+    metadata = {
+        "license": vector.license,
+        "language": card.language,
+        "base_model": card.base_model,
+        "library_name": "metaphrase",
+        "tags": ["metaphrase", "task-vector"],
+    }
+    file = Path(path).name
+    return _CARD.format(
+        metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
+        title=cell(file.removesuffix(SUFFIX)),
+        parameters=_size(vector),
+        base=cell(vector.base_name or "the base"),
+        alpha=vector.alpha,
+        file=cell(file),
+    )
+
+
+def _size(vector: TaskVector) -> int:
+    return sum(one.numel() for one in vector.differences.values())
+
+
+def describe(result: Merge) -> Sequence[str]:
+    """Sentences about what was written."""
+    sentences = []
+    if result.output_dir is not None:
+        sentences.append(
+            f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. Load it with "
+            f'SentenceTransformer("{Path(result.output_dir).name}").'
+        )
+    if result.vector is not None:
+        sentences.append(
+            f"Wrote {result.vector}, {(result.bytes or 0) / 1e6:,.1f} MB: {result.parameters:,} differences in "
+            f'{result.weights} weights. Load it with load_encoder("{result.base} + {result.vector}").'
+        )
+    return sentences

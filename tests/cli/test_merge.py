@@ -1,0 +1,183 @@
+"""`metaphrase merge` writes encoders between a base and tuned models, and task vectors, that load and say what they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from huggingface_hub import metadata_load
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.cli import main
+from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of
+from metaphrase.exceptions import MetaphraseError, MissingFileError, UsageError
+from metaphrase.merging import TaskVector, interpolate
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.release import release, verify
+from metaphrase.training.recipe import Recipe
+
+TEXTS = ["Guten Morgen", "The cat sleeps"]
+
+
+@pytest.fixture
+def base(tiny_encoder, tmp_path) -> Path:
+    """A base with prompts and a default prompt."""
+    tiny_encoder.prompts, tiny_encoder.default_prompt_name = {"query": "frage: ", "document": ""}, "query"
+    tiny_encoder.save_pretrained(str(tmp_path / "base"))
+    return tmp_path / "base"
+
+
+def tuned(base: Path, folder: Path, seed: int, **card) -> Path:
+    """A release with other weights, except for the word embeddings."""
+    model = load_encoder(base, device="cpu")
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "word_embeddings" not in name:
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+    release(model, folder, recipe=Recipe.load("tr").to_dict(), card=AlignmentModelCardData.adopt(model, **card))
+    return folder
+
+
+@pytest.fixture
+def sw(base, tmp_path) -> Path:
+    return tuned(base, tmp_path / "sw", 1, license="mit", language=["en", "sw"])
+
+
+@pytest.fixture
+def te(base, tmp_path) -> Path:
+    return tuned(base, tmp_path / "te", 2, license="cc-by-4.0", language=["te"])
+
+
+def command(*words: object) -> int:
+    return main(["merge", *map(str, words)])
+
+
+def embeddings(model: SentenceTransformer | Path | str) -> np.ndarray:
+    model = model if isinstance(model, SentenceTransformer) else load_encoder(model, device="cpu")
+    return model.encode(TEXTS)
+
+
+def test_an_encoder_between_the_two_is_released(base, sw, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert command(base, sw, "--alpha", 0.3, "-o", out, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["alpha"], result["tuned"], result["vector"]) == (0.3, [str(sw)], None)
+    plain = SentenceTransformer(str(out), device="cpu")
+    wanted = interpolate(load_encoder(base, device="cpu"), load_encoder(sw, device="cpu"), 0.3)
+    assert plain.encode(TEXTS) == pytest.approx(embeddings(wanted), abs=1e-6)
+    assert (plain.prompts, plain.default_prompt_name) == (wanted.prompts, "query")
+    assert verify(out) <= 1e-5
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["name"] == "tr"
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "**Merged:** the weights of the base model plus 0.3 times what training changed in sw" in card
+    metadata = metadata_load(out / "README.md")
+    assert metadata["license"] == "mit"
+    assert metadata["language"] == ["en", "sw"]
+    assert metadata["metaphrase"]["merge"] == {"alpha": 0.3, "tuned": ["sw"]}
+    assert "--alpha 0.3" in metadata["metaphrase"]["command"]
+
+
+def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
+    assert command(base, sw, te, "--alpha", 0.4, "--output_dir", tmp_path / "out") == 0
+    origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
+    total = (TaskVector.between(origin, one) + TaskVector.between(origin, other)).apply(origin, 0.4)
+    assert embeddings(tmp_path / "out") == pytest.approx(embeddings(total), abs=1e-6)
+    assert metadata_load(tmp_path / "out" / "README.md").get("license") is None  # two different ones
+    assert "plus 0.4 times" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("bits", "tolerance"), [(16, 2e-3), (8, 0.03), (4, 0.5)])
+def test_a_vector_loads_with_its_base_and_is_written_as_a_folder(base, sw, tmp_path, capsys, bits, tolerance):
+    vector = tmp_path / "sw.safetensors"
+    assert command(base, sw, "--vector", vector, "--bits", bits, "--alpha", 0.7) == 0
+    assert f'load_encoder("{base} + {vector}")' in capsys.readouterr().out
+    stored = TaskVector.load(vector)
+    assert (stored.alpha, stored.base_name, stored.license) == (0.7, "base", "mit")
+    assert stored.recipe["name"] == "tr"
+    assert not [name for name in stored.differences if "word_embeddings" in name]
+    assert "# sw\n" in stored.card
+    assert "Its best\nweight, alpha, is 0.7" in stored.card
+    assert yaml.safe_load(stored.card.split("---")[1])["language"] == ["en", "sw"]
+    both = load_encoder(f"{base} + {vector}", device="cpu")
+    wanted = interpolate(load_encoder(base, device="cpu"), load_encoder(sw, device="cpu"), 0.7)
+    assert np.abs(embeddings(both) - embeddings(wanted)).max() <= tolerance
+    assert command(base, vector, "-o", tmp_path / "out") == 0
+    assert embeddings(tmp_path / "out") == pytest.approx(embeddings(both), abs=1e-6)
+    assert "plus 0.7 times" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    assert model_folder(origin_of(both)) == base
+    assert Path(vector) in encoder_files(origin_of(both))
+
+
+def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):
+    for alpha, model in ((0.2, sw), (0.8, te)):
+        assert command(base, model, "--alpha", alpha, "--vector", f"{model}.safetensors") == 0
+    both = load_encoder(f"{base} + {sw}.safetensors + {te}.safetensors", device="cpu")
+    origin, one, other = (load_encoder(path, device="cpu") for path in (base, sw, te))
+    total = TaskVector.between(origin, one).scaled(0.2) + TaskVector.between(origin, other).scaled(0.8)
+    assert np.abs(embeddings(both) - embeddings(total.apply(origin))).max() < 2e-3
+
+
+def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
+    vector, other = tmp_path / "sw.safetensors", tmp_path / "own"
+    assert command(base, sw, "--vector", vector) == 0
+    other.mkdir()
+    (other / "notes.txt").write_text("my own")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    cases = {
+        "needs a base and at least one tuned model": [base, "-o", tmp_path / "x"],
+        "Nothing is written": [base, sw],
+        "A task vector is a file *.safetensors": [base, sw, "--vector", tmp_path / "x.bin"],
+        "exists. Nothing is overwritten": [base, sw, "-o", other],
+        "which is read": [base, vector, "--vector", vector],
+        "which is read. ": [base, sw, "--vector", sw / "model.safetensors"],
+        "Load the model that the vector was made from": [sw, vector, "-o", tmp_path / "x"],
+        "There is no task vector": [base, tmp_path / "none.safetensors", "-o", tmp_path / "x"],
+        "'alpha'": [base, sw, "--alpha", "nan", "-o", tmp_path / "x"],
+        "--bits": [base, sw, "--bits", 3, "-o", tmp_path / "x"],
+    }
+    for said, words in cases.items():
+        capsys.readouterr()
+        assert command(*words) == 2, said
+        error = " ".join(capsys.readouterr().err.split())
+        assert said.strip() in error.replace("--alpha", "'alpha'"), error
+        assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    with pytest.raises(UsageError, match="Nothing is written"):
+        merge(MergeOptions([str(base), str(sw)]))
+
+
+def test_a_vector_is_no_folder_of_a_model(base, tmp_path):
+    with pytest.raises(MissingFileError, match=r"There is no task vector .*none\.safetensors"):
+        load_encoder(f"{base} + {tmp_path}/none.safetensors", device="cpu")
+    with pytest.raises(UsageError, match="metaphrase merge BASE VECTOR"):
+        find_model(f"{base} + none.safetensors")
+    shutil.copytree(base, tmp_path / "a + b")
+    assert embeddings(tmp_path / "a + b").shape == (2, 32)
+
+
+def test_a_vector_of_a_hostile_file_changes_no_card(base, sw, tmp_path):
+    """Text of a vector's file cannot change the structure of the card of the merged encoder."""
+    vector = tmp_path / "v.safetensors"
+    assert command(base, sw, "--vector", vector) == 0
+    stored = TaskVector.load(vector)
+    evil = "x\n---\n# Title\n<script>alert(1)</script>{{ 7 * 7 }}"
+    changed = TaskVector(stored.differences, stored.base, evil, 0.5, {"name": evil}, evil, evil)
+    changed.save(tmp_path / "evil.safetensors")
+    assert command(base, tmp_path / "evil.safetensors", "-o", tmp_path / "out") == 0
+    text = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    text = re.sub(
+        r"^```yaml$.*?^```$", "", text[REGEX_YAML_BLOCK.search(text).end() :], flags=re.DOTALL | re.MULTILINE
+    )
+    assert not re.search(r"^# Title|<script>", text, re.MULTILINE)
+    assert metadata_load(tmp_path / "out" / "README.md")["license"] == evil
+    assert command(base, tmp_path / "evil.safetensors", "--vector", tmp_path / "again.safetensors") == 0
+    with pytest.raises(MetaphraseError):
+        TaskVector.load(tmp_path / "out" / "model.safetensors")
