@@ -381,7 +381,7 @@ def test_every_command_runs(page, world, monkeypatch, capsys):
         if line.block.page != page or listed(line, PARSED_ONLY) or "torchrun" in line.line:
             continue
         words = line.arguments
-        if set(words) & {*PLAIN, "--print-config"}:
+        if set(words) & {*PLAIN, "--help-all", "--print-config"}:
             continue
         if source := line.redirected("<"):
             monkeypatch.setattr(
