@@ -51,6 +51,9 @@ def test_an_unquoted_no_is_norwegian(tmp_path):
     config = tmp_path / "c.yaml"
     config.write_text("names: [no, sw]\n")
     assert parse("x", [Options], ["--config", str(config)])[0].names == ["no", "sw"]
+    config.write_text("text: no\nflag: yes\n")
+    (options,) = parse("x", [Options], ["--config", str(config)])
+    assert (options.text, options.flag) == ("no", True)
 
 
 def test_a_word_stands_for_a_list_of_one(tmp_path):

@@ -324,6 +324,8 @@ def test_unknown_formats_and_names(tmp_path):
         load_corpus(write(tmp_path / "sw-en.xlsx", "x"))
     with pytest.raises(ValueError, match="is not the name of a Hub data set"):
         load_corpus("hf:")
+    with pytest.raises(FileNotFoundError, match="name of a corpus is empty"):
+        load_corpus("")
     with pytest.raises(FileNotFoundError, match="has no parallel files"):
         load_corpus(tmp_path)
 

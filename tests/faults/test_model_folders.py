@@ -36,6 +36,8 @@ from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError, NonFiniteError, UsageError
+from metaphrase.objectives import HeadSources
+from metaphrase.objectives.vocabulary import VocabularyHead
 from metaphrase.publishing.release import compare_with_reference, release
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
@@ -418,6 +420,34 @@ def test_heads_are_loaded_completely_or_refused(tiny_encoder, tokenizer, tmp_pat
     with pytest.raises(ModelFileError, match="no weights in safetensors format"):
         AlignmentHeads.from_pretrained(folder)
     fault("J3", "heads with missing, renamed, reshaped or additional weights, or in a pickle", tried=5, survived=5)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "message"),
+    [
+        ("dense.weight", torch.eye(33), "dense.weight has the shape [33, 33] instead of [32, 32]"),
+        ("LayerNorm.bias", torch.full((32,), torch.nan), "or NaN or infinite values"),
+        (
+            "predictions.bias",
+            torch.zeros(1),
+            "bias has the shape [1] instead of",
+        ),  # torch would copy it to every piece
+    ],
+)
+def test_a_head_of_masked_language_modelling_fits_its_encoder(tiny_mlm_dir, tmp_path, fault, part, value, message):
+    folder = Path(shutil.copytree(tiny_mlm_dir, tmp_path / "mlm"))
+
+    def change(weights):
+        (key,) = [key for key in weights if key.startswith("cls.") and key.endswith(part)]
+        weights[key] = value
+
+    edit_weights(folder / "model.safetensors", change)
+    encoder = load_encoder(folder, device="cpu")
+    with pytest.raises(ModelFileError, match=re.escape(message)):
+        AlignmentLoss(encoder, Recipe.load("tr-tlm"), max_length=24)
+    sources = HeadSources(encoder[0].auto_model, encoder.tokenizer, str(folder))
+    assert VocabularyHead.settings(sources, "tied", "none")["transform"] == "none"
+    fault("J5", "a head of masked language modelling that does not fit", tried=1, survived=1)
 
 
 # ----------------------------------------------------------------------------------------------------------- tokenizers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib
 import inspect
 import math
@@ -22,8 +23,9 @@ import metaphrase
 from metaphrase import evaluation
 from metaphrase.aligners import Aligner
 from metaphrase.cli import main, parse
+from metaphrase.cli.options import options_of
 from metaphrase.exceptions import ConfigError, RecipeError, UsageError
-from metaphrase.io.arguments import Range, hints_of
+from metaphrase.io.arguments import Range, hints_of, is_of_type
 from metaphrase.modeling.views import View
 from metaphrase.objectives import OBJECTIVES, Objective
 from metaphrase.objectives.registry import parameters_of
@@ -151,6 +153,38 @@ def test_every_numeric_option_is_checked_with_its_flag_or_its_place(thing, found
             parse("x", [thing], [*given, "--config", str(config)])
         tried += 2
     fault("H9", "numeric options out of range, on the command line and in a file", tried=tried, survived=tried)
+
+
+WRONG = {
+    "2020-01-01": datetime.date(2020, 1, 1),
+    "!!binary aGk=": b"hi",
+    "{a: 1}": {"a": 1},
+    "[[a]]": [["a"]],
+    "null": None,
+}
+
+
+@pytest.mark.parametrize(("thing", "found"), OPTIONS)
+def test_every_option_in_a_file_is_of_its_type(thing, found, tmp_path, fault):
+    config = tmp_path / "c.yaml"
+    given = [word for f in fields(thing) if f.init and f.default is f.default_factory for word in (f"--{f.name}", "x")]
+    own = [option for option in options_of(thing) if option.name in inspect.get_annotations(thing)]
+    tried = 0
+    for option in (option for option in own if f"--{option.name}" not in given):
+        hint = hints_of(thing)[option.name]
+        wrong = [text for text, value in WRONG.items() if not is_of_type(value, hint)]
+        wrong = [text for text in wrong if text[0] != "2" or "list[" not in str(hint)]  # a date in a list is a word
+        for text in wrong[tried % 2 :: 2]:
+            config.write_text(f"{option.name}: {text}\n", encoding="utf-8")
+            with pytest.raises(ConfigError, match=rf"c\.yaml:1:1: '{option.name}' must be .*, but is "):
+                parse("x", [thing], [*given, "--config", str(config)])
+            tried += 1
+    fault("H9", "options of another type in a file", tried=tried, survived=tried)
+
+
+def test_settings_of_accelerate_are_its_own():
+    with pytest.raises(UsageError, match="unexpected keyword argument 'a'"):
+        RunConfig(output_dir="x", accelerator_config={"a": 1}).training_arguments()
 
 
 def refused(tmp_path, text: str) -> str:

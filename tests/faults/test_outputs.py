@@ -298,6 +298,7 @@ def test_no_output_file_replaces_an_input(corpus, base, bitext, command, tmp_pat
         ["diagnose", *model, "--output", corpus],
         ["diagnose", *model, "--output", tmp_path / "symbolic.tsv"],
         ["diagnose", *model, "--output", base / "1_Pooling" / "config.json"],
+        ["diagnose", *model, "--output", base / "README.md"],
         ["diagnose", *model, "--test", tests, "--output", tests / "de-en.tsv"],
     ]
     before = tree(tmp_path)

@@ -70,6 +70,9 @@ def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
 def test_without_a_network_nothing_is_stated(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "acme" / "corpus").mkdir(parents=True)
+    (tmp_path / "acme" / "corpus" / "README.md").write_bytes(card("license: mit")["README.md"])
+    monkeypatch.chdir(tmp_path)  # the name of a data set is not that of a folder
     assert stated_licenses("acme/corpus", repo_type="dataset") == []
     assert hub_licenses([ROW]) == {}
     assert provenance(ROW) == {}

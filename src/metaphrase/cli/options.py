@@ -21,7 +21,7 @@ import yaml
 
 from metaphrase.cli.output import configure
 from metaphrase.exceptions import ConfigError, UsageError
-from metaphrase.io.arguments import check_value, hints_of, is_limited
+from metaphrase.io.arguments import check_value, hints_of, is_limited, is_of_type
 from metaphrase.io.configuration import default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
 
@@ -46,6 +46,8 @@ exit status:
 #: Options of these libraries are printed by --print-config only if they are set.
 _LIBRARIES = ("transformers", "sentence_transformers")
 
+#: Types of values in a file that no word of a command line stands for.
+_NO_WORDS = (list, dict, set, bytes, NoneType)
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 
 
@@ -168,12 +170,16 @@ def parse(
 def _check_values(
     types: Sequence[type], namespace: argparse.Namespace, content: Mapping[str, Any], argv: Sequence[str]
 ) -> None:
-    """Refuse numbers that are out of range, with their flag or their place in the file."""
+    """Refuse values of another type in the file, and numbers that are out of range, with their place or their flag."""
     flags = {token.split("=")[0].lstrip("-").replace("-", "_") for token in argv if token.startswith("-")}
-    for name, hint in (item for cls in types for item in hints_of(cls).items() if is_limited(item[1])):
+    for name, hint in (item for cls in types for item in hints_of(cls).items()):
         if name in content and name not in flags:
-            check_value(getattr(namespace, name), hint, f"{place(content, name)}{name!r}", ConfigError)
-        elif hasattr(namespace, name):
+            value = getattr(namespace, name)
+            if isinstance(value, bool) and is_of_type("", hint) and not is_of_type(value, hint):
+                value = "true" if value else "no"  # an unquoted `no`, Norwegian, is false to YAML
+                setattr(namespace, name, value)
+            check_value(value, hint, f"{place(content, name)}{name!r}", ConfigError)
+        elif hasattr(namespace, name) and is_limited(hint):
             check_value(getattr(namespace, name), hint, f"--{name}")
 
 
@@ -234,7 +240,7 @@ def _as_given(action: argparse.Action, value: Any, where: str) -> Any:
     if value is not None and action.nargs == "+" and not isinstance(value, list):
         value = [value]
     if isinstance(value, list):  # an unquoted `no`, Norwegian, is false to YAML
-        value = ["no" if item is False else str(item) for item in value]
+        value = ["no" if item is False else item if isinstance(item, _NO_WORDS) else str(item) for item in value]
     wrong = isinstance(value, list) and action.nargs != "+" and action.type is not str
     wrong |= isinstance(value, dict) and action.type is not str
     wrong |= isinstance(value, bool) and action.type in (int, float)

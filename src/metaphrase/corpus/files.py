@@ -179,6 +179,8 @@ def _files(item: str, into: str, split: str) -> list[BitextFile]:
         pair = _named_pair(parsed.config or Path(parsed.name).name, into)
         return [BitextFile(item, "hub", (), *pair, into, parsed.split or split, parsed.revision)]
     path = Path(item)
+    if not item:  # which would be the current folder
+        raise MissingFileError("The name of a corpus is empty. Pass a file, a folder or hf:org/name.")
     if path.is_dir():
         return _folder(path, into, split)
     if braces := _BRACES.fullmatch(item):

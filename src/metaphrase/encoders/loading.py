@@ -40,7 +40,7 @@ STARTER = "starter"
 #: Between a model and the files of the task vectors that are added to it.
 _PLUS = " + "
 
-#: Files of an encoder: settings, weights, tokenizer and modules.
+#: Files of an encoder: settings, weights, tokenizer, modules and card.
 _FILES = (
     "*config*.json",
     "modules.json",
@@ -49,6 +49,7 @@ _FILES = (
     "*vocab*",
     "merges.txt",
     "*.model",
+    "README.md",
     "?_*/*",
 )
 
@@ -277,7 +278,7 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    if weights is None:
+    if weights is None or read_modules(name, Path(weights).parent)[0][1]:  # the encoder is in a subfolder
         return None
     with safe_open(weights, framework="pt") as tensors:
         found = set(tensors.keys())

@@ -58,7 +58,7 @@ class TrainingRanges:
         check_values(hints_of(type(self)), vars(self), type(self).__name__)
         try:
             super().__post_init__()  # type: ignore[misc]
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
 
 

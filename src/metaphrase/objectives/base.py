@@ -8,11 +8,12 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from metaphrase.encoders.positions import max_positions
-from metaphrase.exceptions import ModelError
+from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.arguments import Length, check_values, checked, hints_of
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import Original
@@ -132,10 +133,24 @@ class HeadSources:
         """Weights of the checkpoint's masked language modelling head, or None if it has none.
 
         Keys: ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias`` (of the vocabulary).
+
+        Raises:
+            ModelFileError: A weight does not fit the encoder, or is NaN or infinite.
         """
         from metaphrase.encoders.loading import pretrained_mlm_head
 
-        return pretrained_mlm_head(self.name) if self.name else None
+        head = pretrained_mlm_head(self.name) if self.name else None
+        hidden, pieces = self.encoder.config.hidden_size, self.encoder.config.vocab_size
+        shapes = {"dense.weight": [hidden, hidden], "bias": [pieces]}
+        for key, weight in (head or {}).items():
+            expected = shapes.get(key, [hidden])
+            if list(weight.shape) != expected or not torch.isfinite(weight).all():
+                raise ModelFileError(
+                    f"The masked language modelling head of {self.name} does not fit its encoder: {key} has the shape "
+                    f"{list(weight.shape)} instead of {expected}, or NaN or infinite values. Repair the checkpoint, or omit "
+                    "the head with --transform none."
+                )
+        return head
 
 
 def check_positions(sources: HeadSources, positions: int, name: str) -> None:

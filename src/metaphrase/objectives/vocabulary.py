@@ -59,8 +59,10 @@ class VocabularyHead(nn.Module):
             rows = len(sources.english_ids)
         elif vocabulary == "untied":
             rows = sources.encoder.config.vocab_size
-        auto = "fresh" if sources.mlm_head is None else "pretrained"
-        return {"vocabulary": vocabulary, "transform": auto if transform == "auto" else transform, "rows": rows}
+        kind: str = transform
+        if transform == "auto":
+            kind = "fresh" if sources.mlm_head is None else "pretrained"
+        return {"vocabulary": vocabulary, "transform": kind, "rows": rows}
 
     @torch.no_grad()
     def fill(self, sources: HeadSources) -> None:

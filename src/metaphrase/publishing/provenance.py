@@ -65,7 +65,7 @@ def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None
     """
     try:
         card: str | Path = Path(name) / constants.REPOCARD_NAME
-        if not Path(name).is_dir():
+        if repo_type == "dataset" or not Path(name).is_dir():
             card = hf_hub_download(name, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision)
         metadata = metadata_load(card) or {}
     except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError, yaml.YAMLError) as error:
