@@ -18,7 +18,6 @@ import argparse
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shlex
@@ -37,7 +36,6 @@ import numpy as np
 import yaml
 from datasets import Dataset
 from matplotlib.figure import Figure
-from scipy.stats import t as student
 from sentence_transformers import SentenceTransformer
 from transformers import HfArgumentParser
 from update_tables import fill
@@ -45,6 +43,7 @@ from update_tables import fill
 from metaphrase.corpus.files import find_files
 from metaphrase.encoders.loading import STARTER
 from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.seeds import difference, interval
 from metaphrase.io.configuration import did_you_mean, read_yaml
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.environment import prepare_process
@@ -408,39 +407,6 @@ def estimate(runs: Sequence[Run], evaluation: float, folder: Path, links: Path) 
         times.append((facts["seconds"] - facts["training_seconds"], facts["training_seconds"] / TRIAL))
     beside, step = min(other for other, _ in times), statistics.mean(step for _, step in times)
     return beside + step * runs[0].config.max_steps + evaluation
-
-
-def interval(values: Sequence[float]) -> dict[str, Any]:
-    """Return the mean over seeds and half the width of its 95 % interval (Student's t); None for a single seed.
-
-    >>> interval([1.0, 2.0, 3.0])
-    {'mean': 2.0, 'half': 2.484, 'values': [1.0, 2.0, 3.0]}
-    """
-    n, half = len(values), None
-    if n > 1:
-        half = round(float(student.ppf(0.975, n - 1)) * statistics.stdev(values) / n**0.5, 3)
-    return {"mean": round(statistics.fmean(values), 3), "half": half, "values": [round(v, 3) for v in values]}
-
-
-def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0) -> dict[str, Any]:
-    """Return the mean difference over paired seeds, its interval and a verdict: a tie if it is smaller than its interval.
-
-    Args:
-        old: Scores of a cell, one for each seed.
-        new: Scores of another cell, in the same order.
-        sampling: Half the width of the interval due to the test sentences, see `sampling_error`.
-
-    >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1])["verdict"], difference([70.0, 71.0], [71.0, 70.0])["verdict"]
-    ('better', 'tie')
-    >>> difference([70.0, 71.0], [71.0, 72.0], sampling=1.5)["verdict"]
-    'tie'
-    """
-    found = interval([b - a for a, b in zip(old, new, strict=True)])
-    if found["half"] is None:
-        return found | {"verdict": "one seed"}
-    found["half"] = round(math.hypot(found["half"], sampling), 3)
-    tie = abs(found["mean"]) <= found["half"]
-    return found | {"verdict": "tie" if tie else "better" if found["mean"] > 0 else "worse"}
 
 
 def sampling_error(old: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> float:

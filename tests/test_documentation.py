@@ -59,6 +59,7 @@ ELSEWHERE = {
 #: Commands that are parsed but not run, with the reason.
 PARSED_ONLY = {
     r"--suite all": "fine-tunes for minutes; tests/evaluation and tests/cli/test_evaluate.py run its parts",
+    r"metaphrase compare": "reads finished runs; tests/publishing/test_run_comparison.py runs it",
     r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
     r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
     r"scripts/reliability\.py": "requires the rows of a whole test run",

@@ -22,6 +22,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
+from metaphrase.exceptions import UsageError
 from metaphrase.publishing.analysis import SIDES
 
 #: Colours of the light theme by their names in the style sheet. ``m0`` to ``m7`` are those of Okabe and Ito, which readers
@@ -138,14 +139,25 @@ def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Save the charts of a report as PNG files."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, chart in charts(report).items():
-        paths.append(folder / f"{name}.png")
-        with _style({}):
-            figure = Figure(layout="constrained", dpi=150)
-            chart.draw(figure)
-            figure.savefig(paths[-1])
-    return paths
+    return [save_picture(chart, folder / f"{name}.png") for name, chart in charts(report).items()]
+
+
+def save_picture(chart: Chart, path: str | Path) -> Path:
+    """Save a chart as a file; the suffix decides the format.
+
+    Raises:
+        UsageError: The format is unknown.
+    """
+    with _style({}):
+        figure = Figure(layout="constrained", dpi=150)
+        kinds = figure.canvas.get_supported_filetypes()
+        if (suffix := Path(path).suffix.removeprefix(".")) not in kinds:
+            raise UsageError(
+                f"Plots are written as {', '.join(sorted(kinds))}, not as {suffix or 'a file without suffix'}."
+            )
+        chart.draw(figure)
+        figure.savefig(path)
+    return Path(path)
 
 
 def learning_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:

@@ -1,0 +1,64 @@
+"""``metaphrase compare RUN …``: training runs against each other or against the encoder before training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit
+from metaphrase.io.configuration import option
+from metaphrase.io.outputs import check_files
+from metaphrase.io.tables import titled_table
+from metaphrase.publishing.run_comparison import BEFORE, compare_runs, save_plot
+
+SUMMARY = "Compare training runs with each other, or with the encoder before training"
+EXAMPLES = [
+    "metaphrase compare runs/tr-1 runs/tr-2 runs/dap-1 runs/dap-2",
+    "metaphrase compare runs/tr-1 runs/dap-1 --baseline runs/tr-1 --plot differences.svg",
+]
+
+
+@dataclass
+class CompareOptions:
+    """The runs and their baseline."""
+
+    runs: list[str] = option(
+        help="Folders that `metaphrase train --test` or `metaphrase demo` wrote. May be the first arguments. Runs that "
+        "differ in their seed only are pooled."
+    )
+    baseline: str = option(
+        BEFORE, "'before', the encoder that each run started from, or one of the folders (default: before)."
+    )
+    plot: str | None = option(None, "Also draw the differences, as PNG, SVG or PDF.")
+
+
+def run(argv: Sequence[str]) -> int:
+    """Compare the runs and print a table."""
+    arguments = ["--runs", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    (options,) = parse("metaphrase compare", [CompareOptions], arguments, description=SUMMARY, examples=EXAMPLES)
+    check_files([options.plot], [])
+    rows = compare_runs(options.runs, baseline=options.baseline)
+    table = titled_table(f"Against {options.baseline}")
+    table.caption = "95 % intervals over test items and, for several seeds, over seeds."
+    for heading in ("", "test"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("seeds", "before", "after", "difference"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        low, high = row["interval"]
+        table.add_row(
+            Text(row["configuration"]),
+            Text(row["test"]),
+            str(len(row["seeds"])),
+            f"{row['before']:.1f}",
+            f"{row['after']:.1f}",
+            Text(f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"),
+            row["verdict"],
+        )
+    drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []
+    emit({"baseline": options.baseline, "rows": rows}, table, *drawn)
+    return 0

@@ -1,0 +1,181 @@
+"""Compare training runs with each other or with the encoder before training; seeds of one configuration are pooled."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.seeds import difference, interval
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, UsageError
+from metaphrase.publishing.plots import Chart, draw_differences, save_picture
+
+#: Baseline: the encoder that the runs started from.
+BEFORE = "before"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run, as its ``report.json`` describes it.
+
+    Attributes:
+        folder: Output folder.
+        facts: Facts of the run.
+        before: Results before training, by test set.
+        after: Results after training, by test set.
+    """
+
+    folder: Path
+    facts: Mapping[str, Any]
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Run:
+        """Read the report of a run.
+
+        Raises:
+            MissingFileError: The folder has no ``report.json``.
+            DataError: The file is damaged, or its run had no test sets.
+        """
+        path = Path(folder) / "report.json"
+        if not path.is_file():
+            raise MissingFileError(
+                f"{folder} has no report.json. Pass folders that `metaphrase train --test` or `metaphrase demo` wrote."
+            )
+        try:
+            report = json.loads(path.read_text(encoding="utf-8"))
+            run = cls(Path(folder), report["run"], report["before"] or {}, report["after"])
+            int(run.facts["seed"] + len(run.configuration))  # a damaged file is refused here
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DataError(f"{path} is damaged. Write it again with `metaphrase report {folder}`.") from error
+        return run
+
+    @property
+    def configuration(self) -> str:
+        """What runs of different seeds have in common."""
+        facts = self.facts
+        settings = {name: facts.get(name) for name in ("model", "steps", "batch_size", "frozen_word_embeddings")}
+        files = [file["sha256"] for file in facts["files"]]
+        return json.dumps([facts["recipe"], settings, files], sort_keys=True)
+
+    @property
+    def label(self) -> str:
+        """Name of the recipe."""
+        return str(self.facts["recipe"]["name"])
+
+
+def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> list[dict[str, Any]]:
+    """Compare runs with a baseline on every test set.
+
+    Args:
+        folders: Output folders of the runs. Runs that differ in their seed only are pooled.
+        baseline: ``"before"``, the encoder that each run started from, or one of the folders: the runs of its
+            configuration are the baseline, paired with the others by seed.
+
+    Returns:
+        A row for each configuration and test set: ``configuration``, ``test``, ``seeds``, ``languages``, ``before`` and
+        ``after`` (means over the seeds), ``difference``, ``interval`` and ``verdict``. The interval covers the test items
+        (paired bootstrap) and, for several seeds, the seeds (Student's t). It is not corrected for the number of rows.
+
+    Raises:
+        UsageError: The baseline is not one of the runs, or lacks a seed.
+        MissingFileError: A folder has no report.
+        DataError: A report is damaged.
+        DataMismatchError: Runs were measured on different test sets.
+    """
+    runs = [Run.read(folder) for folder in dict.fromkeys(map(Path, folders))]
+    base = _baseline(runs, baseline)
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        if base is None or run.configuration != base.configuration:
+            groups.setdefault(run.configuration, []).append(run)
+    labels = _labels(list(groups.values()))
+    rows = []
+    for label, group in zip(labels, groups.values(), strict=True):
+        pairs = [(_reference(run, runs, base), run.after) for run in group]
+        for test in dict.fromkeys(test for _, after in pairs for test in after):
+            if any(test not in side for pair in pairs for side in pair):
+                raise DataMismatchError(f"Not all runs were measured on {test}. Pass the same --test folders to each.")
+            seeds = sorted(run.facts["seed"] for run in group)
+            rows.append(
+                {"configuration": label, "test": test, "seeds": seeds} | _row([(a[test], b[test]) for a, b in pairs])
+            )
+    return rows
+
+
+def _baseline(runs: Sequence[Run], baseline: str) -> Run | None:
+    if baseline == BEFORE or all(run.facts["model"] == baseline for run in runs):
+        return None
+    for run in runs:
+        if run.folder.resolve() == Path(baseline).resolve():
+            return run
+    raise UsageError(
+        f"--baseline is 'before', the encoder that all runs started from, or one of the runs, not {baseline!r}. The runs "
+        f"are {', '.join(str(run.folder) for run in runs)}."
+    )
+
+
+def _reference(run: Run, runs: Sequence[Run], base: Run | None) -> Mapping[str, Any]:
+    """The results that a run is compared with: its own before training, or those of the baseline's run with its seed."""
+    if base is None:
+        return run.before
+    seed = run.facts["seed"]
+    for other in runs:
+        if other.configuration == base.configuration and other.facts["seed"] == seed:
+            return other.after
+    raise UsageError(
+        f"The baseline {base.folder} has no run with seed {seed}, but {run.folder} has. Train that run too."
+    )
+
+
+def _row(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Any]:
+    """A configuration on a test set, from the results before and after of each seed."""
+    pooled = [compare(before, after)["pooled"] for before, after in pairs]
+    old, new = ([one[side] for one in pooled] for side in ("before", "after"))
+    moved: dict[str, Any] = {"mean": pooled[0]["difference"], "verdict": pooled[0]["verdict"]}
+    ends = list(pooled[0]["interval"])
+    if len(pooled) > 1:
+        sampling = max((one["interval"][1] - one["interval"][0]) / 2 for one in pooled)
+        moved = difference(old, new, sampling)
+        ends = [moved["mean"] - moved["half"], moved["mean"] + moved["half"]]
+    return {
+        "languages": pooled[0]["languages"],
+        "before": interval(old)["mean"],
+        "after": interval(new)["mean"],
+        "difference": moved["mean"],
+        "interval": ends,
+        "verdict": moved["verdict"],
+    }
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Names of configurations: the recipe, or the folder where a recipe has several."""
+    names = [group[0].label for group in groups]
+    return [
+        name if names.count(name) == 1 else str(group[0].folder) for name, group in zip(names, groups, strict=True)
+    ]
+
+
+def save_plot(rows: Sequence[Mapping[str, Any]], path: str | Path) -> Path:
+    """Draw the differences with their intervals, a panel for each test set; the suffix decides the format."""
+    return save_picture(Chart("Differences of runs, with 95 % intervals", partial(_draw, rows=rows)), path)
+
+
+def _draw(figure: Figure, *, rows: Sequence[Mapping[str, Any]]) -> None:
+    tests = list(dict.fromkeys(row["test"] for row in rows))
+    figure.set_size_inches(2 + 3.2 * len(tests), 1.4 + 0.3 * max(1, len(rows) // len(tests)))
+    for panel, test in zip(np.atleast_1d(figure.subplots(1, len(tests), sharey=True)), tests, strict=True):
+        own = [{**row, "language": row["configuration"]} for row in rows if row["test"] == test]
+        draw_differences(panel, own, across=True)
+        panel.axvline(0, lw=0.8, zorder=0)
+        panel.set(title=test, xlabel="difference in points")
+        panel.set_yticks(range(len(own)), [row["configuration"] for row in own])
+        panel.invert_yaxis()

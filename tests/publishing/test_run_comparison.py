@@ -1,0 +1,90 @@
+import json
+
+import numpy as np
+import pytest
+
+from metaphrase.cli import main
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.seeds import difference
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError, UsageError
+from metaphrase.publishing.run_comparison import compare_runs
+
+
+def result(share, seed, n=200):
+    """Accuracy in two languages, of which about a share of the items is right."""
+    languages = {}
+    for place, language in enumerate(("fi", "sw")):
+        items = (np.random.default_rng([seed, place]).random(n) < share).astype(float).tolist()
+        languages[language] = Measurement(n, 100 * float(np.mean(items)), details={"items": items})
+    average = Measurement(2, float(np.mean([one.score for one in languages.values()])))
+    return Result("demo", "encoder", "accuracy", languages, average, statistic="items").to_dict()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10):
+        facts = {"recipe": {"name": recipe}, "seed": seed, "model": "starter", "steps": steps, "files": []}
+        report = {
+            "run": facts,
+            "before": {test: result(0.5, 0) for test in tests},
+            "after": {test: result(share, seed) for test in tests},
+        }
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "report.json").write_text(json.dumps(report))
+        return tmp_path / name
+
+    return written
+
+
+def test_seeds_of_a_configuration_are_pooled(write):
+    runs = [write("a", seed=1), write("b", recipe="dap", seed=1, share=0.52), write("c", seed=2)]
+    rows = {row["configuration"]: row for row in compare_runs(runs)}
+    assert {name: row["seeds"] for name, row in rows.items()} == {"tr": [1, 2], "dap": [1]}
+    pooled = [compare(result(0.5, 0), result(0.8, seed))["pooled"] for seed in (1, 2)]
+    wide = max((one["interval"][1] - one["interval"][0]) / 2 for one in pooled)
+    expected = difference(*([one[side] for one in pooled] for side in ("before", "after")), wide)
+    assert rows["tr"]["difference"] == expected["mean"]
+    assert rows["tr"]["interval"] == [expected["mean"] - expected["half"], expected["mean"] + expected["half"]]
+    assert rows["tr"]["interval"][1] - rows["tr"]["interval"][0] > 2 * wide
+    assert rows["dap"]["interval"] == compare(result(0.5, 0), result(0.52, 1))["pooled"]["interval"]
+    assert (rows["tr"]["verdict"], rows["dap"]["verdict"]) == (expected["verdict"], "tie")
+
+
+def test_a_run_is_the_baseline_of_the_others(write):
+    runs = [write("a", seed=1), write("b", recipe="dap", seed=1, share=0.6), write("c", seed=2)]
+    (row,) = compare_runs(runs, baseline=str(runs[0]))
+    assert (row["configuration"], row["seeds"], row["verdict"]) == ("dap", [1], "worse")
+    runs.append(write("d", recipe="dap", seed=3))
+    with pytest.raises(UsageError, match="has no run with seed 3"):
+        compare_runs(runs, baseline=str(runs[0]))
+    with pytest.raises(UsageError, match="--baseline is 'before'"):
+        compare_runs(runs, baseline="elsewhere")
+    assert compare_runs(runs, baseline="starter") == compare_runs(runs)
+
+
+def test_configurations_of_one_recipe_are_named_by_their_folders(write):
+    runs = [write("short"), write("long", steps=20)]
+    assert [row["configuration"] for row in compare_runs(runs)] == [str(run) for run in runs]
+
+
+def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):
+    with pytest.raises(MissingFileError, match=r"has no report\.json"):
+        compare_runs([tmp_path])
+    runs = [write("a"), write("b", seed=2, tests=("demo", "udhr"))]
+    with pytest.raises(DataMismatchError, match="Not all runs were measured on udhr"):
+        compare_runs(runs)
+    for content in ("{", "[]", '{"run": {}, "before": null, "after": {}}'):
+        (runs[0] / "report.json").write_text(content)
+        with pytest.raises(DataError, match=r"report\.json is damaged"):
+            compare_runs(runs[:1])
+
+
+def test_the_command_prints_and_draws(write, tmp_path, capsys):
+    runs = [write("a", tests=("demo", "udhr")), write("b", recipe="dap", tests=("demo", "udhr"))]
+    plot = tmp_path / "plot.svg"
+    assert main(["compare", *map(str, runs), "--plot", str(plot), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == compare_runs(runs)
+    assert plot.read_text().count("difference in points") == 2
+    assert main(["compare", *map(str, runs), "--plot", str(tmp_path / "plot.doc")]) == 2
+    assert "Plots are written as" in capsys.readouterr().err
