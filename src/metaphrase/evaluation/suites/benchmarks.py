@@ -79,6 +79,9 @@ class Settings:
         "Answer retrieval: the text of a candidate. sentence: the sentence alone; paragraph: the sentence and its "
         "paragraph (LAReQA), which takes several times as long.",
     )
+    trained_languages: list[str] | None = option(
+        None, "SIB-200: languages that the encoder was trained on, which are averaged separately."
+    )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
     finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
@@ -86,7 +89,7 @@ class Settings:
     def __post_init__(self) -> None:
         """Split lists at commas and spaces; None is no list or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
-        for name in ("languages", "protocols", "tasks"):
+        for name in ("languages", "protocols", "tasks", "trained_languages"):
             setattr(self, name, split_list(getattr(self, name) or ()) or None)
 
     def to_dict(self) -> dict[str, Any]:
