@@ -10,6 +10,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import CachedEncoder, Encode
@@ -89,7 +90,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Split lists at commas and spaces; None is no list or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
-        for name in ("languages", "protocols", "tasks", "trained_languages"):
+        self.languages = split_languages(self.languages or ()) or None
+        for name in ("protocols", "tasks", "trained_languages"):
             setattr(self, name, split_list(getattr(self, name) or ()) or None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -220,4 +222,6 @@ def text_size(files: Iterable[Path]) -> int:
 def wanted_languages(languages: Iterable[str], settings: Settings) -> list[str]:
     """The available languages that the settings ask for, in the order of the settings."""
     available = list(languages)
-    return [language for language in settings.languages or available if language in available]
+    names = {standard_code(language) or language: language for language in available}
+    wanted = [standard_code(language) or language for language in settings.languages or ()]
+    return [names[code] for code in wanted if code in names] if wanted else available
