@@ -19,8 +19,8 @@ from metaphrase.aligners.workflow import align_files
 from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_json, notes, show_progress
+from metaphrase.corpus.codes import split_languages
 from metaphrase.exceptions import MissingExtraError, UsageError
-from metaphrase.io.configuration import split_list
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.work_folders import work_folder_of
 
@@ -38,7 +38,7 @@ def run(argv: Sequence[str]) -> int:
     files, others = leading_values(argv, allowed=["-"])
     arguments = ["--files", *files, *others] if files else others
     (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
-    options.languages = split_list(options.languages)
+    options.languages = split_languages(options.languages)
     options.check()
     torch.set_flush_denormal(True)
     try:

@@ -13,10 +13,10 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import STYLES, findings_table, lines_without_pair
 from metaphrase.corpus.checks import errors
+from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.diagnosis import Diagnosis
 from metaphrase.evaluation.diagnosis_workflow import DiagnoseOptions, DiagnosisReport, diagnose_files
-from metaphrase.io.configuration import split_list
 from metaphrase.io.files import write_json
 from metaphrase.io.tables import titled_table
 
@@ -31,7 +31,7 @@ def run(argv: Sequence[str]) -> int:
     """Diagnose, print tables, write JSON; the exit status is 1 if there are errors."""
     arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
     (options,) = parse("metaphrase diagnose", [DiagnoseOptions], arguments, description=SUMMARY, examples=EXAMPLES)
-    options.languages = split_list(options.languages)
+    options.languages = split_languages(options.languages)
     torch.set_flush_denormal(True)
     with progress(notes()) as begin:
         report = diagnose_files(options, begin=begin)

@@ -10,7 +10,7 @@ from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import text_histogram
-from metaphrase.io.configuration import split_list
+from metaphrase.corpus.codes import split_languages
 from metaphrase.mining.filtering import filter_corpus
 from metaphrase.mining.options import FilterOptions, SearchOptions
 
@@ -29,7 +29,7 @@ def run(argv: Sequence[str]) -> int:
     options, search = parse(
         "metaphrase filter", [FilterOptions, SearchOptions], arguments, description=DESCRIPTION, examples=EXAMPLES
     )
-    options.languages = split_list(options.languages)
+    options.languages = split_languages(options.languages)
     torch.set_flush_denormal(True)
     console = notes()
     with progress(console) as begin:

@@ -64,7 +64,6 @@ def parse_run(
     (config,) = parse(prog, [RunConfig], argv, defaults=settings, **about)
     config.hub_token = token
     config.disable_tqdm = True if is_quiet() else config.disable_tqdm
-    config.languages = [language for item in config.languages for language in item.split(",") if language]
     return config, [*prog.split(), *argv]
 
 

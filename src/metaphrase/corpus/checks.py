@@ -14,7 +14,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.corpus.files import bare_language, find_files, unknown_language
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.files import find_files, unknown_language
 from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs

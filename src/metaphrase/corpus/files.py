@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from metaphrase.corpus.codes import bare_language, language_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
@@ -82,12 +83,13 @@ def find_files(
 
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
-        ValueError: A file's format is unknown, its languages contradict the arguments, or a file is named twice.
+        ValueError: A file's format is unknown, its languages contradict the arguments, a file is named twice, or a language
+            is not the code of one.
     """
     items = [corpus] if isinstance(corpus, str | Path) else list(corpus)
-    wanted = [bare_language(language) for language in languages or ()]
-    into = bare_language(target_lang)
-    given = bare_language(source_lang) if source_lang else None
+    wanted = [bare_language(language_code(language)) for language in languages or ()]
+    into = bare_language(language_code(target_lang))
+    given = bare_language(language_code(source_lang)) if source_lang else None
     files = list(dict.fromkeys(chain.from_iterable(_files(str(item), into, split) for item in items)))
     if given is None and len(wanted) == 1:
         given = wanted[0]
@@ -147,15 +149,6 @@ def unknown_language(file: BitextFile) -> CorpusError:
         f"Cannot infer the language of {file.name}. Name it like 'sw-{file.into}.tsv', add a column 'source_lang', "
         "or pass the language: languages=['sw'] (--languages sw)."
     )
-
-
-def bare_language(language: str) -> str:
-    """Return a language code without script and region.
-
-    >>> bare_language("zh_CN"), bare_language("zh-Hans")
-    ('zh', 'zh')
-    """
-    return re.split("[-_]", language.strip().lower())[0]
 
 
 def language_pair(source_lang: str | None, target_lang: str | None) -> str:

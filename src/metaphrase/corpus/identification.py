@@ -84,7 +84,7 @@ _NAMED = (
     "tr Turkish/tt Tatar/ug Uyghur/uk Ukrainian/ur Urdu/uz Uzbek/uzs Southern Uzbek/vec Venetian/vi Vietnamese/"
     "vo Volapük/wa Walloon/wo Wolof/wuu Wu Chinese/xh Xhosa/yo Yoruba/yue Cantonese/zh Chinese/zu Zulu"
 )
-_NAMES = dict(name.split(" ", 1) for name in _NAMED.split("/"))
+NAMES = dict(name.split(" ", 1) for name in _NAMED.split("/"))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def language_name(language: str) -> str:
     >>> language_name("fi"), language_name("xx")
     ('Finnish (fi)', 'xx')
     """
-    name = _NAMES.get(canonical(language))
+    name = NAMES.get(canonical(language))
     return f"{name} ({language})" if name else language
 
 

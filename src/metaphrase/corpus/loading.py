@@ -19,7 +19,8 @@ from datasets import Dataset, IterableDataset
 from datasets.fingerprint import Hasher
 
 from metaphrase.corpus.cleaning import Cleaning
-from metaphrase.corpus.files import BitextFile, bare_language, describe_file, file_names, find_files
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.files import BitextFile, describe_file, file_names, find_files
 from metaphrase.corpus.hub import pin_revision
 from metaphrase.corpus.mixing import mix
 from metaphrase.corpus.report import CorpusReport

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
 
@@ -67,7 +68,9 @@ def load_parallel_folder(
             f"{folder} has no file named {f'xx-en.{split}' if split else 'xx-en'}.tsv.gz. "
             + (f"Its splits are: {', '.join(splits)}." if splits else "It has no parallel files.")
         )
-    chosen = list(dict.fromkeys(languages)) if languages else list(files)
+    by_code = {standard_code(language) or language: language for language in files}
+    wanted = [by_code.get(standard_code(language) or language, language) for language in languages or files]
+    chosen = list(dict.fromkeys(wanted))
     if missing := [language for language in chosen if language not in files]:
         raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
     sets = {}

@@ -219,6 +219,7 @@ def evaluate_retrieval(
     name: str | None = None,
     text_equality: bool = False,
     margin_k: Count | None = None,
+    groups: Mapping[str, Sequence[str]] = TATOEBA_GROUPS,
     resamples: Resamples = RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
@@ -233,6 +234,7 @@ def evaluate_retrieval(
         text_equality: Count another copy of the translation's text as a hit. Test sets repeat sentences; by default
             only the translation's own row counts, as in the papers.
         margin_k: Retrieve by ratio margin over this number of neighbours, see `retrieval_hits`; None uses the cosine.
+        groups: Groups of languages to average if all their languages are available.
         resamples: Number of bootstrap samples of the intervals.
         seed: Seed of the bootstrap.
         **encoding: ``prompt``, ``batch_size``, ``show_progress`` and ``encode``; see
@@ -288,7 +290,7 @@ def evaluate_retrieval(
         languages=languages,
         groups={
             group: measurement(len(members), summary(members))
-            for group, members in complete_groups(TATOEBA_GROUPS, hits).items()
+            for group, members in complete_groups(groups, hits).items()
         },
         average=measurement(len(hits), summary(list(hits))),
         settings={

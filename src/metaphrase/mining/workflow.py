@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from metaphrase.corpus.codes import language_code
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError, UsageError
@@ -33,7 +34,7 @@ from metaphrase.mining.shards import search_both, work_manifest
 logger = logging.getLogger(__name__)
 
 SIDES = ("source", "target")
-_LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.gz)?$")
+_LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.(?:txt|tsv))?(?:\.gz)?$")
 _NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])
 
 
@@ -220,7 +221,7 @@ def _language(path: str, given: str | None, side: str) -> str:
     match = _LANGUAGE.search(Path(path).name)
     if given is None and (match is None or match[1] in _NO_LANGUAGE):
         raise UsageError(f"Cannot infer the language from the file name {Path(path).name!r}: pass --{side}_lang.")
-    return given or str(match and match[1])
+    return language_code(given or str(match and match[1]))
 
 
 def _describe(facts: Mapping[str, int]) -> str:

@@ -21,6 +21,7 @@ from sentence_transformers import SentenceTransformer
 from transformers.utils import cached_file
 
 from metaphrase.corpus.checks import read_corpus
+from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
@@ -31,7 +32,7 @@ from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
-from metaphrase.io.configuration import option, split_list
+from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
@@ -165,7 +166,7 @@ def prepare_export(
     """
     _check(options)
     check_destination(options.output_dir)
-    languages = dict.fromkeys(split_list(options.languages))
+    languages = dict.fromkeys(split_languages(options.languages))
     languages.pop(TARGET_LANGUAGE, None)
     texts = _kept_texts(options, languages) if options.trims else []
     sets, names = _test_sets(options, list(languages))

@@ -23,6 +23,7 @@ from transformers import EarlyStoppingCallback
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
 from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
@@ -159,7 +160,7 @@ class Adaptation:
         self.command = command
         self.show_progress = show_progress
         self.started = time.time()
-        languages = split_list(config.languages)
+        languages = split_languages(config.languages)
         self.output = Path(config.output_dir or f"runs/adapt-{'-'.join(languages)}")
         self.data = self.output / "data"
         self.languages = languages

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from metaphrase.corpus.cleaning import Cleaning
+from metaphrase.corpus.codes import split_languages
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import (
     Count,
@@ -111,7 +112,8 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         **settings: Options by name.
 
     Raises:
-        UsageError: An option is unknown (the message names the nearest), or a number is out of range.
+        UsageError: An option is unknown (the message names the nearest), a number is out of range, or a language is not the
+            code of one.
         RecipeError: The recipe is invalid.
         MissingFileError: The recipe does not exist.
     """
@@ -136,6 +138,9 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name, one in options.items():
             default = default_of(one)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
+        self.languages = split_languages(self.languages)
+        if self.retention_languages != ["all"]:
+            self.retention_languages = split_languages(self.retention_languages)
 
     __repr__ = AlignmentTrainingArguments.__str__  # hides tokens
 

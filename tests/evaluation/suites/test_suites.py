@@ -39,6 +39,7 @@ from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
 from metaphrase.evaluation.word_alignment import alignment_scores, load_wpt
 from tests.evaluation.test_answer_retrieval import write_answers
+from tests.evaluation.test_sib200 import write_topics
 from tests.mining.test_search import mine_loop
 
 SETTINGS = Settings(resamples=50)
@@ -80,6 +81,7 @@ def data(bitext, tmp_path):
         lines = (f"<s snum={i}> {text} </s>\n" for i, text in enumerate(texts, 1))
         _made(root / "gold" / f"test.{name}").write_text("".join(lines))
     write_answers(root / "xquad-r")
+    write_topics(root / "sib200")
     (root / "gold" / "test.deu.eng.wa").write_text("".join(f"{i} 1 1\n{i} 2 2 P\n" for i in range(1, 25)))
     return root
 
@@ -99,7 +101,7 @@ def subject(tiny_encoder, tiny_encoder_dir, tmp_path):
 
 def test_suite_names():
     assert list(SUITES) == [
-        *("retrieval", "sts", "mining", "answer-retrieval", "word-alignment"),
+        *("retrieval", "sts", "mining", "answer-retrieval", "sib200", "word-alignment"),
         *("nli", "paraphrase", "qa", "pos", "mteb"),
     ]
     assert {task.suite for task in FINETUNED.values()} == {"nli", "paraphrase", "qa", "pos"}
@@ -114,6 +116,7 @@ def test_finds_benchmarks_and_reports_missing_data(data):
         ("sts", "sts22"),
         ("mining", "bucc sample_oracle"),
         ("answer-retrieval", "xquad-r"),
+        ("sib200", "sib200"),
         ("word-alignment", "gold"),
         ("paraphrase", "pawsx"),
         ("mteb", "mteb tatoeba"),
@@ -138,7 +141,9 @@ def test_finds_benchmarks_and_reports_missing_data(data):
 
 def test_languages_and_tasks_limit_what_is_found(data):
     parts, missing = find_benchmarks(data, list(SUITES), Settings(languages=("sw",)))
-    assert [part.name for part in parts] == ["tatoeba", "sts22", "gold", "mteb tatoeba"]
+    assert [part.name for part in parts] == ["tatoeba", "sts22", "sib200", "gold", "mteb tatoeba"]
+    sib200 = next(part for part in parts if part.name == "sib200")
+    assert {path.name.partition(".")[0] for path in sib200.files} == {"eng_Latn", "swh_Latn"}
     assert {"sts", "mining", "paraphrase"} < missing.keys()
     parts, _ = find_benchmarks(data, ["sts"], Settings(languages=("de",)))
     assert [path.name for path in parts[0].files] == ["stsb-de-test.csv.gz", "stsb-en-test.csv.gz"]
@@ -156,6 +161,7 @@ def test_a_data_set_itself_can_be_the_folder(data):
         ("stsb", "sts", "stsb"),
         ("bucc", "mining", "bucc sample_oracle"),
         ("xquad-r", "answer-retrieval", "xquad-r"),
+        ("sib200", "sib200", "sib200"),
         ("gold", "word-alignment", "gold"),
         ("pawsx", "paraphrase", "pawsx"),
     ):
@@ -230,6 +236,7 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
                 "xquad-r mAP lost to the own language",
             ],
         ),
+        ("sib200", ["sib200", "sib200 topics"]),
         ("gold", ["gold"]),
         ("mteb tatoeba", ["mteb tatoeba"]),
     ],

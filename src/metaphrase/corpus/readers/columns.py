@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from metaphrase.corpus.files import BitextFile, bare_language, is_language
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.files import BitextFile, is_language
 from metaphrase.corpus.rows import OPTIONAL, Row
 from metaphrase.corpus.text import BadLine
 from metaphrase.exceptions import CorpusError

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from xml.parsers import expat
 
-from metaphrase.corpus.files import BitextFile, bare_language
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.files import BitextFile
 from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, read_chunks

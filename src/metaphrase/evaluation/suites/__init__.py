@@ -12,6 +12,7 @@ sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language a
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
 nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` fine-tuned in English at a small scale, measured in all languages
 answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
+sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
 ========== ====================================== ================================================================
 """
@@ -29,7 +30,7 @@ from metaphrase.evaluation.suites.benchmarks import (
 )
 from metaphrase.evaluation.suites.encoders import find_mining, find_retrieval, find_sts, find_word_alignment
 from metaphrase.evaluation.suites.mteb import find_mteb
-from metaphrase.evaluation.suites.multilingual import find_answer_retrieval
+from metaphrase.evaluation.suites.multilingual import find_answer_retrieval, find_sib200
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
@@ -62,6 +63,12 @@ SUITES: dict[str, Suite] = {
             "xquad-r/xx.json.gz in at least two languages",
             find_answer_retrieval,
             ("prompt", "languages", "answer_text", *_BOOTSTRAP),
+        ),
+        Suite(
+            "sib200",
+            "sib200/xxx_Scpt.train.tsv.gz, including eng_Latn",
+            find_sib200,
+            ("prompt", "languages", "trained_languages", *_BOOTSTRAP),
         ),
         Suite("word-alignment", "a folder with test.xx, test.yy and test.xx.yy.wa", find_word_alignment, _BOOTSTRAP),
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), ("languages",)),

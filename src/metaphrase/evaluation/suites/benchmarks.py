@@ -10,6 +10,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import CachedEncoder, Encode
@@ -79,6 +80,9 @@ class Settings:
         "Answer retrieval: the text of a candidate. sentence: the sentence alone; paragraph: the sentence and its "
         "paragraph (LAReQA), which takes several times as long.",
     )
+    trained_languages: list[str] | None = option(
+        None, "SIB-200: languages that the encoder was trained on, which are averaged separately."
+    )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
     finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
@@ -86,7 +90,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Split lists at commas and spaces; None is no list or no prompt."""
         self.prompt = None if self.prompt == "none" else self.prompt
-        for name in ("languages", "protocols", "tasks"):
+        self.languages = split_languages(self.languages or ()) or None
+        for name in ("protocols", "tasks", "trained_languages"):
             setattr(self, name, split_list(getattr(self, name) or ()) or None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -217,4 +222,6 @@ def text_size(files: Iterable[Path]) -> int:
 def wanted_languages(languages: Iterable[str], settings: Settings) -> list[str]:
     """The available languages that the settings ask for, in the order of the settings."""
     available = list(languages)
-    return [language for language in settings.languages or available if language in available]
+    names = {standard_code(language) or language: language for language in available}
+    wanted = [standard_code(language) or language for language in settings.languages or ()]
+    return [names[code] for code in wanted if code in names] if wanted else available

@@ -1,14 +1,25 @@
-"""The suites over many languages at once: ``answer-retrieval``."""
+"""The suites over many languages at once: ``answer-retrieval`` and ``sib200``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from metaphrase.evaluation.answer_retrieval import ANSWER_FILE, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.sib200 import (
+    ENGLISH,
+    evaluate_topics,
+    language_groups,
+    load_topic_folder,
+    sib200_code,
+    topic_files,
+    topic_pairs,
+)
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     Settings,
@@ -49,3 +60,42 @@ def _measure_answers(folder: Path, languages: Sequence[str], subject: Subject) -
         **subject.options(),
     )
     return {f"xquad-r {measure}": result for measure, result in results.items()}
+
+
+def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """SIB-200, in a folder of this name."""
+    for folder in folders(data):
+        files = topic_files(folder) if folder.resolve().name == "sib200" else {}
+        coded = replace(settings, languages=[sib200_code(language) for language in settings.languages or ()])
+        wanted = [language for language in wanted_languages(files, coded) if language != ENGLISH]
+        if wanted and ENGLISH in files:
+            used = tuple(path for language in (ENGLISH, *wanted) for path in files[language].values())
+            yield Benchmark(
+                "sib200",
+                "sib200",
+                "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
+                "on test, or dev without test",
+                used,
+                text_size(used),
+                partial(_measure_sib200, folder, wanted),
+            )
+
+
+def _measure_sib200(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+    sets = load_topic_folder(folder, languages)
+    trained = subject.settings.trained_languages or ()
+    retrieval = evaluate_retrieval(
+        subject.model,
+        topic_pairs(sets),
+        groups=language_groups(languages, trained),
+        resamples=subject.settings.resamples,
+        **subject.options(),
+    )
+    topics = evaluate_topics(
+        subject.model,
+        sets,
+        trained=trained,
+        resamples=min(STS_RESAMPLES, subject.settings.resamples),
+        **subject.options(),
+    )
+    return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}

@@ -47,6 +47,7 @@ _APPLIES = {
     "margin_k": {"retrieval"},
     "tasks": {"mteb"},
     "answer_text": {"answer-retrieval"},
+    "trained_languages": {"sib200"},
     **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
     "text_equality": {"retrieval"},
     "strip_quotes": {"retrieval", "mteb"},
@@ -68,14 +69,15 @@ class EvaluateOptions(Settings):
     data: str | None = option(
         None,
         "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
-        "stsb, xquad-r, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read the Hub and "
-        "work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …).",
+        "stsb, xquad-r, sib200, xnli, pawsx, xquad, ud, BUCC, …; suites without data are skipped. Two suites also read "
+        "the Hub and work without a folder: sts (STS22), and mteb with --tasks (Tatoeba, STS22, …).",
     )
     suite: Literal[
         "retrieval",
         "sts",
         "mining",
         "answer-retrieval",
+        "sib200",
         "word-alignment",
         "nli",
         "paraphrase",
@@ -86,10 +88,10 @@ class EvaluateOptions(Settings):
     ] = option(
         "retrieval",
         "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
-        "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; word-alignment: AER; "
-        "nli, paraphrase, qa, pos: fine-tuned in English at a small scale, measured in all languages; mteb: the "
-        "folder's test sets as tasks of MTEB, or --tasks; all: all suites. If a data set fails, the others are still "
-        "measured and written, and the exit status is 2.",
+        "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; sib200: retrieval "
+        "and topics in 205 languages; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
+        "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all suites. "
+        "If a data set fails, the others are still measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
         None,

@@ -1,0 +1,384 @@
+"""SIB-200: the same sentences with their topics in 205 languages.
+
+They measure the retrieval of translations in almost any language, and how well a topic classifier that is trained on English
+embeddings works in each language: a transfer score without fine-tuning.
+
+Reference: Adelani et al. 2024, "SIB-200: A Simple, Inclusive, and Big Evaluation Dataset for Topic Classification in 200+
+Languages and Dialects". The sentences are those of FLORES-200.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
+from sklearn.linear_model import LogisticRegression
+
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.corpus.text import open_text
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
+from metaphrase.io.arguments import Count, Resamples, Seed, checked
+from metaphrase.io.environment import versions
+from metaphrase.io.files import append_csv
+from metaphrase.mining.search import unit_rows
+
+logger = logging.getLogger(__name__)
+
+#: Code of English in SIB-200.
+ENGLISH = "eng_Latn"
+#: Files of SIB-200.
+TOPIC_FILE = re.compile(r"(?P<language>[a-z]{3}_[A-Z][a-z]{3})\.(?P<split>train|dev|test)\.tsv(\.gz)?")
+#: Iterations of the probe, which converges in fewer.
+PROBE_ITERATIONS = 1_000
+
+
+def _codes(pairs: str) -> dict[str, str]:
+    return dict(pair.split("=") for pair in pairs.split())
+
+
+#: SIB-200's codes of the languages that XLM-R was trained on (Conneau et al. 2020, table 6), by their codes in other data.
+#: SIB-200 lacks Breton, Western Frisian and Latin; spellings in Latin letters (``hi_rom``) are not counted.
+XLMR_LANGUAGES = _codes(
+    "af=afr_Latn am=amh_Ethi ar=arb_Arab as=asm_Beng az=azj_Latn be=bel_Cyrl bg=bul_Cyrl bn=ben_Beng bs=bos_Latn "
+    "ca=cat_Latn cs=ces_Latn cy=cym_Latn da=dan_Latn de=deu_Latn el=ell_Grek en=eng_Latn eo=epo_Latn es=spa_Latn "
+    "et=est_Latn eu=eus_Latn fa=pes_Arab fi=fin_Latn fr=fra_Latn ga=gle_Latn gd=gla_Latn gl=glg_Latn gu=guj_Gujr "
+    "ha=hau_Latn he=heb_Hebr hi=hin_Deva hr=hrv_Latn hu=hun_Latn hy=hye_Armn id=ind_Latn is=isl_Latn it=ita_Latn "
+    "ja=jpn_Jpan jv=jav_Latn ka=kat_Geor kk=kaz_Cyrl km=khm_Khmr kn=kan_Knda ko=kor_Hang ku=kmr_Latn ky=kir_Cyrl "
+    "lo=lao_Laoo lt=lit_Latn lv=lvs_Latn mg=plt_Latn mk=mkd_Cyrl ml=mal_Mlym mn=khk_Cyrl mr=mar_Deva ms=zsm_Latn "
+    "my=mya_Mymr ne=npi_Deva nl=nld_Latn no=nob_Latn om=gaz_Latn or=ory_Orya pa=pan_Guru pl=pol_Latn ps=pbt_Arab "
+    "pt=por_Latn ro=ron_Latn ru=rus_Cyrl sa=san_Deva sd=snd_Arab si=sin_Sinh sk=slk_Latn sl=slv_Latn so=som_Latn "
+    "sq=als_Latn sr=srp_Cyrl su=sun_Latn sv=swe_Latn sw=swh_Latn ta=tam_Taml te=tel_Telu th=tha_Thai tl=tgl_Latn "
+    "tr=tur_Latn ug=uig_Arab uk=ukr_Cyrl ur=urd_Arab uz=uzn_Latn vi=vie_Latn xh=xho_Latn yi=ydd_Hebr zh=zho_Hans "
+    "zh-Hant=zho_Hant"
+)
+
+
+@dataclass(frozen=True)
+class TopicSet:
+    """Sentences of one language with their topics, in the order of their ids.
+
+    Attributes:
+        language: Its code in SIB-200, such as ``"swh_Latn"``.
+        split: ``"train"``, ``"dev"`` or ``"test"`` of each sentence.
+        ids: Id of each sentence, the same in every language.
+        topics: Topic of each sentence.
+        texts: The sentences.
+    """
+
+    language: str
+    split: tuple[str, ...]
+    ids: tuple[str, ...]
+    topics: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+def sib200_code(language: str) -> str:
+    """SIB-200's code of a language of XLM-R; other codes are returned unchanged.
+
+    >>> sib200_code("sw"), sib200_code("ewe_Latn")
+    ('swh_Latn', 'ewe_Latn')
+    """
+    return XLMR_LANGUAGES.get(language, language)
+
+
+def topic_files(folder: Path) -> dict[str, dict[str, Path]]:
+    """The files of each language and split of a folder, in alphabetical order."""
+    files: dict[str, dict[str, Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if match := TOPIC_FILE.fullmatch(path.name):
+            files.setdefault(match["language"], {})[match["split"]] = path
+    return files
+
+
+def load_topic_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, TopicSet]:
+    """Read SIB-200: files ``xxx_Scpt.train.tsv[.gz]``, ``.dev.`` and ``.test.`` with the header ``index_id category text``.
+
+    Args:
+        path: The folder.
+        languages: Languages to read besides English; None reads all.
+
+    Returns:
+        English and the other languages.
+
+    Raises:
+        FileNotFoundError: The folder lacks English or a language.
+        DataError: A file has another format.
+        DataMismatchError: The sentences of a language are not those of English.
+    """
+    folder = Path(path)
+    files = topic_files(folder) if folder.is_dir() else {}
+    wanted = dict.fromkeys([ENGLISH, *(languages or files)])
+    if missing := [language for language in wanted if language not in files]:
+        raise MissingFileError(
+            f"{folder} has no files {missing[0]}.train.tsv.gz. It has: {', '.join(files) or 'no files of SIB-200'}."
+        )
+    sets = {language: _read(language, files[language]) for language in wanted}
+    english = sets[ENGLISH]
+    for language, one in sets.items():
+        if (one.split, one.ids, one.topics) != (english.split, english.ids, english.topics):
+            raise DataMismatchError(
+                f"{folder} must have the same sentences in every language, but the ids, topics or splits of {language} "
+                f"({len(one.ids)} sentences) are not those of {ENGLISH} ({len(english.ids)})."
+            )
+    return sets
+
+
+def _read(language: str, files: Mapping[str, Path]) -> TopicSet:
+    rows = list(chain.from_iterable(_rows(split, path) for split, path in files.items()))
+    rows.sort(key=lambda row: (len(row[1]), row[1]))
+    return TopicSet(language, *(tuple(column) for column in zip(*rows, strict=True)))
+
+
+def _rows(split: str, path: Path) -> list[tuple[str, str, str, str]]:
+    with open_text(path) as file:
+        header, *lines = file.read().removesuffix("\n").split("\n")
+    if header.split("\t") != ["index_id", "category", "text"] or not lines:
+        raise DataError(
+            f"{path} must have the header index_id, category, text and a sentence, but has {header[:80]!r}."
+        )
+    rows = []
+    for number, line in enumerate(lines, 2):
+        fields = line.split("\t")
+        if len(fields) != 3:
+            raise DataError(f"{path}:{number}: a line must have 3 columns, but has {len(fields)}: {line[:80]!r}.")
+        rows.append((split, fields[0], fields[1], fields[2]))
+    if len({row[1] for row in rows}) < len(rows):
+        raise DataError(f"{path} has an id more than once. Each sentence must have its own.")
+    return rows
+
+
+def topic_pairs(sets: Mapping[str, TopicSet]) -> dict[str, ParallelSet]:
+    """The sentences of each language except English with their English translations."""
+    english = sets[ENGLISH].texts
+    return {
+        language: ParallelSet(language, one.texts, english) for language, one in sets.items() if language != ENGLISH
+    }
+
+
+def language_groups(languages: Sequence[str], trained: Sequence[str] = ()) -> dict[str, list[str]]:
+    """Groups of languages by resource (seen in training, in XLM-R, neither) and by script, each of two or more languages.
+
+    >>> language_groups(["swh_Latn", "ewe_Latn", "deu_Latn", "fra_Latn", "tat_Cyrl"], ["sw"])
+    {'in XLM-R': ['deu_Latn', 'fra_Latn'], 'not in XLM-R': ['ewe_Latn', 'tat_Cyrl'], \
+'Latn': ['swh_Latn', 'ewe_Latn', 'deu_Latn', 'fra_Latn']}
+    """
+    seen = {sib200_code(language) for language in trained}
+    known = set(XLMR_LANGUAGES.values())
+    groups: dict[str, list[str]] = {"trained": [], "in XLM-R": [], "not in XLM-R": []}
+    for language in languages:
+        groups["trained" if language in seen else "in XLM-R" if language in known else "not in XLM-R"].append(language)
+    for language in languages:
+        groups.setdefault(language.partition("_")[2], []).append(language)
+    return {group: members for group, members in groups.items() if len(members) > 1}
+
+
+def probe_hits(
+    train_nh: NDArray[Any], topics: Sequence[str], embeddings: Mapping[str, NDArray[Any]], gold: Sequence[str]
+) -> dict[str, NDArray[np.bool_]]:
+    """Whether a logistic regression on embeddings predicts the topic of each sentence of other embeddings.
+
+    The regression is scikit-learn's with its default settings (L2 penalty, C = 1) on embeddings of length 1, and has no
+    random part.
+
+    Args:
+        train_nh: Embeddings to train on, shape ``(n, hidden)``.
+        topics: Their topics.
+        embeddings: Embeddings of the same sentences in several languages, shape ``(m, hidden)`` each.
+        gold: Their topics.
+
+    Returns:
+        Hits per language, boolean, shape ``(m,)`` each.
+    """
+    probe = LogisticRegression(max_iter=PROBE_ITERATIONS).fit(unit_rows(np.asarray(train_nh)), list(topics))
+    return {
+        language: probe.predict(unit_rows(np.asarray(one_mh))) == np.array(gold)
+        for language, one_mh in embeddings.items()
+    }
+
+
+@checked
+def find_topics(
+    model: Any, sets: Mapping[str, TopicSet], **encoding: Unpack[EncodingOptions]
+) -> dict[str, NDArray[np.bool_]]:
+    """`probe_hits` in every language, trained on the English sentences of the split ``train``.
+
+    Measured is the split ``test``, or ``dev`` if there is none.
+    """
+    english = sets[ENGLISH]
+    train, test = (
+        [at for at, split in enumerate(english.split) if split == one] for one in ("train", measured(english))
+    )
+    sides = [[english.texts[at] for at in train], *([one.texts[at] for at in test] for one in sets.values())]
+    train_nh, *embeddings = embed_sides(model, sides, **encoding)
+    return probe_hits(
+        train_nh,
+        [english.topics[at] for at in train],
+        dict(zip(sets, embeddings, strict=True)),
+        [english.topics[at] for at in test],
+    )
+
+
+def measured(english: TopicSet) -> str:
+    """The split that the probe is measured on."""
+    for split in ("test", "dev"):
+        if {"train", split} <= set(english.split):
+            return split
+    raise DataError(f"Topics need the split train and one of dev and test, but got {', '.join(set(english.split))}.")
+
+
+@checked
+def evaluate_topics(
+    model: Any,
+    sets: Mapping[str, TopicSet],
+    *,
+    name: str | None = None,
+    trained: Sequence[str] = (),
+    resamples: Resamples = STS_RESAMPLES,
+    seed: Seed = 0,
+    **encoding: Unpack[EncodingOptions],
+) -> Result:
+    """Measure a topic classifier that is trained on English embeddings, in every language.
+
+    Args:
+        model: A SentenceTransformer, or an object with its ``encode``.
+        sets: English and other languages, from `load_topic_folder`.
+        name: Name of the model in the result.
+        trained: Languages that the model was trained on, for an average over them.
+        resamples: Number of bootstrap samples of the intervals, over sentences, which are the same in all languages.
+        seed: Seed of the bootstrap.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
+
+    Returns:
+        A result whose scores are accuracies; ``items`` are the hits of each sentence. Groups are those of
+        `language_groups`, and ``"without English"``.
+
+    Raises:
+        DataError: The sentences to train on or to measure are missing.
+    """
+    start = time.perf_counter()
+    split = measured(sets[ENGLISH])
+    hits = find_topics(model, sets, **encoding)
+    languages = {
+        language: Measurement(
+            len(hits_m),
+            100 * float(hits_m.mean()),
+            None,
+            _sha256(sets[ENGLISH], sets[language]),
+            {"items": hits_m.astype(int).tolist()},
+        )
+        for language, hits_m in hits.items()
+    }
+    others = [language for language in languages if language != ENGLISH]
+    return Result(
+        suite="sib200",
+        model=name or type(model).__name__,
+        measure="topic accuracy",
+        protocol=f"logistic regression on English embeddings of train, measured on {split}",
+        **with_intervals(
+            "shared_items",
+            languages,
+            groups=({"without English": others} if others else {}) | language_groups(others, trained),
+            resamples=resamples,
+            seed=seed,
+        ),
+        settings={
+            **encoding_settings(model, **encoding),
+            "split": split,
+            "trained": list(trained),
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _sha256(*sets: TopicSet) -> str:
+    """Digest of the sentences of some languages."""
+    content = [[one.split, one.ids, one.topics, one.texts] for one in sets]
+    return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
+
+
+@checked
+class TopicEvaluator(BaseEvaluator):
+    """Topic classification by a probe on English embeddings, during training.
+
+    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
+    evaluator, and each evaluation appends a line to ``topic_evaluation_{name}_results.csv`` in the output folder. The
+    metrics are ``mean_accuracy``, over the languages without English, and ``{language}_accuracy``.
+
+    Args:
+        sets: English and other languages, from `load_topic_folder`.
+        name: Name of the data set, such as ``"sib200"``.
+        batch_size: Sentences per forward pass.
+        prompt: Text before each sentence; ``"auto"`` for the stored query prompt.
+        show_progress_bar: Show a progress bar while encoding.
+        write_csv: Write the CSV file.
+        encode: Replaces ``model.encode``, with its signature.
+
+    Relations: `RetrievalEvaluator` with the pairs of `topic_pairs` measures the retrieval of translations.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, TopicSet],
+        *,
+        name: str = "",
+        batch_size: Count = 32,
+        prompt: str | None = None,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
+        encode: Encode | None = None,
+    ) -> None:
+        super().__init__()
+        self.sets = dict(sets)
+        self.name = name
+        self.encoding: EncodingOptions = {
+            "prompt": prompt,
+            "batch_size": batch_size,
+            "show_progress": show_progress_bar,
+            "encode": encode,
+        }
+        self.write_csv = write_csv
+        self.primary_metric = "mean_accuracy"
+        self.csv_file = f"topic_evaluation{'_' * bool(name)}{name}_results.csv"
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+        accuracies = {
+            language: float(hits_m.mean())
+            for language, hits_m in find_topics(model, self.sets, **self.encoding).items()
+        }
+        others = [accuracy for language, accuracy in accuracies.items() if language != ENGLISH]
+        scores = {"mean_accuracy": float(np.mean(others or list(accuracies.values())))}
+        scores |= {f"{language}_accuracy": accuracy for language, accuracy in accuracies.items()}
+        logger.info("Topics %s at step %d: %.2f %%", self.name, steps, 100 * scores["mean_accuracy"])
+        if output_path is not None and self.write_csv:
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
+        metrics = self.prefix_name_to_metrics(scores, self.name)
+        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
+        return metrics
+
+    def get_config_dict(self) -> dict[str, Any]:
+        """Settings for the model card."""
+        prompt = self.encoding["prompt"]
+        return {"prompt": prompt} if prompt else {}
