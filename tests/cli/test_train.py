@@ -62,6 +62,23 @@ def run(tiny_encoder_dir, bitext_file, tmp_path):
     return run
 
 
+def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys):
+    command = ("--languages", "de", "--test", str(held_out), "--seeds", "1", "2")
+    status, output = run(*command, "--json", recipe="tr")
+    assert status == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["runs"] == [str(output / "seed-1"), str(output / "seed-2")]
+    (row,) = printed["rows"]
+    assert (row["configuration"], row["test"], row["seeds"]) == ("tr", "held-out", [1, 2])
+    assert [json.loads((output / f"seed-{n}" / "run.json").read_text())["seed"] for n in (1, 2)] == [1, 2]
+    assert run(*command, "--push_to_hub", "true", output="b")[0] == 2
+    assert run("--languages", "de", "--seeds", "1", output="c")[0] == 2
+    said = capsys.readouterr().err
+    assert "omit --push_to_hub" in said
+    assert "--seeds compares runs" in said
+    assert not {"b", "c"} & {path.name for path in tmp_path.iterdir()}
+
+
 def test_from_a_file_to_a_release(run, bitext, capsys):
     status, output = run("--languages", "de", "--vocabulary", "english", "--freeze_word_embeddings")
     assert status == 0

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.text import Text
-
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
+from metaphrase.cli.tables import runs_table
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
-from metaphrase.io.tables import titled_table
 from metaphrase.publishing.run_comparison import BEFORE, compare_runs, save_plot
 
 SUMMARY = "Compare training runs with each other, or with the encoder before training"
@@ -41,24 +39,6 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase compare", [CompareOptions], arguments, description=SUMMARY, examples=EXAMPLES)
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)
-    table = titled_table(f"Against {options.baseline}")
-    table.caption = "95 % intervals over test items and, for several seeds, over seeds."
-    for heading in ("", "test"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("seeds", "before", "after", "difference"):
-        table.add_column(heading, justify="right")
-    table.add_column("verdict")
-    for row in rows:
-        low, high = row["interval"]
-        table.add_row(
-            Text(row["configuration"]),
-            Text(row["test"]),
-            str(len(row["seeds"])),
-            f"{row['before']:.1f}",
-            f"{row['after']:.1f}",
-            Text(f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"),
-            row["verdict"],
-        )
     drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []
-    emit({"baseline": options.baseline, "rows": rows}, table, *drawn)
+    emit({"baseline": options.baseline, "rows": rows}, runs_table(rows, options.baseline), *drawn)
     return 0

@@ -36,6 +36,7 @@ LEADING = (
     "freeze_word_embeddings",
     "bf16",
     "seed",
+    "seeds",
     "save_steps",
     "resume_from_checkpoint",
     "push_to_hub",
@@ -55,16 +56,31 @@ def parse_run(
 
     Returns the configuration, and the command without a token, as it may be printed and written.
     """
+    config, command, _ = parse_runs(argv, defaults, prog=prog, description=description, examples=examples)
+    return config, command
+
+
+def parse_runs(
+    argv: Sequence[str],
+    defaults: Mapping[str, Any] | None = None,
+    *,
+    prog: str,
+    description: str,
+    examples: Sequence[str],
+    also: Sequence[type] = (),
+) -> tuple[RunConfig, list[str], tuple[Any, ...]]:
+    """`parse_run`, with options of further dataclasses, which are returned last."""
     about: dict[str, Any] = {"description": description, "examples": examples, "leading": LEADING}
     token, argv = without_token(argv)
     hide(token)
-    (peeked,) = parse(prog, [RunConfig], argv, defaults=defaults, peek=True, **about)
+    types = [RunConfig, *also]
+    peeked, *_ = parse(prog, types, argv, defaults=defaults, peek=True, **about)
     settings = recipe_settings(peeked.recipe, paper_training=peeked.paper_training) | dict(defaults or {})
     refuse_token({"hub_token": peeked.hub_token})
-    (config,) = parse(prog, [RunConfig], argv, defaults=settings, **about)
+    config, *others = parse(prog, types, argv, defaults=settings, **about)
     config.hub_token = token
     config.disable_tqdm = True if is_quiet() else config.disable_tqdm
-    return config, [*prog.split(), *argv]
+    return config, [*prog.split(), *argv], tuple(others)
 
 
 def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -85,13 +101,19 @@ def without_token(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return token, kept
 
 
+def execute(run: TrainingRun) -> RunResult | None:
+    """Execute a run; if a signal stops it, say how to resume it."""
+    try:
+        return run.execute()
+    except SystemExit:
+        notes().print("Resume with --resume_from_checkpoint true.", highlight=False, markup=False)
+        raise
+
+
 def execute_and_print(run: TrainingRun) -> None:
     """Execute a run and print its result; if only the push fails, the result is printed before the error."""
     try:
-        result = run.execute()
-    except SystemExit:  # a signal stopped the training, with a checkpoint
-        notes().print("Resume with --resume_from_checkpoint true.", highlight=False, markup=False)
-        raise
+        result = execute(run)
     except MetaphraseError:
         if run.result is not None:
             emit(run.result.to_dict(), *summary(run.result))

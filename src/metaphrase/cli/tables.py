@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 from rich.text import Text
@@ -52,3 +53,26 @@ def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None 
         f"{'█' * round(width * count / most) or ('▏' if count else '')} {count:,}"
         for edge, count in zip(edges, counts, strict=False)
     ]
+
+
+def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
+    """A row for each configuration and test set of :func:`metaphrase.publishing.run_comparison.compare_runs`."""
+    table = titled_table(f"Against {baseline}")
+    table.caption = "95 % intervals over test items and, for several seeds, over seeds."
+    for heading in ("", "test"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("seeds", "before", "after", "difference"):
+        table.add_column(heading, justify="right")
+    table.add_column("verdict")
+    for row in rows:
+        low, high = row["interval"]
+        table.add_row(
+            Text(row["configuration"]),
+            Text(row["test"]),
+            str(len(row["seeds"])),
+            f"{row['before']:.1f}",
+            f"{row['after']:.1f}",
+            Text(f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"),
+            row["verdict"],
+        )
+    return table
