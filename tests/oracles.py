@@ -401,3 +401,25 @@ def similarity_preservation_loop(new, old, languages, *, temperature: float | No
             total = total + sum(v.exp() * (v - u) for u, v in zip(*logs, strict=True))
             count += 1
     return total / count
+
+
+def guided_soft_ranking_loop(
+    source, target, old_source, old_target, *, temperature, soft_temperature, soft_weight, guided
+) -> Tensor:
+    """IMASCL's soft labels mixed with the translation, over the candidates that GIST keeps, in both directions."""
+    total = 0.0
+    for query, candidates, old_query, old_candidates in (
+        (source, target, old_source, old_target),
+        (target, source, old_target, old_source),
+    ):
+        for i in range(len(query)):
+            own = cosine(old_query[i], old_candidates[i])
+            kept = [
+                j for j in range(len(query)) if not guided or j == i or cosine(old_query[i], old_candidates[j]) <= own
+            ]
+            logits = [cosine(query[i], candidates[j]) / temperature for j in kept]
+            teacher = [cosine(old_target[i], old_target[j]) / soft_temperature for j in kept]
+            for j, logit, wanted in zip(kept, logits, teacher, strict=True):
+                share = soft_weight * (wanted - logsumexp(teacher)).exp() + (1 - soft_weight) * (i == j)
+                total = total - share * (logit - logsumexp(logits))
+    return total / (2 * len(source))

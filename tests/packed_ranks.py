@@ -31,7 +31,11 @@ def every_objective():
     recipes = list_recipes()
     others = sorted(set(OBJECTIVES) - {term.objective for recipe in recipes for term in recipe.terms})
     # Alone, these have no gradient at the original encoder.
-    moving = {name: [{"objective": "tr"}] for name in ("anchor", "similarity-preservation")}
+    guided = {
+        "objective": "tr",
+        "args": {"targets": "soft", "soft_weight": 0.5, "guided": True, "temperature": 0.01},
+    }
+    moving = {"anchor": [{"objective": "tr"}], "similarity-preservation": [guided]}
     return [
         *recipes,
         *(Recipe.from_dict({"name": o, "terms": [*moving.get(o, []), {"objective": o}]}) for o in others),

@@ -27,6 +27,10 @@ GATHERED = {
     "sa, both": {"objective": "sa", "args": {"candidates": "both"}},
     "sentence-contrast": {"objective": "sentence-contrast", "args": {"back_translation": "none"}},
     "sentence-contrast, all": {"objective": "sentence-contrast", "args": {"back_translation": "all"}},
+    "tr, soft and guided": {
+        "objective": "tr",
+        "args": {"direction": "symmetric", "targets": "soft", "soft_temperature": 0.01, "guided": True},
+    },
     "similarity-preservation": {"objective": "similarity-preservation"},
     "similarity-preservation, kl": {"objective": "similarity-preservation", "args": {"divergence": "kl"}},
 }

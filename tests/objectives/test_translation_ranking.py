@@ -1,7 +1,12 @@
+import copy
+
 import pytest
 import torch
 
-from metaphrase.modeling.functional import translation_ranking
+from metaphrase.encoders.starter import PROMPTS
+from metaphrase.modeling.encoding import encode_views
+from metaphrase.modeling.functional import cosine_matrix, translation_ranking
+from tests.oracles import guided_soft_ranking_loop
 
 
 @pytest.mark.parametrize("direction", ["source_to_target", "target_to_source", "symmetric"])
@@ -50,3 +55,116 @@ def test_the_projection_trains_and_is_only_in_the_heads(make_loss, encodings_of,
     assert len(grads) == 2
     assert min(grads) > 0
     assert not list(make_loss("tr").heads.parameters())
+
+
+@pytest.fixture
+def moved_encodings(batch_of):
+    """The encodings of a loss whose encoder has moved, and those of the encoder before."""
+
+    def build(loss, rows):
+        original, batch = copy.deepcopy(loss.model), batch_of(loss, rows)
+        with torch.no_grad():
+            for parameter in loss.model.parameters():
+                parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)).double()
+        return encode_views(loss.model, batch), encode_views(original, batch)
+
+    return build
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("soft_weight", [1.0, 0.3])
+def test_soft_targets_and_guidance_match_loop(make_loss, moved_encodings, bitext, guided, soft_weight):
+    loss = make_loss(
+        "tr",
+        direction="symmetric",
+        temperature=0.2,
+        targets="soft",
+        soft_weight=soft_weight,
+        soft_temperature=0.1,
+        guided=guided,
+    )
+    new, old = moved_encodings(loss, bitext[:6])
+    fast = loss.objectives["tr"](new)
+    sides = [of[side].sentence_bh for of in (new, old) for side in ("source", "target")]
+    slow = guided_soft_ranking_loop(
+        *sides[:2],
+        *(side.detach() for side in sides[2:]),
+        temperature=0.2,
+        soft_temperature=0.1,
+        soft_weight=soft_weight,
+        guided=guided,
+    )
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
+    parameters = [p for p in loss.model.parameters() if p.requires_grad]
+    got, wanted = (torch.autograd.grad(v, parameters, allow_unused=True, retain_graph=True) for v in (fast, slow))
+    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
+    for ours, theirs in zip(got, wanted, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-12)
+
+
+def test_soft_targets_without_weight_are_hard(make_loss, moved_encodings, bitext):
+    values = []
+    for args in ({}, {"targets": "soft", "soft_weight": 0.0}):
+        loss = make_loss("tr", **args)
+        values.append(loss.objectives["tr"](moved_encodings(loss, bitext[:6])[0]))
+    assert values[0] == values[1]
+
+
+def test_cold_soft_targets_are_hard():
+    """A sentence is most similar to itself."""
+    source, target = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
+    soft = cosine_matrix(target, target) / 0.01
+    torch.testing.assert_close(translation_ranking(source, target, soft_bb=soft), translation_ranking(source, target))
+
+
+def test_soft_targets_leave_duplicates_out(make_loss, moved_encodings, bitext):
+    rows = [bitext[0], {**bitext[1], "target": bitext[0]["target"]}, bitext[2]]
+    loss = make_loss("tr", targets="soft", soft_temperature=0.05, mask_duplicates=True)
+    value = loss.objectives["tr"](moved_encodings(loss, rows)[0])
+    value.backward()
+    assert torch.isfinite(value)
+    assert all(torch.isfinite(p.grad).all() for p in loss.model.parameters() if p.grad is not None)
+
+
+def test_the_sides_of_soft_targets_differ(make_loss, moved_encodings, bitext):
+    values = {}
+    for sides in ("source", "target", "both"):
+        loss = make_loss("tr", targets="soft", soft_sides=sides, soft_temperature=0.001)
+        values[sides] = loss.objectives["tr"](moved_encodings(loss, bitext[:6])[0]).item()
+    assert len(set(values.values())) == 3
+
+
+def test_guidance_removes_what_the_original_prefers(make_loss, encodings_of, bitext):
+    losses = {}
+    for guided in (False, True):
+        loss = make_loss("tr", guided=guided)
+        encodings = encodings_of(loss, bitext[:6])
+        losses[guided] = loss.objectives["tr"](encodings)
+    source, target = (encodings[side].sentence_bh for side in ("source", "target"))
+    similarity = torch.nn.functional.normalize(source) @ torch.nn.functional.normalize(target).T
+    preferred = similarity > similarity.diagonal()[:, None]
+    assert preferred.any()
+    torch.testing.assert_close(losses[True], translation_ranking(source, target, duplicate_bb=preferred))
+    assert losses[True] < losses[False]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompts", "wanted"),
+    [
+        ("intfloat/multilingual-e5-small", {}, 0.01),
+        ("models/e5-base-v2", {}, 0.01),
+        ("somewhere", PROMPTS, 0.01),
+        ("intfloat/e5-mistral-7b-instruct", {}, None),
+        ("my/base5-large", {"query": "query: "}, None),
+    ],
+)
+@pytest.mark.parametrize(("objective", "default"), [("tr", 0.05), ("sentence-contrast", 0.1)])
+def test_the_temperature_is_the_encoders_own_where_it_is_known(
+    tiny_encoder, make_loss, name, prompts, wanted, objective, default
+):
+    tiny_encoder[0].auto_model.config.name_or_path = name
+    tiny_encoder.prompts = prompts
+    loss = make_loss(objective, temperature="auto", model=tiny_encoder)
+    assert loss.objectives[objective].temperature == (wanted or default)
+    assert make_loss(objective, model=tiny_encoder).objectives[objective].temperature == default

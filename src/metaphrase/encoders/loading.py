@@ -10,7 +10,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,9 @@ logger = logging.getLogger(__name__)
 STARTER = "starter"
 #: Between a model and the files of the task vectors that are added to it.
 _PLUS = " + "
+
+#: Names of the E5 models that are trained with the temperature 0.01; e5-mistral is trained with 0.02.
+_E5 = re.compile(r"(^|/)(multilingual-)?e5-(small|base|large)\b")
 
 #: Files of an encoder: settings, weights, tokenizer, modules and card.
 _FILES = (
@@ -252,6 +256,19 @@ def origin_of(model: SentenceTransformer) -> str | None:
     """The folder of a model, or its Hub id with the commit (``organisation/name@commit``)."""
     name, card = model[0].auto_model.config.name_or_path, model.model_card_data
     return f"{name}@{card.base_model_revision}" if name and name == card.base_model else name or None
+
+
+def own_temperature(name: str | None, prompts: Mapping[str, str]) -> float | None:
+    """The softmax temperature that an encoder was trained with, or None if it is unknown.
+
+    The models of the E5 family are known: by their name (``multilingual-e5-small``, ``e5-base-v2``), or by their prompts
+    ``"query: "`` and ``"passage: "``, which the starter has too. Their model cards state 0.01.
+
+    >>> own_temperature("intfloat/multilingual-e5-small@fd1525a", {}), own_temperature("sentence-transformers/LaBSE", {})
+    (0.01, None)
+    """
+    is_e5 = _E5.search(name or "") is not None or {"query: ", "passage: "} <= set(prompts.values())
+    return 0.01 if is_e5 else None
 
 
 def pooling_of(model: SentenceTransformer) -> str:

@@ -38,6 +38,8 @@ def translation_ranking(
     similarity: Similarity = "cosine",
     duplicate_bb: Tensor | None = None,
     offset: int = 0,
+    soft_bb: Tensor | None = None,
+    soft_weight: float = 1.0,
 ) -> Tensor:
     """In-batch translation ranking: each sentence must identify its translation among those of the batch.
 
@@ -54,9 +56,12 @@ def translation_ranking(
         direction: ``"source_to_target"`` ranks the targets for each source (DAP), ``"target_to_source"`` the sources for
             each target, ``"symmetric"`` is the mean of both.
         similarity: ``"cosine"`` (released DAP code) or ``"dot"`` (equation 5 as printed).
-        duplicate_bb: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``;
-            such false negatives are removed from the denominator.
+        duplicate_bb: Boolean ``(batch, pool)``, true where target ``j`` is another copy of the translation of ``i``, or is
+            too similar to it; such false negatives are removed from the denominator.
         offset: Position in the pool of the translation of the first source.
+        soft_bb: Logits of soft targets, shape ``(batch, pool)``: instead of the translation alone, each sentence identifies
+            the distribution ``softmax_j(soft_ij)`` over the sentences of the denominator.
+        soft_weight: Share of the soft targets; the rest is the translation's.
 
     Returns:
         Scalar loss.
@@ -88,10 +93,21 @@ def translation_ranking(
         logits_bb = logits_bb.masked_fill(duplicate_bb & ~own_bb, -torch.inf)
     losses = []
     if direction != "target_to_source":
-        losses.append(F.cross_entropy(logits_bb, labels_b))
+        losses.append(_cross_entropy(logits_bb, labels_b, soft_bb, soft_weight))
     if direction != "source_to_target":
-        losses.append(F.cross_entropy(logits_bb.T, labels_b))
+        losses.append(_cross_entropy(logits_bb.T, labels_b, None if soft_bb is None else soft_bb.T, soft_weight))
     return torch.stack(losses).mean()
+
+
+def _cross_entropy(logits_bb: Tensor, labels_b: Tensor, soft_bb: Tensor | None, soft_weight: float) -> Tensor:
+    """Cross-entropy with labels mixed with soft targets; candidates with a logit of -inf have no share of these."""
+    hard = F.cross_entropy(logits_bb, labels_b)
+    if soft_bb is None or soft_weight == 0:
+        return hard
+    excluded_bb = logits_bb == -torch.inf
+    share_bb = soft_bb.masked_fill(excluded_bb, -torch.inf).softmax(dim=1)
+    soft = -(share_bb * logits_bb.log_softmax(dim=1).masked_fill(excluded_bb, 0.0)).sum(dim=1).mean()
+    return (1 - soft_weight) * hard + soft_weight * soft
 
 
 def vocabulary_cross_entropy(
@@ -409,6 +425,13 @@ def masked_ranking(
     own_brc = positive_br[..., None] == torch.arange(similarity_brc.shape[-1], device=positive_br.device)
     logits_brc = (similarity_brc / temperature).masked_fill(~(candidate_brc | own_brc), -torch.inf)
     return -logits_brc.log_softmax(dim=-1).gather(-1, positive_br[..., None]).squeeze(-1)
+
+
+def cosine_matrix(rows_bh: Tensor, columns_ph: Tensor) -> Tensor:
+    """Cosine of every row with every column, in float32 or wider, shape ``(batch, pool)``."""
+    rows_bh, columns_ph = (F.normalize(at_least_float32(one), dim=-1) for one in (rows_bh, columns_ph))
+    with torch.autocast(rows_bh.device.type, enabled=False):
+        return rows_bh @ columns_ph.T
 
 
 def gather_with_gradient(tensor_bh: Tensor) -> Tensor:

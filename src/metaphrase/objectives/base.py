@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, ClassVar, Literal
 
@@ -12,12 +13,15 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.encoders.loading import own_temperature, pretrained_mlm_head
 from metaphrase.encoders.positions import max_positions
 from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.arguments import Length, check_values, checked, hints_of
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import Original
 from metaphrase.modeling.views import View, source_view, target_view
+
+logger = logging.getLogger(__name__)
 
 Granularity = Literal["sentence", "word", "span", "token"]
 
@@ -64,9 +68,14 @@ class Objective(nn.Module, ABC):
         self.original: Any = None
 
     def attach(self, sources: HeadSources) -> None:
-        """Take what is known only once there is an encoder, before the head is made."""
+        """Take what is known only once there is an encoder: the original, and its temperature for one of ``"auto"``."""
         if self.reads_original:
             self.original = sources.original
+        own: Any = self
+        if getattr(own, "temperature", None) == "auto":
+            known = own_temperature(sources.name, sources.prompts)
+            own.temperature = type(own).temperature if known is None else known
+            logger.info("The temperature of %s is %g.", self.name, own.temperature)
 
     def views(self) -> tuple[View, ...]:
         """Return the views that the objective reads: by default both sides."""
@@ -113,6 +122,7 @@ class HeadSources:
         languages: Sorted languages of the corpus.
         pooling: Pooling mode of the model, e.g. ``"cls"`` or ``"mean"``.
         modules: The modules of the model after the Transformer.
+        prompts: The prompts that the model stores.
     """
 
     encoder: PreTrainedModel
@@ -122,6 +132,7 @@ class HeadSources:
     languages: tuple[str, ...] = ()
     pooling: str = "cls"
     modules: tuple[nn.Module, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def original(self) -> Original:
@@ -137,8 +148,6 @@ class HeadSources:
         Raises:
             ModelFileError: A weight does not fit the encoder, or is NaN or infinite.
         """
-        from metaphrase.encoders.loading import pretrained_mlm_head
-
         head = pretrained_mlm_head(self.name) if self.name else None
         hidden, pieces = self.encoder.config.hidden_size, self.encoder.config.vocab_size
         shapes = {"dense.weight": [hidden, hidden], "bias": [pieces]}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from metaphrase.io.arguments import Length, Share, Temperature
+from metaphrase.io.arguments import Length, OwnTemperature, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
 from metaphrase.modeling.languages import language_code
@@ -77,7 +77,7 @@ class SentenceContrast(Objective):
 
     Args:
         max_length: Maximum pieces per sentence.
-        temperature: Softmax temperature τ.
+        temperature: Softmax temperature τ, or ``"auto"`` (see :class:`TranslationRanking`).
         back_translation: ``"sample"`` contrasts one pair (x′, y′) per example, sampled from {x, x̂} × {y, ŷ}; ``"all"`` sums
             the losses of the four combinations; ``"none"`` contrasts the originals (the ablation BIPAIR); ``"auto"``
             samples if the corpus has back-translations.
@@ -99,7 +99,7 @@ class SentenceContrast(Objective):
     in_batch_negatives: ClassVar[bool] = True
     citation: ClassVar[str] = MGC_CITATION
 
-    temperature: Temperature = 0.1
+    temperature: OwnTemperature = 0.1
     back_translation: BackTranslation = "sample"
     gather: bool = True
 
@@ -133,4 +133,4 @@ class SentenceContrast(Objective):
         """Loss of one combination, both directions; every process ranks the pairs of all processes."""
         if self.gather:
             source_bh, target_bh = gather_with_gradient(source_bh), gather_with_gradient(target_bh)
-        return translation_ranking(source_bh, target_bh, temperature=self.temperature, direction="symmetric")
+        return translation_ranking(source_bh, target_bh, temperature=float(self.temperature), direction="symmetric")

@@ -8,11 +8,10 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from metaphrase.io.arguments import Temperature
+from metaphrase.io.arguments import OwnTemperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import at_least_float32, gather_with_gradient
+from metaphrase.modeling.functional import cosine_matrix, gather_with_gradient
 from metaphrase.modeling.views import View
 from metaphrase.objectives.base import Granularity, Objective
 
@@ -49,7 +48,7 @@ def similarity_preservation(
     """
     if not peer_bb.any():
         return embedding_bh.sum() * 0.0
-    new_bb, old_bb = _cosines(embedding_bh), _cosines(original_bh)
+    new_bb, old_bb = (cosine_matrix(one_bh, one_bh) for one_bh in (embedding_bh, original_bh))
     if divergence == "squared":
         return (new_bb - old_bb)[peer_bb].pow(2).mean()
     row_b = peer_bb.any(dim=1)
@@ -59,12 +58,6 @@ def similarity_preservation(
     )
     difference_rb = (old_rb - new_rb).masked_fill(~peer_bb[row_b], 0.0)
     return (old_rb.exp() * difference_rb).sum(dim=1).mean()
-
-
-def _cosines(embedding_bh: Tensor) -> Tensor:
-    embedding_bh = F.normalize(at_least_float32(embedding_bh), dim=-1)
-    with torch.autocast(embedding_bh.device.type, enabled=False):
-        return embedding_bh @ embedding_bh.T
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -80,7 +73,7 @@ class SimilarityPreservation(Objective):
         sides: ``"source"``, ``"target"`` or ``"both"``.
         divergence: ``"squared"``: squared differences of cosines. ``"kl"``: Kullback–Leibler divergence of their softmax, in
             which the nearest neighbours of a sentence count most.
-        temperature: Softmax temperature τ of ``"kl"``.
+        temperature: Softmax temperature τ of ``"kl"``, or ``"auto"`` (see :class:`TranslationRanking`).
         gather: Compare the sentences of all processes, with gradient.
 
     Inputs: the columns ``source`` and ``target``, and their languages in ``source_lang`` and ``target_lang``. Without
@@ -107,7 +100,7 @@ class SimilarityPreservation(Objective):
 
     sides: Literal["source", "target", "both"] = "both"
     divergence: Divergence = "squared"
-    temperature: Temperature = 0.05
+    temperature: OwnTemperature = 0.05
     gather: bool = True
 
     def views(self) -> tuple[View, ...]:
@@ -124,5 +117,5 @@ class SimilarityPreservation(Objective):
         new_bh, old_bh, language_b = map(gather_with_gradient, parts) if self.gather else parts
         peer_bb = (language_b[:, None] == language_b).fill_diagonal_(False)
         return similarity_preservation(
-            new_bh, old_bh, peer_bb, divergence=self.divergence, temperature=self.temperature
+            new_bh, old_bh, peer_bb, divergence=self.divergence, temperature=float(self.temperature)
         )

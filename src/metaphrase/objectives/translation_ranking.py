@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from metaphrase.io.arguments import Range, Temperature
+from metaphrase.io.arguments import OwnTemperature, Range, Share, Temperature
 from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity, gather_with_gradient
@@ -24,7 +24,8 @@ class TranslationRanking(Objective):
 
     Args:
         max_length: Maximum pieces per sentence.
-        temperature: Softmax temperature τ.
+        temperature: Softmax temperature τ. ``"auto"`` is that of the encoder where it is known, which is 0.01 for the E5
+            family (see :func:`metaphrase.encoders.loading.own_temperature`), else the default.
         margin: Additive margin in units of the similarity (LaBSE: 0.3).
         direction: ``"source_to_target"`` (DAP), ``"target_to_source"`` or ``"symmetric"``.
         similarity: ``"cosine"`` (the released code) or ``"dot"`` (the paper's equation).
@@ -33,13 +34,22 @@ class TranslationRanking(Objective):
         gather: Rank against the sentences of all processes, with gradient.
         projection: ``"none"``, or ``"mlp"``: rank ``tanh(W h + b)`` in training and discard the projection afterwards, as
             in the released code.
+        targets: ``"hard"``: the translation. ``"soft"``: the similarities of the translation to the sentences of its
+            language, as the original encoder sees them, so that a paraphrase of it is not pushed away.
+        soft_weight: Share of the soft targets; the rest is the translation's.
+        soft_temperature: Softmax temperature of the soft targets; None is ``temperature``.
+        soft_sides: Whose similarities the soft targets are: those of the ``"target"`` sentences (English), of the
+            ``"source"`` sentences, or the mean of ``"both"``.
+        guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation.
 
     Inputs: the columns ``source`` and ``target``.
 
     Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``; LaBSE
-    adds the margin; the released DAP code gathers negatives without gradient.
+    adds the margin; the released DAP code gathers negatives without gradient. ``GISTEmbedLoss`` of sentence-transformers
+    masks with a guide model, and ranks both sides against themselves as well.
 
-    Reference: Li et al. 2023 (DAP), section 3.2, equation 5.
+    Reference: Li et al. 2023 (DAP), section 3.2, equation 5; soft targets: Park et al. 2024 (IMASCL), section 3; guided:
+    Solatorio 2024 (GISTEmbed), section 3.
     """
 
     name: ClassVar[str] = "tr"
@@ -54,13 +64,18 @@ class TranslationRanking(Objective):
     year = "2023",
 }"""
 
-    temperature: Temperature = 0.05
+    temperature: OwnTemperature = 0.05
     margin: Annotated[float, Range(0, 1000)] = 0.0
     direction: Direction = "source_to_target"
     similarity: Similarity = "cosine"
     mask_duplicates: bool = False
     gather: bool = True
     projection: Literal["none", "mlp"] = "none"
+    targets: Literal["hard", "soft"] = "hard"
+    soft_weight: Share = 1.0
+    soft_temperature: Temperature | None = None
+    soft_sides: Literal["source", "target", "both"] = "target"
+    guided: bool = False
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the projection, which is not part of a release, or None."""
@@ -68,36 +83,63 @@ class TranslationRanking(Objective):
             return None
         return nn.Sequential(nn.Linear(config.hidden_size, config.hidden_size), nn.Tanh())
 
+    @property
+    def reads_original(self) -> bool:  # type: ignore[override]
+        """Whether an option compares with the original encoder."""
+        return self.guided or self.targets == "soft"
+
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""
-        source, target = encodings["source"], encodings["target"]
-        source_bh, target_bh = source.sentence_bh, target.sentence_bh
-        if self.head is not None:
-            source_bh, target_bh = self.head(source_bh), self.head(target_bh)
-        gather = gather_with_gradient if self.gather else lambda tensor: tensor
-        pools = {"source": gather(source_bh), "target": gather(target_bh)}
-        offset = dist.get_rank() * len(source_bh) if len(pools["source"]) > len(source_bh) else 0
-        duplicate_bb = self._duplicates(source, target) if self.mask_duplicates else None
-        directions = {
-            "source_to_target": (source_bh, pools["target"]),
-            "target_to_source": (target_bh, pools["source"]),
-        }
-        selected = directions if self.direction == "symmetric" else [self.direction]
-        losses = [
-            functional.translation_ranking(
-                *directions[direction],
-                temperature=self.temperature,
+        rows = {side: self._project(encodings[side].sentence_bh) for side in ("source", "target")}
+        pools = {side: self._gathered(row_bh) for side, row_bh in rows.items()}
+        batch, pool = len(rows["source"]), len(pools["source"])
+        offset = dist.get_rank() * batch if pool > batch else 0
+        duplicate_bb = self._duplicates(encodings) if self.mask_duplicates else None
+        soft_bb = self._soft_targets(encodings) if self.targets == "soft" else None
+        directions = ("source_to_target", "target_to_source") if self.direction == "symmetric" else (self.direction,)
+        losses = []
+        for query, candidates in (direction.split("_to_") for direction in directions):
+            masks = [
+                duplicate_bb,
+                self._false_negatives(encodings, query, candidates, offset) if self.guided else None,
+            ]
+            excluded = [mask_bb for mask_bb in masks if mask_bb is not None]
+            loss = functional.translation_ranking(
+                rows[query],
+                pools[candidates],
+                temperature=float(self.temperature),
                 margin=self.margin,
                 similarity=self.similarity,
-                duplicate_bb=duplicate_bb,
+                duplicate_bb=torch.stack(excluded).any(dim=0) if excluded else None,
                 offset=offset,
+                soft_bb=soft_bb,
+                soft_weight=self.soft_weight,
             )
-            for direction in selected
-        ]
+            losses.append(loss)
         return torch.stack(losses).mean()
 
-    def _duplicates(self, source: Encoding, target: Encoding) -> Tensor:
+    def _project(self, embedding_bh: Tensor) -> Tensor:
+        return embedding_bh if self.head is None else self.head(embedding_bh)
+
+    def _gathered(self, tensor: Tensor) -> Tensor:
+        return gather_with_gradient(tensor) if self.gather else tensor
+
+    def _duplicates(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Mask of the pairs of the pool that share a side with a pair of this batch, shape ``(batch, pool)``."""
-        gather = gather_with_gradient if self.gather else lambda tensor: tensor
-        same = [side[:, None] == gather(side)[None, :] for side in (source.features["text"], target.features["text"])]
+        sides = [encodings[side].features["text"] for side in ("source", "target")]
+        same = [side[:, None] == self._gathered(side)[None, :] for side in sides]
         return same[0] | same[1]
+
+    def _false_negatives(self, encodings: Mapping[str, Encoding], query: str, candidates: str, offset: int) -> Tensor:
+        """Mask of the candidates that the original encoder prefers to the translation, shape ``(batch, pool)``."""
+        query_bh, candidate_bh = (self.original(encodings[side]).sentence_bh for side in (query, candidates))
+        cosine_bp = functional.cosine_matrix(query_bh, self._gathered(candidate_bh))
+        own_b = torch.arange(len(query_bh), device=query_bh.device) + offset
+        return cosine_bp > cosine_bp.gather(1, own_b[:, None])
+
+    def _soft_targets(self, encodings: Mapping[str, Encoding]) -> Tensor:
+        """Logits of the soft targets: similarities within one side, or their mean, shape ``(batch, pool)``."""
+        sides = ("source", "target") if self.soft_sides == "both" else (self.soft_sides,)
+        originals = [self.original(encodings[side]).sentence_bh for side in sides]
+        cosine_bp = torch.stack([functional.cosine_matrix(one, self._gathered(one)) for one in originals]).mean(dim=0)
+        return cosine_bp / float(self.soft_temperature or self.temperature)

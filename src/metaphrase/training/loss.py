@@ -69,6 +69,7 @@ class AlignmentLoss(nn.Module):
             languages=tuple(sorted(languages)),
             pooling=pooling_of(model),
             modules=tuple(model.children())[1:],
+            prompts=model.prompts,
         )
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
