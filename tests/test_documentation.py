@@ -230,9 +230,10 @@ def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
         }
         facts |= {"files": [{"file": "sw-en.tsv.gz", "languages": ["en", "sw"]}], "corpus": {"languages": {"sw": 400}}}
         (folder / name / "run.json").write_text(json.dumps(facts | {"log_history": []}), encoding="utf-8")
-    for name in ("my-test-sets", "my-benchmarks/udhr", "runs/adapt-sw/data/held-out"):
+    for name in ("my-test-sets", "my-dev-sets", "my-benchmarks/udhr", "runs/adapt-sw/data/held-out"):
         split = ".test" if "held-out" in name else ""
         write(folder / name / f"sw-en{split}.tsv.gz", lines_of("sw", 30, "test"))
+    write(folder / "stsb" / "stsb-sw-dev.csv", [f"{a},{b},{a}.5" for a, b in enumerate("abcdefgh")], "")
     loss = AlignmentLoss(encoder, recipe, max_length=24)
     loss.heads.save_pretrained(folder / "out" / "sw" / "heads")
 
@@ -390,7 +391,7 @@ def test_every_command_runs(page, world, monkeypatch, capsys):
             )
         status = main([*words, *SMALL.get(words[0], [])])
         written = capsys.readouterr()
-        assert status in ((0, 1) if words[0] == "diagnose" else (0,)), f"{line.line}\n{written.err}"
+        assert status in ((0, 1) if words[0] in ("diagnose", "merge") else (0,)), f"{line.line}\n{written.err}"
         if target := line.redirected(">"):
             Path(target).write_text(written.out, encoding="utf-8")
 

@@ -19,6 +19,7 @@ from metaphrase.cli import main
 from metaphrase.encoders.loading import encoder_files, find_model, load_encoder, model_folder, origin_of
 from metaphrase.exceptions import MetaphraseError, MissingFileError, UsageError
 from metaphrase.merging import TaskVector, interpolate
+from metaphrase.modeling.functional import translation_ranking
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.merging import MergeOptions, merge
 from metaphrase.publishing.release import release, verify
@@ -141,7 +142,7 @@ def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
         "which is read. ": [base, sw, "--vector", sw / "model.safetensors"],
         "Load the model that the vector was made from": [sw, vector, "-o", tmp_path / "x"],
         "There is no task vector": [base, tmp_path / "none.safetensors", "-o", tmp_path / "x"],
-        "'alpha'": [base, sw, "--alpha", "nan", "-o", tmp_path / "x"],
+        "'alpha' must be a number": [base, sw, "--alpha", "nan", "-o", tmp_path / "x"],
         "--bits": [base, sw, "--bits", 3, "-o", tmp_path / "x"],
     }
     for said, words in cases.items():
@@ -181,3 +182,87 @@ def test_a_vector_of_a_hostile_file_changes_no_card(base, sw, tmp_path):
     assert command(base, tmp_path / "evil.safetensors", "--vector", tmp_path / "again.safetensors") == 0
     with pytest.raises(MetaphraseError):
         TaskVector.load(tmp_path / "out" / "model.safetensors")
+
+
+# -------------------------------------------------------------------------------------------------------- alpha auto
+
+
+@pytest.fixture
+def aligned(base, tmp_path, bitext) -> Path:
+    """An encoder that was trained on the bitext, at the cost of other things."""
+    model = load_encoder(base, device="cpu")
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for _ in range(12):
+        sides = [
+            model(model.preprocess([row[side] for row in bitext]))["sentence_embedding"]
+            for side in ("source", "target")
+        ]
+        loss = translation_ranking(*sides, temperature=0.1, direction="symmetric")
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    release(model.eval(), tmp_path / "aligned", recipe=None)
+    return tmp_path / "aligned"
+
+
+@pytest.fixture
+def dev(tmp_path, bitext) -> Path:
+    (tmp_path / "dev").mkdir()
+    lines = [f"{row['source']}\t{row['target']}\n" for row in bitext]
+    (tmp_path / "dev" / "de-en.dev.tsv").write_text("source\ttarget\n" + "".join(lines), encoding="utf-8")
+    return tmp_path / "dev"
+
+
+@pytest.fixture
+def texts(tmp_path, bitext) -> Path:
+    (tmp_path / "de.txt").write_text("".join(f"{row['source']}\n" for row in bitext), encoding="utf-8")
+    return tmp_path / "de.txt"
+
+
+def test_alpha_is_chosen_under_guards(base, aligned, dev, texts, tmp_path, capsys):
+    out, words = tmp_path / "out", ["--alpha", "auto", "--dev", dev, "--texts", texts, "--prompt", "none"]
+    assert command(base, aligned, *words, "--max_structure_loss", 100, "-o", out, "--json") == 0
+    printed = json.loads(capsys.readouterr().out)
+    curve = json.loads((out / "alpha.json").read_text(encoding="utf-8"))
+    assert printed["curve"] == curve
+    gains = {point["alpha"]: point["gain"]["difference"] for point in curve["points"]}
+    assert printed["alpha"] == curve["alpha"] == max(gains, key=gains.get) > 0
+    assert gains[0.0] == 0
+    assert max(gains.values()) > 10
+    assert (out / "alpha.png").read_bytes().startswith(b"\x89PNG")
+    assert f"plus {curve['alpha']:g} times" in (out / "README.md").read_text(encoding="utf-8")
+    assert verify(out) <= 1e-5
+
+    losses = [point["guards"]["similarity structure"]["interval"][0] for point in curve["points"]]
+    limit = -(losses[2] + losses[3]) / 2  # holds up to 0.2
+    assert losses[3] < losses[2]
+    vector = tmp_path / "v.safetensors"
+    words += ["--max_structure_loss", limit, "--vector", vector, "--curve", tmp_path / "curve.json"]
+    assert command(base, aligned, *words) == 0
+    chosen = json.loads((tmp_path / "curve.json").read_text(encoding="utf-8"))["alpha"]
+    assert 0 < TaskVector.load(vector).alpha == chosen <= 0.2
+    assert f"Alpha {chosen:g} was chosen: dev +" in capsys.readouterr().out
+    assert (tmp_path / "curve.png").is_file()
+
+
+def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, tmp_path, capsys):
+    words = ["--alpha", "auto", "--dev", dev, "--texts", texts, "--max_structure_loss", 0, "-o", tmp_path / "out"]
+    assert command(base, aligned, *words) == 1
+    assert (
+        "nothing was written: at alpha 0.1, this guard does not hold: similarity structure" in capsys.readouterr().out
+    )
+    assert not (tmp_path / "out").exists()
+
+
+def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
+    cases = {
+        "needs data that show the gain": ["--alpha", "auto"],
+        "Pass them with --alpha auto": ["--alpha", 0.5, "--dev", dev],
+        "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
+        "must be a number or 'auto'": ["--alpha", "most"],
+        "no development data": ["--alpha", "auto", "--dev", tmp_path],
+    }
+    for said, words in cases.items():
+        assert command(base, sw, "-o", tmp_path / "out", *words) == 2
+        assert said in " ".join(capsys.readouterr().err.split())
+        assert not (tmp_path / "out").exists()

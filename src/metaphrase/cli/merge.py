@@ -11,7 +11,7 @@ import torch
 
 from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
-from metaphrase.cli.output import emit, notes
+from metaphrase.cli.output import emit, notes, progress
 from metaphrase.publishing.merging import MergeOptions, describe, merge
 
 SUMMARY = "Merge a tuned encoder with its base, or store what training changed in a small file"
@@ -21,6 +21,7 @@ DESCRIPTION = (
 )
 EXAMPLES = (
     "metaphrase merge starter runs/sw --alpha 0.5 --output_dir runs/sw-merged",
+    "metaphrase merge starter runs/sw --alpha auto --dev my-dev-sets --guard stsb --output_dir runs/sw-merged",
     "metaphrase merge starter runs/sw runs/te --alpha 0.5 --output_dir runs/both",
     "metaphrase merge starter runs/sw --vector sw.safetensors --bits 4",
     "metaphrase merge starter sw.safetensors --output_dir runs/sw-merged",
@@ -28,12 +29,18 @@ EXAMPLES = (
 
 
 def run(argv: Sequence[str]) -> int:
-    """Merge, write, and say how to load the result."""
+    """Merge, write, and say how to load the result.
+
+    The exit status is 1 if no alpha gains anything without a loss, and nothing is written.
+    """
     models, others = leading_values(argv)
     arguments = ["--models", *models, *others] if models else others
     (options,) = parse("metaphrase merge", [MergeOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     command = shlex.join(["metaphrase", "merge", *argv])
-    result = merge(options, command=command, notify=partial(notes().print, markup=False, highlight=False))
+    console = notes()
+    with progress(console) as begin:
+        notify = partial(console.print, markup=False, highlight=False)
+        result = merge(options, command=command, notify=notify, begin=begin)
     emit(asdict(result), *describe(result))
-    return 0
+    return 0 if result.output_dir or result.vector else 1

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.encoders.loading import STARTER, encoder_files, find_model, load_encoder, model_folder
 from metaphrase.encoders.starter import HUB_ID
+from metaphrase.evaluation.encoding import EncodingOptions
+from metaphrase.evaluation.guards import (
+    ALPHAS,
+    MAX_STRUCTURE_LOSS,
+    AlphaCurve,
+    choose_alpha,
+    data_guard,
+    structure_guard,
+)
+from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import Finite, checked
+from metaphrase.io.arguments import AtLeast0, Count, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
+from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files
+from metaphrase.io.progress import Begin
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData, cell
 from metaphrase.publishing.contents import CARD
 from metaphrase.publishing.export import check_destination, drafted, stored_recipe
+from metaphrase.publishing.plots import alpha_chart, save_picture
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
 #: Weight of a tuned model if none is given.
 ALPHA = 0.5
+#: File of gain and cost by weight, in the folder of the merged encoder.
+CURVE = "alpha.json"
 
 _CARD = """\
 ---
@@ -53,16 +71,58 @@ class MergeOptions:
         help="The base, and models that were tuned from it: folders, Hub ids, 'starter', or files of task vectors "
         f"(*{SUFFIX}). May be the first arguments."
     )
-    alpha: Finite | None = option(
+    alpha: str | None = option(
         None,
         "Weight of what training changed: 0 is the base, 1 the tuned model. The changes of several models are added, each "
-        f"with this weight. Default: {ALPHA} for models, and its own for a task vector.",
+        "with this weight. auto: the weight with the largest gain on --dev of which the guards hold. "
+        f"Default: {ALPHA} for models, and its own for a task vector.",
     )
     output_dir: str | None = option(None, "New folder for the merged encoder.", aliases=["-o"])
     vector: str | None = option(
         None, f"File for what training changed, as a task vector (*{SUFFIX}); alpha is stored with it."
     )
-    bits: Bits = option(16, "Bits for each value of --vector. With 4, blocks of 64 values share a scale.")
+    bits: Bits = option(16, "Bits for each value of --vector. With 8 or 4, blocks of 64 values share a scale.")
+    dev: str | None = option(
+        None,
+        "auto: folder of what should improve, development sets xx-en.dev.tsv.gz or xx-en.tsv.gz; or of STS pairs.",
+    )
+    guard: list[str] = option(
+        [],
+        "auto: folders of what must not be lost, in addition to similarity structure: STS pairs (xx-dev.csv.gz) or parallel "
+        "sentences (xx-en.dev.tsv.gz or xx-en.tsv.gz).",
+    )
+    texts: list[str] = option(
+        [],
+        "auto: text for similarity structure, a file for each language, one sentence per line; also .gz. Default: the "
+        "packaged declaration in nine languages, and English strings.",
+    )
+    max_structure_loss: AtLeast0 = option(
+        MAX_STRUCTURE_LOSS, "auto: largest loss of similarity structure, in points of correlation."
+    )
+    max_items: Count = option(
+        300, "auto: maximum number of pairs, or sentences, of a language in each folder or text."
+    )
+    curve: str | None = option(
+        None,
+        "auto: JSON file for gain and cost of each alpha, with a plot next to it (.png). Default: in --output_dir.",
+    )
+    prompt: str | None = option(
+        "auto", "auto: text before each sentence; auto is the query prompt that the base stores, none is no prompt."
+    )
+    batch_size: Count = option(32, "auto: sentences per forward pass.")
+
+    def weight(self) -> float | Literal["auto"] | None:
+        """The weight; "auto" if it is to be chosen, None if each vector has its own.
+
+        Raises:
+            UsageError: It is not a finite number.
+        """
+        if self.alpha in (None, "auto"):
+            return self.alpha  # type: ignore[return-value]
+        with suppress(ValueError):
+            if math.isfinite(weight := float(str(self.alpha))):
+                return weight
+        raise UsageError(f"--alpha must be a number or 'auto', but is {self.alpha!r}.")
 
 
 @dataclass(frozen=True)
@@ -72,7 +132,8 @@ class Merge:
     Attributes:
         base: Name of the base.
         tuned: Names of the tuned models or files.
-        alpha: Weight of what training changed.
+        alpha: Weight of what training changed; 0 if no weight gains anything without a loss, and nothing was written.
+        curve: Gain and cost by weight, if the weight was chosen; see `metaphrase.evaluation.guards.AlphaCurve`.
         weights: Number of weights (tensors) that changed.
         parameters: Number of their values.
         output_dir: The folder of the merged encoder, if it was written.
@@ -84,6 +145,7 @@ class Merge:
     base: str
     tuned: list[str]
     alpha: float
+    curve: dict[str, Any] | None
     weights: int
     parameters: int
     output_dir: str | None
@@ -93,7 +155,11 @@ class Merge:
 
 
 def merge(
-    options: MergeOptions, *, command: str | None = None, notify: Callable[[str], None] = lambda message: None
+    options: MergeOptions,
+    *,
+    command: str | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+    begin: Begin = lambda text, total: lambda n: None,
 ) -> Merge:
     """Merge models with their base, and write the result.
 
@@ -101,6 +167,7 @@ def merge(
         options: The models, their weight, and what is written.
         command: The command line, for the card.
         notify: Called with a line about each stage.
+        begin: Starts a progress bar: takes a text and a total, and returns a function that advances it.
 
     Raises:
         UsageError: There is nothing to merge or to write, or an output exists.
@@ -114,11 +181,58 @@ def merge(
     for name in tuned:
         notify(f"Loading {name} …")
         vectors.append(_vector(base, base_name, name))
-    vector = combine(vectors, options.alpha)
-    names = [Path(name).name if Path(name).exists() else name for name in tuned]
+    weight = options.weight()
+    curve = None
+    if weight == "auto":
+        vector = combine(vectors, 1.0)
+        curve = _choose(options, base, vector, begin)
+        vector = replace(vector, alpha=curve.alpha)
+    else:
+        vector = combine(vectors, weight)
+    written = curve is None or curve.alpha > 0
+    if written:
+        _write(options, base, vector, command)
+    if curve is not None:
+        _write_curve(options, curve, written)
+    return Merge(
+        base=base_name,
+        tuned=tuned,
+        alpha=vector.alpha,
+        curve=None if curve is None else curve.to_dict(),
+        weights=len(vector.differences),
+        parameters=_size(vector),
+        output_dir=options.output_dir if written else None,
+        vector=options.vector if written else None,
+        bytes=Path(options.vector).stat().st_size if options.vector and written else None,
+        versions=versions(),
+    )
+
+
+def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector, begin: Begin) -> AlphaCurve:
+    """Choose the weight of a vector by its gain and the guards."""
+    encoding: EncodingOptions = {
+        "prompt": None if options.prompt == "none" else options.prompt,
+        "batch_size": options.batch_size,
+    }
+    texts = {
+        Path(path).name: "\n".join(load_monolingual(path)).split("\n") for path in options.texts
+    } or structure_texts()
+    texts = {language: one[: options.max_items] for language, one in texts.items()}
+    guards = [structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)]
+    gain, *others = (
+        data_guard(base, folder, max_items=options.max_items, **encoding)
+        for folder in (str(options.dev), *options.guard)
+    )
+    advance = begin("Measuring alpha from 0 to 1", len(ALPHAS))
+    return choose_alpha(base, vector, gain, [*guards, *others], advance=advance)
+
+
+def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector, command: str | None) -> None:
+    """Write the encoder and the vector."""
+    base_name, *tuned = options.models
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe else None,
-        merge={"alpha": vector.alpha, "tuned": names},
+        merge={"alpha": vector.alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
         command=command,
         language=sorted({language for name in tuned for language in _stated(name, "language")}) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
@@ -133,17 +247,16 @@ def merge(
             replace(vector, card=_vector_card(vector, options.vector, card)).save(options.vector, bits=options.bits)
         if draft is not None:
             draft.publish()
-    return Merge(
-        base=base_name,
-        tuned=tuned,
-        alpha=vector.alpha,
-        weights=len(vector.differences),
-        parameters=_size(vector),
-        output_dir=options.output_dir,
-        vector=options.vector,
-        bytes=Path(options.vector).stat().st_size if options.vector else None,
-        versions=versions(),
-    )
+
+
+def _write_curve(options: MergeOptions, curve: AlphaCurve, written: bool) -> None:
+    """Write the curve as JSON, and its plot."""
+    path = Path(options.curve) if options.curve else None
+    if path is None and options.output_dir is not None and written:
+        path = Path(options.output_dir) / CURVE
+    if path is not None:
+        write_json(path, curve.to_dict())
+        save_picture(alpha_chart(curve.to_dict()), path.with_suffix(".png"))
 
 
 def _check(options: MergeOptions) -> None:
@@ -157,8 +270,22 @@ def _check(options: MergeOptions) -> None:
         raise UsageError(f"A task vector is a file *{SUFFIX}, but --vector is {options.vector}.")
     if options.output_dir is not None:
         check_destination(options.output_dir)
-    read = [path for name in options.models for path in (Path(name), *encoder_files(name))]
-    check_files([options.vector], [path for path in read if path.is_file()])
+    auto = options.weight() == "auto"
+    if auto and options.dev is None:
+        raise UsageError("--alpha auto needs data that show the gain. Pass a folder of development sets with --dev.")
+    if not auto and (options.dev or options.guard or options.texts or options.curve):
+        raise UsageError(
+            "--dev, --guard, --texts and --curve choose alpha. Pass them with --alpha auto, or omit them."
+        )
+    names = [Path(folder).resolve().name for folder in (options.dev or "", *options.guard)]
+    if auto and len(set(names)) < len(names):
+        raise UsageError(
+            f"Folders of --dev and --guard have the same name: {', '.join(names)}. Rename one, so that their results differ."
+        )
+    read: list[Path] = [*map(Path, (*options.models, *options.texts))]
+    read += chain.from_iterable(map(encoder_files, options.models))
+    plot = Path(options.curve).with_suffix(".png") if options.curve else None
+    check_files([options.vector, options.curve, plot], [path for path in read if path.is_file()])
 
 
 def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
@@ -234,6 +361,8 @@ def _size(vector: TaskVector) -> int:
 def describe(result: Merge) -> Sequence[str]:
     """Sentences about what was written."""
     sentences = []
+    if result.curve is not None:
+        sentences.append(_chosen(result))
     if result.output_dir is not None:
         sentences.append(
             f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. Load it with "
@@ -245,3 +374,22 @@ def describe(result: Merge) -> Sequence[str]:
             f'{result.weights} weights. Load it with load_encoder("{result.base} + {result.vector}").'
         )
     return sentences
+
+
+def _chosen(result: Merge) -> str:
+    """A sentence about the chosen weight."""
+    assert result.curve is not None
+    curve = AlphaCurve(**result.curve)
+    if not curve.alpha:
+        point = next((point for point in curve.points if point["alpha"] and not point["holds"]), None)
+        reason = f"no alpha finds more on {curve.gain}"
+        if point is not None:
+            lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
+            reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
+        return f"Nothing can be gained without a loss, and nothing was written: {reason}."
+    rows = {curve.gain: curve.chosen["gain"], **curve.chosen["guards"]}
+    changes = (
+        f"{name} {row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}], {row['verdict']}"
+        for name, row in rows.items()
+    )
+    return f"Alpha {curve.alpha:g} was chosen: {'; '.join(changes)}."

@@ -160,6 +160,12 @@ def save_picture(chart: Chart, path: str | Path) -> Path:
     return Path(path)
 
 
+def alpha_chart(curve: Mapping[str, Any]) -> Chart:
+    """The chart of gain and cost by the weight of a task vector (`metaphrase.evaluation.guards.AlphaCurve`)."""
+    label = f"Gain on {curve['gain']} and differences of the guards for each alpha; {curve['alpha']:g} is chosen"
+    return Chart(label, partial(draw_alpha, curve=curve))
+
+
 def learning_curves(history: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """The loss, each objective and each accuracy measured during training, if they have two finite values.
 
@@ -269,6 +275,30 @@ def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
     axes.tick_params(axis="x", labelsize=6.5)
     axes.grid(axis="y")
     figure.legend(loc="outside upper left", ncols=5, fontsize=8)
+
+
+def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
+    """Differences to the base by alpha, with their intervals: the gain, and the guards. A cross: it does not hold."""
+    points = curve["points"]
+    series = {curve["gain"]: [point["gain"] for point in points]}
+    series |= {name: [point["guards"][name] for point in points] for name in points[0]["guards"]}
+    figure.set_size_inches(6.5, 3.8)
+    axes = figure.subplots()
+    for number, (name, rows) in enumerate(series.items()):
+        colour = COLOURS["after"] if number == 0 else PALETTE[number % len(PALETTE)]
+        alphas = [point["alpha"] for point in points]
+        low, high = zip(*(row["interval"] for row in rows), strict=True)
+        axes.fill_between(alphas, low, high, color=colour, alpha=0.15, lw=0)
+        axes.plot(alphas, [row["difference"] for row in rows], color=colour, lw=2 if number == 0 else 1.2, label=name)
+        for alpha, row in zip(alphas, rows, strict=True):
+            marker = "o" if row["holds"] or number == 0 else "x"
+            (drawn,) = axes.plot(alpha, row["difference"], ls="", marker=marker, ms=5, color=colour)
+            drawn.set_gid(f"{_TOOLTIP}{name}, alpha {alpha:g}: {row['difference']:+.2f}, {row['verdict']}")
+    axes.axhline(0, color=COLOURS["soft"], lw=0.8)
+    axes.axvline(curve["alpha"], color=COLOURS["ink"], ls="--", lw=1, label=f"chosen, {curve['alpha']:g}")
+    axes.set(xlabel="alpha", ylabel="difference to the base in points")
+    axes.grid(axis="y")
+    figure.legend(loc="outside upper left", ncols=3, fontsize=8)
 
 
 def draw_curves(figure: Figure, *, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:

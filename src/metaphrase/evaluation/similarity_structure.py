@@ -1,0 +1,146 @@
+"""Similarity structure: whether a changed encoder still orders the similarities within a language as the original does.
+
+It needs no labels. It is the rank correlation of the two encoders' pairwise cosines over monolingual sentences: 100 if each
+pair of sentences keeps its rank, whatever happens between languages.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.measures import draw_counts, resampled_spearman, spearman
+from metaphrase.evaluation.result import Measurement, Result
+from metaphrase.evaluation.significance import CHUNK, CONFIDENCE, percentile_interval
+from metaphrase.exceptions import DataError
+from metaphrase.io.arguments import Resamples, Seed, checked
+from metaphrase.io.environment import versions
+from metaphrase.io.files import DEMO, UDHR
+from metaphrase.mining.search import unit_rows
+
+#: Languages of the packaged texts besides English, from many families and scripts.
+LANGUAGES = ("ar", "de", "fi", "hi", "ru", "sw", "th", "zh")
+#: Default number of resamples. Each resample ranks all pairs of sentences again.
+RESAMPLES = 200
+#: Fewest sentences whose similarities can be ordered.
+_FEWEST = 3
+
+
+def structure_texts(languages: Sequence[str] = LANGUAGES, *, english: int = 300) -> dict[str, list[str]]:
+    """Packaged monolingual texts: the Declaration of Human Rights, and English strings of the demo's development sets.
+
+    Args:
+        languages: Languages of the declaration.
+        english: Maximum number of English sentences; 0 for none.
+    """
+    texts = {language: list(one.sources) for language, one in load_parallel_folder(UDHR, languages).items()}
+    if english:
+        sets = load_parallel_folder(DEMO, split="dev").values()
+        texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets for text in one.targets))[:english]
+    return texts
+
+
+@checked
+def similarity_structure(
+    original: Any,
+    tuned: Any,
+    texts_by_language: Mapping[str, Sequence[str]],
+    *,
+    name: str | None = None,
+    resamples: Resamples = RESAMPLES,
+    seed: Seed = 0,
+    encode_original: Encode | None = None,
+    **encoding: Unpack[EncodingOptions],
+) -> Result:
+    """Measure how well an encoder keeps the order of the original's similarities within each language.
+
+    Args:
+        original: The encoder before the change: a SentenceTransformer, or an object with its ``encode``.
+        tuned: The encoder after the change.
+        texts_by_language: Monolingual sentences, such as `structure_texts`; repeated sentences count once.
+        name: Name of the changed encoder in the result.
+        resamples: Number of bootstrap samples of the intervals, over sentences. A sample weighs a pair by how often its two
+            sentences were drawn.
+        seed: Seed of the bootstrap.
+        encode_original: Replaces ``original.encode``, with its signature.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
+
+    Returns:
+        A result whose scores are Spearman's correlations ×100 of the cosines of all pairs of different sentences, for each
+        language, with the mean over the languages. It keeps no items: it is a comparison already.
+
+    Raises:
+        DataError: There are no texts, or a language has fewer than three different sentences.
+
+    >>> class Letters:
+    ...     def encode(self, texts, **_):
+    ...         return np.array([[text.count(letter) + 1.0 for letter in "abc"] for text in texts])
+    >>> similarity_structure(Letters(), Letters(), {"xx": ["a", "aab", "cc"]}).average.score
+    100.0
+    """
+    start = time.perf_counter()
+    texts = {language: list(dict.fromkeys(texts_by_language[language])) for language in sorted(texts_by_language)}
+    few = [language for language, one in texts.items() if len(one) < _FEWEST]
+    if few or not texts:
+        raise DataError(
+            f"Similarity structure needs at least {_FEWEST} different sentences for each language, but got fewer for "
+            f"{', '.join(few) or 'every language'}. Pass more text."
+        )
+    of_original: EncodingOptions = {**encoding, "encode": encode_original}
+    sides = [
+        embed_sides(model, texts.values(), **options)
+        for model, options in ((original, of_original), (tuned, encoding))
+    ]
+    rng = np.random.default_rng(seed)
+    languages, samples = {}, []
+    for (language, one), *pair in zip(texts.items(), *sides, strict=True):
+        first_p, second_p = map(_pairwise_cosines, pair)
+        samples.append(_resampled(first_p, second_p, len(one), resamples, rng))
+        languages[language] = Measurement(
+            len(one), spearman(first_p, second_p), percentile_interval(samples[-1]), _digest(one)
+        )
+    mean = float(np.mean([one.score for one in languages.values()]))
+    return Result(
+        suite="similarity structure",
+        model=name or type(tuned).__name__,
+        measure="Spearman",
+        protocol="Spearman ×100 of the cosines within a language, against those of the original encoder",
+        languages=languages,
+        average=Measurement(len(languages), mean, percentile_interval(np.mean(samples, axis=0))),
+        settings={
+            **encoding_settings(tuned, **encoding),
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
+
+
+def _pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:
+    """Cosines of all pairs of different rows, with the precision of float32, shape ``(n · (n - 1) / 2,)``."""
+    rows_nh = unit_rows(embeddings_nh).astype(np.float64)
+    return (rows_nh @ rows_nh.T)[np.triu_indices(len(rows_nh), 1)].round(7)
+
+
+def _resampled(
+    first_p: NDArray[np.float64], second_p: NDArray[np.float64], n: int, resamples: int, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """Correlations in samples of the sentences, shape ``(resamples,)``."""
+    counts_rn = draw_counts(n, resamples, rng)
+    one_p, other_p = np.triu_indices(n, 1)
+    rows = max(1, CHUNK // len(one_p))
+    parts = (counts_rn[at : at + rows] for at in range(0, resamples, rows))
+    return np.concatenate([resampled_spearman(first_p, second_p, c_rn[:, one_p] * c_rn[:, other_p]) for c_rn in parts])
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("".join(f"{text}\n" for text in texts).encode()).hexdigest()
