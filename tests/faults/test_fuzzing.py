@@ -36,7 +36,7 @@ PAIRS = [
     ("Paka anakunywa maziwa", "The cat drinks milk"),
 ]
 LINE_FORMATS = ("tsv", "headerless.tsv", "jsonl", "moses")
-FORMATS = (*LINE_FORMATS, "tmx", "parquet", "tsv.gz", "jsonl.gz")
+FORMATS = (*LINE_FORMATS, "csv", "tmx", "parquet", "tsv.gz", "jsonl.gz")
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +73,8 @@ def written(folder: Path, kind: str, pairs=PAIRS) -> Path:
         path.write_text("".join(f"{source}\n" for source, _ in pairs), encoding="utf-8")
     elif kind == "headerless.tsv":
         path.write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
+    elif kind == "csv":
+        Dataset.from_list([{"source": source, "target": target} for source, target in pairs]).to_csv(path)
     elif kind == "tmx":
         units = "\n".join(
             f'<tu><tuv xml:lang="sw"><seg>{source}</seg></tuv><tuv xml:lang="en"><seg>{target}</seg></tuv></tu>'
@@ -231,9 +233,9 @@ def test_a_file_cut_off_anywhere_gives_its_whole_lines_or_is_refused(tmp_path, f
         whole = good[:size].count(b"\n") - (kind == "tsv")
         if kind in LINE_FORMATS[:3] and len(pairs or []) < whole:  # lines that were there are lost
             continue
-        if not pairs or (kind == "tsv" and b"\n" not in good[:size]):  # half a header may count as a pair
+        if not pairs or (kind in ("tsv", "csv") and b"\n" not in good[:size]):  # half a header may count as a pair
             survived += 1
-        elif kind in LINE_FORMATS:
+        elif kind in (*LINE_FORMATS, "csv"):
             end = report.read - len(pairs)  # the last line, cut in a way that shows
             survived += (
                 pairs[:-1] == PAIRS[: len(pairs) - 1]

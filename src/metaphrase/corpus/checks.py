@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from metaphrase.corpus.codes import bare_language
-from metaphrase.corpus.files import find_files, unknown_language
+from metaphrase.corpus.files import CorpusLike, find_files, unknown_language
 from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
@@ -92,12 +92,14 @@ def by_language(rows: Any) -> dict[str, ParallelSet]:
 
 
 def read_corpus(
-    corpus: str | Sequence[str],
+    corpus: CorpusLike,
     *,
     languages: Sequence[str] | None = None,
     source_lang: str | None = None,
     target_lang: str = "en",
     split: str = "train",
+    source_column: str | None = None,
+    target_column: str | None = None,
 ) -> tuple[dict[str, ParallelSet], CorpusReport]:
     """Read every pair of a corpus without cleaning, including duplicates and copies.
 
@@ -108,7 +110,15 @@ def read_corpus(
     report = CorpusReport()
     wanted = {bare_language(code) for code in languages or ()}
     rows: list[dict[str, str]] = []
-    for file in find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split):
+    for file in find_files(
+        corpus,
+        languages=languages,
+        source_lang=source_lang,
+        target_lang=target_lang,
+        split=split,
+        source_column=source_column,
+        target_column=target_column,
+    ):
         for _, source, target, known in read_pairs(file, report=report):
             if "source_lang" not in known:
                 raise unknown_language(file)

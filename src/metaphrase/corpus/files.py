@@ -6,20 +6,22 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from datasets import Dataset
 
 from metaphrase.corpus.codes import bare_language, language_code
 from metaphrase.corpus.hub import is_hub_name, parse_hub_name
 from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
-from metaphrase.exceptions import CorpusError, MissingFileError
+from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from metaphrase.io.digests import PinnedFile
 
 SPLITS = ("train", "dev", "test")
-FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
+FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
 _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
@@ -28,21 +30,27 @@ _SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 
 
+#: Names of files and folders of parallel text, or data sets in memory.
+CorpusLike: TypeAlias = str | Path | Dataset | Sequence[str | Path | Dataset]
+
+
 @dataclass(frozen=True)
 class BitextFile:
     """One file (or Moses pair, or Hub data set) of parallel text.
 
     Attributes:
         name: Its name as passed by the caller, for the report and error messages.
-        format: ``tsv``, ``jsonl``, ``parquet``, ``tmx``, ``moses`` or ``hub``.
-        paths: Its file, or the two files of a Moses pair, source language first; empty for a Hub data set.
+        format: ``tsv``, ``csv``, ``jsonl``, ``parquet``, ``tmx``, ``moses``, ``hub`` or ``dataset``.
+        paths: Its file, or the two files of a Moses pair, source language first; empty for a data set.
         source_lang: Language of the column ``source``, if the file's name or the caller states it.
         target_lang: Language of the column ``target``.
         into: The corpus's target language.
         split: Split of a Hub data set.
         revision: Branch, tag or commit of a Hub data set; None is the default branch.
         max_expansion: Largest expansion of a compressed file; None disables the limit.
+        columns: Names of the columns of the source and the target; None finds them by their names.
         pins: The files of ``paths`` with the digests of their content, after `pinned`.
+        rows: The rows of a data set in memory.
     """
 
     name: str
@@ -54,7 +62,9 @@ class BitextFile:
     split: str = "train"
     revision: str | None = None
     max_expansion: float | None = MAX_EXPANSION
+    columns: tuple[str, str] | None = None
     pins: tuple[PinnedFile, ...] = ()
+    rows: Any = field(default=None, compare=False, repr=False)
 
     def pinned(self) -> BitextFile:
         """The same file with the digests of its content, which is checked whenever it is read."""
@@ -72,12 +82,14 @@ class BitextFile:
 
 
 def find_files(
-    corpus: str | Path | Sequence[str | Path],
+    corpus: CorpusLike,
     *,
     languages: Sequence[str] | None = None,
     source_lang: str | None = None,
     target_lang: str = "en",
     split: str = "train",
+    source_column: str | None = None,
+    target_column: str | None = None,
 ) -> list[BitextFile]:
     """Find the files of a corpus. The arguments are those of `load_corpus`.
 
@@ -86,11 +98,17 @@ def find_files(
         ValueError: A file's format is unknown, its languages contradict the arguments, a file is named twice, or a language
             is not the code of one.
     """
-    items = [corpus] if isinstance(corpus, str | Path) else list(corpus)
+    items = [corpus] if isinstance(corpus, str | Path | Dataset) else list(corpus)
     wanted = [bare_language(language_code(language)) for language in languages or ()]
     into = bare_language(language_code(target_lang))
     given = bare_language(language_code(source_lang)) if source_lang else None
-    files = list(dict.fromkeys(chain.from_iterable(_files(str(item), into, split) for item in items)))
+    files = list(dict.fromkeys(chain.from_iterable(_files(item, into, split) for item in items)))
+    if (source_column is None) != (target_column is None):
+        raise UsageError("Name the columns of both sides: source_column and target_column.")
+    if source_column is not None and target_column is not None:
+        if others := [file for file in files if file.format in ("moses", "tmx")]:
+            raise UsageError(f"{file_names(others)}: {others[0].format} files have no columns. Omit --source_column.")
+        files = [dataclasses.replace(file, columns=(source_column, target_column)) for file in files]
     if given is None and len(wanted) == 1:
         given = wanted[0]
     for i, file in enumerate(files):
@@ -165,8 +183,11 @@ def is_language(name: str) -> bool:
     return _LANGUAGE.fullmatch(name) is not None
 
 
-def _files(item: str, into: str, split: str) -> list[BitextFile]:
+def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile]:
     """The files that one name denotes."""
+    if isinstance(item, Dataset):
+        return [BitextFile(f"dataset {item._fingerprint}", "dataset", into=into, rows=item)]  # noqa: SLF001 - its digest
+    item = str(item)
     if is_hub_name(item):
         parsed = parse_hub_name(item)
         pair = _named_pair(parsed.config or Path(parsed.name).name, into)

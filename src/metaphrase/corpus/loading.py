@@ -20,7 +20,7 @@ from datasets.fingerprint import Hasher
 
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import bare_language
-from metaphrase.corpus.files import BitextFile, describe_file, file_names, find_files
+from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_names, find_files
 from metaphrase.corpus.hub import pin_revision
 from metaphrase.corpus.mixing import mix
 from metaphrase.corpus.report import CorpusReport
@@ -60,12 +60,14 @@ class Corpus:
 
 @checked
 def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
-    corpus: str | Path | Sequence[str | Path],
+    corpus: CorpusLike,
     *,
     languages: Sequence[str] | None = None,
     source_lang: str | None = None,
     target_lang: str = "en",
     split: str = "train",
+    source_column: str | None = None,
+    target_column: str | None = None,
     streaming: bool = False,
     on_disk: str | Path | None = None,
     cleaning: Cleaning | None = Cleaning(),  # noqa: B008
@@ -81,13 +83,16 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
 
     A corpus is one of these, or a list of them:
 
-    - a file ``.tsv``, ``.jsonl``, ``.parquet`` or ``.tmx``, optionally compressed (``.gz``). The header of a TSV names its
-      columns: ``source target [source_lang target_lang alignment …]`` (see ``OPTIONAL``), or language codes. A TSV without
-      a header has two columns. Quoting is not supported;
+    - a file ``.tsv``, ``.csv``, ``.jsonl``, ``.parquet`` or ``.tmx``, optionally compressed (``.gz``). The header of a TSV or
+      CSV names its columns: ``source target [source_lang target_lang alignment …]`` (see ``OPTIONAL``), or language codes.
+      Without a header, it has two columns. A TSV has no quoting;
     - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
       ``europarl.sw-en``;
     - a folder: every file ``xx-en[.split].<ext>`` in it;
-    - a Hub data set ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded.
+    - a Hub data set ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded;
+    - a ``datasets.Dataset``.
+
+    A column ``translation`` of ``{language: text}`` is read as columns of these languages.
 
     The language of a row comes from its columns, else from the file's name (``sw-en.train.tsv.gz``, ``x.sw-en.jsonl``,
     Moses suffixes), else from ``source_lang``, or from ``languages`` if it has a single entry. A pair whose source is in the
@@ -107,6 +112,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         target_lang: The target language of the corpus.
         split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … to load from a folder or the Hub. A file without a
             split is used if a language has no file of this split.
+        source_column: Name of the column with the texts in the source language, if it has another name, e.g. ``"anchor"``.
+        target_column: Name of the column with the texts in the target language, e.g. ``"positive"``.
         streaming: Read while training, in bounded memory. The report is filled while the stream is read.
         on_disk: Folder for the clean pairs, which are memory-mapped from there. Pairs have indices even if the
             corpus exceeds memory, so that a trainer resumes at any pair without reading the preceding ones. A folder that
@@ -128,7 +135,15 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         ValueError: A file is damaged, expands too far, cannot be paired, has too many unreadable lines, has no language,
             or changes while it is read. A stream checks this in every pass.
     """
-    files = find_files(corpus, languages=languages, source_lang=source_lang, target_lang=target_lang, split=split)
+    files = find_files(
+        corpus,
+        languages=languages,
+        source_lang=source_lang,
+        target_lang=target_lang,
+        split=split,
+        source_column=source_column,
+        target_column=target_column,
+    )
     if cleaning is not None and cleaning.counts_pieces and cleaning.tokenizer is None:
         if tokenizer is None:
             raise ValueError("This cleaning counts pieces: pass a tokenizer, or use `cleaning.without_pieces()`.")
@@ -139,6 +154,10 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
     files = [_pinned(file, max_expansion) for file in files]
     if streaming and on_disk is not None:
         raise UsageError("`streaming` and `on_disk` exclude each other. Remove one of them.")
+    if any(file.format == "dataset" for file in files) and (streaming or on_disk is not None):
+        raise UsageError(
+            "A data set that is loaded is neither streamed nor stored again. Omit `streaming` and `on_disk`."
+        )
     if streaming:
         return Corpus(*stream_files(files, selection, temperature, seed))
     loaded = _in_memory(files, selection) if on_disk is None else _on_disk(files, selection, Path(on_disk))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.identification import LINES
+from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import encoder_files, load_encoder
@@ -27,12 +28,16 @@ from metaphrase.io.progress import Begin, no_progress
 class DiagnoseOptions:
     """The corpus and the model to diagnose."""
 
-    corpus: list[str] = option(help="Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name.")
+    corpus: list[str] = option(
+        help="Bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
+    )
     model: str | None = option(
         None, "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus."
     )
     languages: list[str] = option([], "Languages to load from the corpus.")
     target_lang: str = option("en", "Language of the targets.")
+    source_column: str | None = option(None, SOURCE_COLUMN)
+    target_column: str | None = option(None, TARGET_COLUMN)
     split: str = option("train", "Which of xx-en.train.tsv.gz, xx-en.dev.tsv.gz, … to load.")
     test: str | None = option(None, "Folder of test sets xx-en[.test].tsv.gz, which are searched in the corpus.")
     strict: bool = option(False, "Treat a single test pair in the corpus as an error.")
@@ -65,9 +70,7 @@ class DiagnosisReport:
 def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> DiagnosisReport:
     """Check a corpus, and measure a model on it."""
     options.check()
-    sets, read = read_corpus(
-        options.corpus, languages=options.languages or None, target_lang=options.target_lang, split=options.split
-    )
+    sets, read = read_corpus(options.corpus, **_selected(options))
     tests = _load_tests(options.test, sets) if options.test is not None else None
     check_files([options.output], [*_files(options), *(one.path for one in (tests or {}).values())])
     findings = check_corpus(
@@ -96,12 +99,14 @@ def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> D
     return DiagnosisReport(sets, read, findings, diagnosis, facts)
 
 
+def _selected(options: DiagnoseOptions) -> dict[str, Any]:
+    names = ("target_lang", "source_column", "target_column", "split")
+    return {name: getattr(options, name) for name in names} | {"languages": options.languages or None}
+
+
 def _files(options: DiagnoseOptions) -> Iterator[Path]:
     """The files of the corpus and of the models."""
-    found = find_files(
-        options.corpus, languages=options.languages or None, target_lang=options.target_lang, split=options.split
-    )
-    yield from (path for file in found for path in file.paths)
+    yield from (path for file in find_files(options.corpus, **_selected(options)) for path in file.paths)
     for model in (options.model, options.baseline):
         yield from encoder_files(model)
 

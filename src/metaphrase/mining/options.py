@@ -122,7 +122,7 @@ class FilterOptions(BitextOptions):
     """The pairs to score, and which to keep."""
 
     corpus: list[str] = option(
-        help="Bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
+        help="Bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
         "argument."
     )
     output: str = option(help="Output file, with the column score: .tsv, .jsonl (.gz) or .parquet.", aliases=["-o"])

@@ -26,6 +26,7 @@ from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.loading import Corpus
+from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
@@ -64,9 +65,11 @@ class AdaptationConfig:
     """Options of an adaptation."""
 
     corpus: list[str] = option(
-        help="Your bitext: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
+        help="Your bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
     )
     languages: list[str] = option(help="The language, or languages, to adapt to.")
+    source_column: str | None = option(None, SOURCE_COLUMN)
+    target_column: str | None = option(None, TARGET_COLUMN)
     model: str = option("starter", "Encoder to adapt: 'starter', a Hub id or a folder (default: starter).")
     output_dir: str | None = option(None, "Folder of the release, its report and the split (default: runs/adapt-XX).")
     recipe: str = option("dap", "A name from `metaphrase recipes`, or a YAML file.")
@@ -185,7 +188,12 @@ class Adaptation:
         Raises:
             CorpusError: The corpus cannot be read.
         """
-        self.sets, self.read = read_corpus(self.config.corpus, languages=self.languages)
+        self.sets, self.read = read_corpus(
+            self.config.corpus,
+            languages=self.languages,
+            source_column=self.config.source_column,
+            target_column=self.config.target_column,
+        )
         self.findings = check_corpus(self.sets, seed=self.config.seed)
         return self.findings
 

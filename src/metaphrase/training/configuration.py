@@ -13,6 +13,7 @@ from typing import Any
 
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import split_languages
+from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import (
     Count,
@@ -41,9 +42,11 @@ class RunOptions:
     model: str = option("starter", "Encoder to train: 'starter', a Hub id or a folder (default: starter).")
     recipe: str = option("dap", "A name from `metaphrase recipes`, or a YAML file.")
     corpus: list[str] = option(
-        [], "Bitext to train on: TSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."
+        [], "Bitext to train on: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder or hf:org/name."
     )
     languages: list[str] = option([], "Languages to read from the corpus, or the language of a single file.")
+    source_column: str | None = option(None, SOURCE_COLUMN)
+    target_column: str | None = option(None, TARGET_COLUMN)
     dev: list[str] = option([], "Bitext whose retrieval accuracy is measured during training.")
     test: list[str] = option(
         [], "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), measured before and after, with a report."

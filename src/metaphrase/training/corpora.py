@@ -58,13 +58,19 @@ def _files(output: Path, *patterns: str) -> list[Path]:
     return [path for pattern in patterns for path in output.glob(pattern)]
 
 
+def selected(config: RunConfig) -> dict[str, Any]:
+    """The languages and columns of a bitext that a run reads."""
+    columns = {name: getattr(config, name) for name in ("source_column", "target_column")}
+    return {"languages": config.languages or None, **columns}
+
+
 def read_bitext(config: RunConfig, model: SentenceTransformer, arguments: TrainingArguments) -> Corpus:
     """Read the training bitext; one process reads a corpus that is stored on disk, for all of them."""
     first = arguments.main_process_first(local=False, desc="corpus") if config.on_disk else nullcontext()
     with first:
         return load_corpus(
             config.corpus,
-            languages=config.languages or None,
+            **selected(config),
             streaming=config.streaming,
             on_disk=Path(str(config.output_dir)) / ON_DISK if config.on_disk else None,
             cleaning=CLEANINGS[config.clean],
@@ -136,7 +142,7 @@ def read_dev(config: RunConfig, corpus: Corpus) -> dict[str, ParallelSet]:
     """Read the dev bitext; pairs that are also in the training corpus are reported."""
     if not config.dev:
         return {}
-    dev = load_corpus(config.dev, languages=config.languages or None, split="dev").dataset
+    dev = load_corpus(config.dev, **selected(config), split="dev").dataset
     if isinstance(corpus.dataset, Dataset) and (leaked := overlap(corpus.dataset, dev)):
         logger.warning("%d of the %d dev pairs share a sentence with the training corpus.", leaked, len(dev))
     return by_language(dev)

@@ -68,6 +68,7 @@ from metaphrase.training.corpora import (
     read_dev,
     remove_other_corpora,
     restored_caches,
+    selected,
     with_columns,
 )
 from metaphrase.training.loss import AlignmentLoss
@@ -520,7 +521,7 @@ def check(config: RunConfig) -> None:
         raise MissingExtraError("--lora_rank requires PEFT: pip install 'metaphrase[peft]'.")
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
-    find_files(config.corpus, languages=config.languages or None)
+    find_files(config.corpus, **selected(config))
 
 
 def check_trackers(names: Sequence[str]) -> None:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from metaphrase.corpus.files import BitextFile, find_file
-from metaphrase.corpus.readers.hub import read_hub
+from metaphrase.corpus.readers.csv import read_csv
+from metaphrase.corpus.readers.hub import read_dataset, read_hub
 from metaphrase.corpus.readers.jsonl import read_jsonl
 from metaphrase.corpus.readers.moses import read_moses
 from metaphrase.corpus.readers.parquet import read_parquet
@@ -24,11 +25,13 @@ from metaphrase.io.digests import unchanged
 #: The reader of each format of a `BitextFile`.
 READERS: dict[str, Callable[[BitextFile, int], Iterator[tuple[int, Row | BadLine]]]] = {
     "tsv": read_tsv,
+    "csv": read_csv,
     "jsonl": read_jsonl,
     "parquet": read_parquet,
     "tmx": read_tmx,
     "moses": read_moses,
     "hub": read_hub,
+    "dataset": read_dataset,
 }
 
 

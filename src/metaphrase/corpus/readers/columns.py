@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from metaphrase.corpus.codes import bare_language
@@ -27,7 +27,8 @@ class Layout(NamedTuple):
 
 
 def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
-    """Find the columns of a pair: ``source`` and ``target``, or language codes; None if neither is found."""
+    """Find the columns of a pair: the given ones, ``source`` and ``target``, or language codes; None if one is missing."""
+    names = list(names)
     columns: dict[str, list[str]] = defaultdict(list)
     for name in names:
         columns[_role(name)].append(name)
@@ -40,6 +41,22 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
             )
         return found[0] if found else None
 
+    languages: tuple[str | None, str | None]
+    if file.columns:
+        source, target = (name if name in names else None for name in file.columns)
+        languages = file.language, file.into
+    else:
+        source, target, languages = _named_pair(columns, column, file)
+    if source is None or target is None:
+        return None
+    source_lang, target_lang, *optional = (column(name) or name for name in ("source_lang", "target_lang", *OPTIONAL))
+    return Layout(source, target, source_lang, target_lang, tuple(optional), languages)
+
+
+def _named_pair(
+    columns: Iterable[str], column: Callable[[str | None], str | None], file: BitextFile
+) -> tuple[str | None, str | None, tuple[str | None, str | None]]:
+    """The columns of a pair by their roles, and the languages of a row."""
     codes = [role for role in columns if is_language(role) and role != file.into and file.language in (role, None)]
     code = codes[0] if len(codes) == 1 else None
     source, target = column("source"), column("target")
@@ -51,10 +68,41 @@ def find_layout(names: Iterable[str], file: BitextFile) -> Layout | None:
         if source is None and code is not None:
             source, languages = column(code), (code, file.into)
         target = target or column(file.into)
-    if source is None or target is None:
-        return None
-    source_lang, target_lang, *optional = (column(name) or name for name in ("source_lang", "target_lang", *OPTIONAL))
-    return Layout(source, target, source_lang, target_lang, tuple(optional), languages)
+    return source, target, languages
+
+
+def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
+    """The columns of the first line of a file; None if it is a pair."""
+    if find_layout(columns, file) is not None:
+        if len(set(columns)) < len(columns):
+            raise CorpusError(f"{file.name}:1: the header has a duplicate column: {', '.join(columns)}.")
+        return columns
+    kind = file.format.upper()
+    if file.columns:
+        raise no_columns(file, 1, columns)
+    if is_header(columns):
+        raise CorpusError(
+            f"{file.name}:1: the header must name the columns of both sides, 'source' and 'target' or two language codes, "
+            f"without quotation marks, but it is: {', '.join(columns)}. Rename them, or pass --source_column and "
+            "--target_column."
+        )
+    if len(columns) != 2:
+        raise CorpusError(
+            f"{file.name}:1: a {kind} without a header has two columns, source and target, but this one has {len(columns)}. "
+            "Add a header such as 'source target source_lang', or name the columns of its header: --source_column and "
+            "--target_column."
+        )
+    return None
+
+
+def no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError:
+    """The error for a file without the columns of a pair."""
+    wanted = f"'source' and 'target' (or two language codes, one of them {file.into!r})"
+    wanted = " and ".join(map(repr, file.columns)) if file.columns else wanted
+    return CorpusError(
+        f"{file.name}:{line}: no columns {wanted}; found {', '.join(map(repr, names))}. Rename them, or pass --source_column "
+        "and --target_column."
+    )
 
 
 def is_header(names: Iterable[str]) -> bool:
@@ -85,7 +133,9 @@ def read_records(
             if repeated := sorted(record.keys() & nested.keys()):
                 yield line, BadLine("repeated key", ", ".join(map(repr, repeated)))
                 continue
-            record = {**record, **nested}
+            record = {name: value for name, value in record.items() if not is_language(name)} | dict(
+                nested
+            )  # such as id
         # JSON lines may differ in their keys
         if layout is None or not {layout.source, layout.target} <= record.keys():
             try:
@@ -94,10 +144,7 @@ def read_records(
                 yield line, BadLine("repeated key", str(error))
                 continue
             if layout is None:
-                raise CorpusError(
-                    f"{file.name}:{line}: no columns 'source' and 'target' (or two language codes, one of them "
-                    f"{file.into!r}); found {', '.join(map(repr, record))}. Rename them."
-                )
+                raise no_columns(file, line, record)
         yield line, _row(record, layout)
 
 

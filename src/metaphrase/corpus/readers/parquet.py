@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from metaphrase.corpus.files import BitextFile
+from metaphrase.corpus.files import BitextFile, is_language
 from metaphrase.corpus.kinds import PARQUET, check_content, check_regular
 from metaphrase.corpus.readers.columns import find_layout, read_records
 from metaphrase.corpus.rows import Row
@@ -100,6 +100,10 @@ def _leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
     for leaf in leaves:
         if leaf.column == "translation" and pa.types.is_struct(leaf.kind):
             leaves.remove(leaf)
+            names = {field.name for field in leaf.kind.fields}
+            leaves = [
+                other for other in leaves if other.column in names or not is_language(other.column)
+            ]  # such as id
             leaves += [_Leaf(leaf.column, field.name, field.type) for field in leaf.kind.fields]
             break
     named = {leaf.field or leaf.column: leaf for leaf in leaves}

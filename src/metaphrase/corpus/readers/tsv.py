@@ -7,7 +7,7 @@ from contextlib import closing
 from itertools import chain
 
 from metaphrase.corpus.files import BitextFile
-from metaphrase.corpus.readers.columns import find_layout, is_header, read_records
+from metaphrase.corpus.readers.columns import find_layout, header_columns, read_records
 from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, read_lines
 from metaphrase.exceptions import CorpusError
@@ -23,7 +23,7 @@ def read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadL
         raise CorpusError(
             f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a TSV is its header."
         )
-    columns = _header(first[1].split("\t"), file)
+    columns = header_columns(first[1].split("\t"), file)
     if columns is None:
         columns, lines = ["source", "target"], chain([first], lines)
 
@@ -37,25 +37,6 @@ def read_tsv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadL
                 yield line, dict(zip(columns, fields, strict=True))
 
     yield from read_records(records(), file)
-
-
-def _header(columns: list[str], file: BitextFile) -> list[str] | None:
-    """The columns of the first line; None if it is a pair."""
-    if find_layout(columns, file) is not None:
-        if len(set(columns)) < len(columns):
-            raise CorpusError(f"{file.name}:1: the header has a duplicate column: {', '.join(columns)}.")
-        return columns
-    if is_header(columns):
-        raise CorpusError(
-            f"{file.name}:1: the header must name the columns of both sides, 'source' and 'target' or two language codes, "
-            f"without quotation marks, but it is: {', '.join(columns)}."
-        )
-    if len(columns) != 2:
-        raise CorpusError(
-            f"{file.name}:1: a TSV without a header has two columns, source and target, but this one has "
-            f"{len(columns)}. Add a header such as 'source<TAB>target<TAB>source_lang'."
-        )
-    return None
 
 
 def check_header(file: BitextFile, max_chars: int) -> None:

@@ -1,0 +1,127 @@
+"""CSV, columns of any name, and data sets in memory."""
+
+import json
+
+import pytest
+from datasets import Dataset
+
+from metaphrase import load_corpus
+from metaphrase.cli import main
+from metaphrase.exceptions import CorpusError, UsageError
+from tests.corpus.samples import PAIRS, dropped, languages_of, pairs_of, write
+
+CSV = {
+    "plain": "source,target\n" + "".join(f"{source},{target}\n" for source, target in PAIRS),
+    "quoted": '"source","target"\n' + "".join(f'"{source}","{target}"\n' for source, target in PAIRS),
+    "semicolons": "sw;en\n" + "".join(f"{source};{target}\n" for source, target in PAIRS),
+    "carriage returns": "source,target\r\n" + "".join(f"{source},{target}\r\n" for source, target in PAIRS),
+    "byte order mark": "\ufeffsource,target\n" + "".join(f"{source},{target}\n" for source, target in PAIRS),
+    "no header": "".join(f"{source},{target}\n" for source, target in PAIRS),
+    "more columns": "id,target,source\n" + "".join(f"{at},{t},{s}\n" for at, (s, t) in enumerate(PAIRS)),
+}
+
+
+@pytest.mark.parametrize("kind", CSV)
+@pytest.mark.parametrize("suffix", ["csv", "csv.gz"])
+def test_csv(tmp_path, kind, suffix):
+    corpus = load_corpus(write(tmp_path / f"sw-en.{suffix}", CSV[kind]))
+    assert pairs_of(corpus) == PAIRS
+    assert languages_of(corpus) == {("sw", "en")}
+
+
+def test_quoted_values_may_have_delimiters_quotation_marks_and_line_feeds(tmp_path):
+    path = write(tmp_path / "sw-en.csv", 'source,target\n"Habari, ""wewe""\nhapa",Hello there\nAsante,Thanks\n')
+    corpus = load_corpus(path, cleaning=None)
+    assert pairs_of(corpus) == [('Habari, "wewe"\nhapa', "Hello there"), ("Asante", "Thanks")]
+
+
+def test_unusable_records_are_counted_with_their_line(tmp_path):
+    lines = [
+        "source,target",
+        *[f"neno {at},word {at}" for at in range(5)],
+        "a,b,c",
+        '"say" it,x',
+        "Asante,Thanks",
+        '"open,end',
+    ]
+    corpus = load_corpus(write(tmp_path / "sw-en.csv", "\n".join(lines) + "\n"))
+    assert len(corpus.dataset) == 6
+    assert set(dropped(corpus)) == {"wrong number of columns", "not CSV", "unclosed quotation mark"}
+    assert "sw-en.csv:10" in str(
+        corpus.report.of(str(tmp_path / "sw-en.csv"), "sw").examples["unclosed quotation mark"]
+    )
+
+
+def test_a_csv_without_the_columns_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match=r"x\.csv:1: a CSV without a header has two columns.*--source_column"):
+        load_corpus(write(tmp_path / "x.csv", "id,swahili,english text\n1,a,b\n"), source_lang="sw")
+
+
+ROWS = [{"id": at, "anchor": target, "positive": source} for at, (source, target) in enumerate(PAIRS)]
+
+
+def write_rows(folder, kind):
+    """The rows with English as `anchor`, as a corpus of some kind."""
+    dataset = Dataset.from_list(ROWS)
+    path = folder / f"pairs.{kind}"
+    if kind == "jsonl":
+        return write(path, "".join(json.dumps(row) + "\n" for row in ROWS))
+    if kind == "parquet":
+        dataset.to_parquet(path)
+    elif kind == "csv":
+        dataset.to_csv(path)
+    elif kind == "tsv":
+        dataset.to_csv(path, sep="\t")
+    return dataset if kind == "dataset" else path
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "jsonl", "parquet", "dataset"])
+def test_columns_of_any_name(tmp_path, kind):
+    corpus = write_rows(tmp_path, kind)
+    loaded = load_corpus(corpus, source_lang="sw", source_column="positive", target_column="anchor")
+    assert pairs_of(loaded) == PAIRS
+    assert languages_of(loaded) == {("sw", "en")}
+    with pytest.raises(CorpusError, match="no columns 'positive' and 'ancor'; found 'id', 'anchor', 'positive'"):
+        load_corpus(corpus, source_lang="sw", source_column="positive", target_column="ancor")
+
+
+def test_translations_of_a_data_set_in_memory(tmp_path):
+    rows = [{"id": "1", "translation": {"sw": source, "en": target}} for source, target in PAIRS]
+    Dataset.from_list(rows).to_parquet(tmp_path / "pairs.parquet")
+    assert pairs_of(load_corpus(tmp_path / "pairs.parquet")) == PAIRS
+    assert pairs_of(load_corpus(Dataset.from_list(rows))) == PAIRS
+    assert pairs_of(load_corpus([Dataset.from_list(rows[:2]), Dataset.from_list(rows[2:])])) == PAIRS
+    with pytest.raises(UsageError, match="neither streamed nor stored again"):
+        load_corpus(Dataset.from_list(rows), streaming=True)
+
+
+def test_one_column_alone_and_files_without_columns_are_refused(tmp_path):
+    path = write_rows(tmp_path, "csv")
+    with pytest.raises(UsageError, match="both sides: source_column and target_column"):
+        load_corpus(path, source_column="positive")
+    for side in ("sw", "en"):
+        write(tmp_path / f"x.{side}", "a\n")
+    with pytest.raises(UsageError, match="moses files have no columns"):
+        load_corpus(tmp_path / "x", source_column="positive", target_column="anchor")
+
+
+COLUMNS = ["--source_column", "positive", "--target_column", "anchor"]
+
+
+def test_every_command_takes_columns(tmp_path, tiny_encoder_dir, capsys):
+    path = str(write_rows(tmp_path, "csv"))
+    assert main(["diagnose", "--corpus", path, "--languages", "sw", *COLUMNS, "--json"]) in (0, 1)
+    assert json.loads(capsys.readouterr().out)["pairs"] == {"sw": 3}
+    encoder, output = str(tiny_encoder_dir), str(tmp_path / "good.tsv")
+    words = ["filter", path, "-o", output, "--model", encoder, "--source_lang", "sw", "--threshold", "0", "--k", "1"]
+    assert main([*words, *COLUMNS]) == 0
+    assert (tmp_path / "good.tsv").read_text(encoding="utf-8").splitlines()[0].split("\t")[:3] == [
+        "source",
+        "target",
+        "source_lang",
+    ]
+    words = ["train", "--model", encoder, "--corpus", path, "--dev", path, "--languages", "sw", "--recipe", "tr"]
+    words += ["--output_dir", str(tmp_path / "out"), "--max_steps", "1", "--per_device_train_batch_size", "2"]
+    assert main([*words, *COLUMNS, "--use_cpu", "--report_to", "none"]) == 0
+    assert main(["adapt", "--model", encoder, "--corpus", path, "--languages", "sw", *COLUMNS]) == 2
+    assert "3 different pairs" in capsys.readouterr().err
