@@ -9,6 +9,7 @@ import pytest
 import torch
 from huggingface_hub import ModelCard
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoModel, AutoTokenizer
 
 import metaphrase.training.run as run_module
@@ -77,6 +78,25 @@ def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys)
     assert "omit --push_to_hub" in said
     assert "--seeds compares runs" in said
     assert not {"b", "c"} & {path.name for path in tmp_path.iterdir()}
+
+
+def test_language_identity_is_removed_from_the_release(run, capsys):
+    plain, debiased = (
+        run("--languages", "de", *more, output=name)[1] for name, more in (("a", ()), ("b", ("--debias", "5")))
+    )
+    before, after = (SentenceTransformer(str(folder), device="cpu") for folder in (plain, debiased))
+    for name, parameter in before.named_parameters():
+        assert torch.equal(parameter, after.state_dict()[name])
+    (dense,) = (module for module in after if isinstance(module, Dense))
+    rank = torch.linalg.matrix_rank(dense.linear.weight.double(), atol=1e-4)
+    assert int(rank) == dense.linear.in_features - 5
+    assert (
+        "the 5 directions in which the mean embeddings of 95 languages differ most"
+        in (debiased / "README.md").read_text()
+    )
+    assert json.loads((debiased / "run.json").read_text())["debias"]["directions"] == 5
+    assert run("--languages", "de", "--debias", "5", recipe="wacse-language", output="c")[0] == 2
+    assert "Omit --debias" in capsys.readouterr().err
 
 
 def test_from_a_file_to_a_release(run, bitext, capsys):

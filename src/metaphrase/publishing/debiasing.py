@@ -101,6 +101,14 @@ def debias(
     return without_directions(model, direction_kh), share
 
 
+def parallel_texts(folder: Path = UDHR, split: str | None = None) -> dict[str, Sequence[str]]:
+    """The texts of a folder of translations by language; by default the packaged Declaration of Human Rights."""
+    sets = load_parallel_folder(folder, split=split)
+    texts: dict[str, Sequence[str]] = {language: one.sources for language, one in sets.items()}
+    texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets.values() for text in one.targets))
+    return texts
+
+
 def write_debiased(
     options: DebiasOptions,
     *,
@@ -122,9 +130,7 @@ def write_debiased(
     """
     check_destination(options.output_dir)
     folder = UDHR if options.data is None else Path(options.data)
-    sets = load_parallel_folder(folder, split=options.split)
-    texts: dict[str, Sequence[str]] = {language: one.sources for language, one in sets.items()}
-    texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets.values() for text in one.targets))
+    texts = parallel_texts(folder, options.split)
     model = load_encoder(options.model)
     count = sum(map(len, texts.values()))
     notify(f"Embedding {count:,} texts in {len(texts)} languages …")

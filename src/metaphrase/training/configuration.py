@@ -64,6 +64,9 @@ class RunOptions:
     )
     keep_adapter: bool = option(False, "Also write the adapter to the folder 'adapter' of the release.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
+    debias: CountOr0 = option(
+        0, "Directions of language identity to project out of the release, as `metaphrase debias` does; 0 for none."
+    )
     license: str | None = option(
         None, "Licence of the release as the Hub spells it, e.g. apache-2.0 (default: the base model's)."
     )
