@@ -35,6 +35,7 @@ COMMANDS = {
     "mine": "Find translations in two monolingual texts",
     "filter": "Score the pairs of a bitext and keep the good ones",
     "merge": "Merge a tuned encoder with its base, or store what training changed in a small file",
+    "debias": "Remove language identity from the embeddings of an encoder, without training",
     "export": "Reduce the size of an encoder, and measure the cost",
     "push": "Push a released encoder or a bitext to the Hub",
 }

@@ -59,6 +59,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
         merge: How the weights were merged: `alpha`, the weight of what training changed, and `tuned`, names of the models.
+        debias: How language identity was removed: number of `directions` and of `languages`, and name of the `data`.
         command: The command that reproduces the model.
         seed: Random seed.
         mlm_head: Description of the layers between the encoder and the vocabulary during training.
@@ -74,6 +75,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     leakage: list[dict[str, Any]] | None = None
     corpus: list[dict[str, Any]] = field(default_factory=list)
     merge: dict[str, Any] | None = None
+    debias: dict[str, Any] | None = None
     command: str | None = None
     seed: int | None = None
     mlm_head: str | None = None
@@ -215,6 +217,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "command": self.command,
             "seed": self.seed,
             "merge": self.merge,
+            "debias": self.debias,
             "base_model_revision": self.base_model_revision,
             "data": [row | {"file": _file_name(row)} for row in self.corpus if "file" in row],
             "hardware": self.hardware,
@@ -257,6 +260,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "languages": ", ".join(cell(language) for language in languages),
             "license": cell(self.license),
             "merged": cell(_merged(self.merge)),
+            "debiased": cell(_debiased(self.debias)),
             "dimensions": cell(values.get("output_dimensionality")),
             "max_length": cell(values.get("model_max_length")),
             "similarity": cell(values.get("similarity_fn_name")),
@@ -314,6 +318,16 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
         return None
     names = f" in {', '.join(merge['tuned'])}" if merge.get("tuned") else ""
     return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}"
+
+
+def _debiased(debias: Mapping[str, Any] | None) -> str | None:
+    """How language identity was removed, in words."""
+    if debias is None:
+        return None
+    return (
+        f"a linear layer projects out the {debias['directions']} directions in which the mean embeddings of "
+        f"{debias['languages']} languages differ most, estimated on {debias['data']}"
+    )
 
 
 USAGE = """\

@@ -234,10 +234,10 @@ def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector,
         recipe=dict(vector.recipe) if vector.recipe else None,
         merge={"alpha": vector.alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
         command=command,
-        language=sorted({language for name in tuned for language in _stated(name, "language")}) or None,
+        language=sorted({language for name in tuned for language in stated(name, "language")}) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
     )
-    card.base_model, card.base_model_revision = _hub_base(base, base_name)
+    card.base_model, card.base_model_revision = hub_base(base, base_name)
     with ExitStack() as stack:
         draft = None
         if options.output_dir is not None:
@@ -293,7 +293,7 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
     if name.endswith(SUFFIX) and not Path(name).is_dir():
         return TaskVector.load(name)
     tuned = load_encoder(name, device=str(base.device))
-    licenses = dict.fromkeys([*_stated(base_name, "license"), *_stated(name, "license")])
+    licenses = dict.fromkeys([*stated(base_name, "license"), *stated(name, "license")])
     return TaskVector.between(
         base,
         tuned,
@@ -304,7 +304,7 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
     )
 
 
-def _stated(name: str, key: str) -> Iterator[str]:
+def stated(name: str, key: str) -> Iterator[str]:
     """Licences or languages in the metadata of a model's card; none if it cannot be read."""
     if name == STARTER:
         yield from {"license": ["mit"]}.get(key, [])
@@ -319,7 +319,7 @@ def _stated(name: str, key: str) -> Iterator[str]:
             yield "no" if one is False else str(one)  # YAML reads the code of Norwegian as false
 
 
-def _hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
+def hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
     """The id and the commit of a base that is on the Hub."""
     if name == STARTER:
         return HUB_ID, None
@@ -330,7 +330,7 @@ def _public_name(base: SentenceTransformer, name: str) -> str:
     """The name of a base without the path of its folder; a Hub id has its commit."""
     if name == STARTER:
         return name
-    hub_id, revision = _hub_base(base, name)
+    hub_id, revision = hub_base(base, name)
     return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
 
 

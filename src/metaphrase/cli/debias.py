@@ -1,0 +1,41 @@
+"""``metaphrase debias MODEL -o DIR``: remove language identity from the embeddings of an encoder, without training."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit, notes, show_progress
+from metaphrase.publishing.debiasing import DebiasOptions, describe, write_debiased
+
+SUMMARY = "Remove language identity from the embeddings of an encoder, without training"
+DESCRIPTION = (
+    "metaphrase debias MODEL -o DIR projects out the directions in which the mean embeddings of languages differ most, so "
+    "that a search in many languages prefers the best answer to one in the language of the query. The result is a plain "
+    "SentenceTransformer folder with one more linear layer."
+)
+EXAMPLES = (
+    "metaphrase debias starter --output_dir runs/starter-debiased",
+    "metaphrase debias runs/sw --directions 6 --output_dir runs/sw-debiased",
+    "metaphrase debias runs/sw --data my-texts --split train --output_dir runs/sw-debiased",
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Debias, write, and say how to load the result."""
+    arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    (options,) = parse("metaphrase debias", [DebiasOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    torch.set_flush_denormal(True)
+    result = write_debiased(
+        options,
+        command=shlex.join(["metaphrase", "debias", *argv]),
+        notify=partial(notes().print, markup=False, highlight=False),
+        show_progress=show_progress(),
+    )
+    emit(asdict(result), describe(result))
+    return 0

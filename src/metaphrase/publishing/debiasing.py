@@ -1,0 +1,170 @@
+"""Debiasing: a release without the directions in which the embeddings of languages differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
+from metaphrase.encoders.debiasing import language_directions, without_directions
+from metaphrase.encoders.loading import load_encoder, model_folder
+from metaphrase.evaluation.encoding import embed_sides
+from metaphrase.io.arguments import Count, checked
+from metaphrase.io.configuration import option
+from metaphrase.io.environment import versions
+from metaphrase.io.files import UDHR
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
+from metaphrase.publishing.merging import hub_base, stated
+
+#: Number of directions if none is given.
+DIRECTIONS = 10
+
+
+@checked
+@dataclass
+class DebiasOptions:
+    """The model, the number of directions, and the texts that they are estimated on."""
+
+    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.")
+    output_dir: str = option(help="New folder for the result.", aliases=["-o"])
+    directions: Count = option(DIRECTIONS, "Number of directions to remove, fewer than there are languages.")
+    data: str | None = option(
+        None,
+        "Folder of texts xx-en.tsv.gz in many languages, with the same content in each. Default: the Declaration of Human "
+        "Rights, which is part of the package.",
+    )
+    split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.train.tsv.gz, …")
+    prompt: str | None = option("auto", "Text before each sentence. 'auto': the query prompt that the model stores.")
+    batch_size: Count = option(32, "Sentences per forward pass.")
+
+
+@dataclass(frozen=True)
+class Debiasing:
+    """What was removed and written.
+
+    Attributes:
+        model: Name of the original model.
+        output_dir: Folder of the result.
+        directions: Number of directions that were removed.
+        share: Their share of the variance of the languages' means.
+        languages: Languages that they were estimated on.
+        texts: Number of texts.
+        data: Name of the folder of the texts.
+        versions: Versions of the packages.
+    """
+
+    model: str
+    output_dir: str
+    directions: int
+    share: float
+    languages: list[str]
+    texts: int
+    data: str
+    versions: dict[str, str]
+
+
+@checked
+def debias(
+    model: SentenceTransformer,
+    texts: Mapping[str, Sequence[str]],
+    directions: Count = DIRECTIONS,
+    *,
+    prompt: str | None = None,
+    batch_size: Count = 32,
+    show_progress: bool = False,
+) -> tuple[SentenceTransformer, float]:
+    """Remove the principal directions of language identity from the embeddings of a model.
+
+    Args:
+        model: The model. It does not change.
+        texts: Texts of each language, with the same content in each.
+        directions: Number of directions.
+        prompt: Text before each sentence; ``"auto"`` is the stored query prompt.
+        batch_size: Texts per forward pass.
+        show_progress: Show a progress bar.
+
+    Returns:
+        The debiased model, which shares the weights, and the share of the variance of the languages' means that was removed.
+
+    Raises:
+        UsageError: The languages do not differ in so many directions.
+        NonFiniteError: An embedding is NaN or infinite.
+    """
+    sides = embed_sides(model, texts.values(), prompt=prompt, batch_size=batch_size, show_progress=show_progress)
+    embeddings = {language: torch.from_numpy(one_nh) for language, one_nh in zip(texts, sides, strict=True)}
+    direction_kh, share = language_directions(embeddings, directions)
+    return without_directions(model, direction_kh), share
+
+
+def write_debiased(
+    options: DebiasOptions,
+    *,
+    command: str | None = None,
+    notify: Callable[[str], None] = lambda message: None,
+    show_progress: bool = False,
+) -> Debiasing:
+    """Debias a model and write the result as a plain SentenceTransformer folder.
+
+    Args:
+        options: The model, the number of directions, and the texts that they are estimated on.
+        command: The command line, for the card.
+        notify: Called with a line about each stage.
+        show_progress: Show a progress bar.
+
+    Raises:
+        UsageError: The folder exists, or the languages do not differ in so many directions.
+        MissingFileError: The folder of texts does not exist, or has no texts.
+    """
+    check_destination(options.output_dir)
+    folder = UDHR if options.data is None else Path(options.data)
+    sets = load_parallel_folder(folder, split=options.split)
+    texts: dict[str, Sequence[str]] = {language: one.sources for language, one in sets.items()}
+    texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets.values() for text in one.targets))
+    model = load_encoder(options.model)
+    count = sum(map(len, texts.values()))
+    notify(f"Embedding {count:,} texts in {len(texts)} languages …")
+    debiased, share = debias(
+        model,
+        texts,
+        options.directions,
+        prompt=options.prompt,
+        batch_size=options.batch_size,
+        show_progress=show_progress,
+    )
+    result = Debiasing(
+        model=options.model,
+        output_dir=options.output_dir,
+        directions=options.directions,
+        share=share,
+        languages=sorted(texts),
+        texts=count,
+        data=folder.resolve().name,
+        versions=versions(),
+    )
+    source = model_folder(options.model)
+    licenses = list(stated(options.model, "license"))
+    card = AlignmentModelCardData(
+        recipe=None if source is None else stored_recipe(source),
+        debias={"directions": result.directions, "languages": len(texts), "data": result.data},
+        command=command,
+        language=list(stated(options.model, "language")) or None,
+        license=licenses[0] if licenses else None,
+    )
+    card.base_model, card.base_model_revision = hub_base(model, options.model)
+    with drafted(debiased, options.output_dir, source=source, card=card) as draft:
+        draft.publish()
+    return result
+
+
+def describe(result: Debiasing) -> str:
+    """A sentence about what was written."""
+    return (
+        f"Wrote {result.output_dir}: {result.model} without the {result.directions} directions that hold "
+        f"{100 * result.share:.1f} % of the variance of the mean embeddings of {len(result.languages)} languages. "
+        f"{how_to_load(result.output_dir)}"
+    )

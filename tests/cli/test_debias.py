@@ -1,0 +1,87 @@
+"""`metaphrase debias` writes a stock release without the directions of language identity."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+from huggingface_hub.repocard import REGEX_YAML_BLOCK
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.cli import main
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import UsageError
+from metaphrase.publishing.debiasing import DebiasOptions, write_debiased
+from metaphrase.publishing.release import verify
+
+
+@pytest.fixture
+def model(tiny_encoder, tmp_path):
+    tiny_encoder.prompts, tiny_encoder.default_prompt_name = {"query": "frage: ", "document": ""}, "query"
+    tiny_encoder.save_pretrained(str(tmp_path / "model"))
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def texts(tmp_path):
+    """The same sentences in three languages and English."""
+    lines = {
+        "de": ["der Hund schläft", "die Frau liest die Zeitung"],
+        "fr": ["le chien dort", "la femme lit le journal"],
+        "sw": ["mbwa analala", "mwanamke anasoma gazeti"],
+    }
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for language, sources in lines.items():
+        pairs = zip(sources, ["the dog sleeps", "a woman reads the newspaper"], strict=True)
+        rows = ["source\ttarget", *("\t".join(pair) for pair in pairs)]
+        (folder / f"{language}-en.tsv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return folder
+
+
+def test_a_release_without_language_directions_is_written(model, texts, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["debias", str(model), "--data", str(texts), "--directions", "3", "-o", str(out), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["directions"] == 3
+    assert result["share"] == pytest.approx(1)
+    assert (result["languages"], result["texts"], result["data"]) == (["de", "en", "fr", "sw"], 8, "texts")
+    loaded = load_encoder(out, device="cpu")
+    assert (loaded.prompts["query"], loaded.default_prompt_name) == ("frage: ", "query")
+    assert verify(out) < 1e-5
+    stock = SentenceTransformer(str(out), device="cpu")
+    sentences = ["le chien dort", "mbwa analala"]
+    np.testing.assert_allclose(stock.encode(sentences), loaded.encode(sentences), atol=1e-6)
+    assert np.abs(stock.encode(sentences) - load_encoder(model, device="cpu").encode(sentences)).max() > 1e-4
+    card = (out / "README.md").read_text(encoding="utf-8")
+    facts = yaml.safe_load(REGEX_YAML_BLOCK.search(card)[2])["metaphrase"]["debias"]
+    assert facts == {"directions": 3, "languages": 4, "data": "texts"}
+    assert "the 3 directions in which the mean embeddings of 4 languages differ most" in card
+
+
+@pytest.mark.parametrize("directions", [0, 4, 31])
+def test_a_number_of_directions_out_of_range_is_refused(model, texts, tmp_path, capsys, directions):
+    out = tmp_path / "out"
+    arguments = ["debias", str(model), "--data", str(texts), "--directions", str(directions), "-o", str(out)]
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert "directions" in message
+    assert f"is {directions}" in message
+    assert "Traceback" not in message
+    assert not out.exists()
+    with pytest.raises(UsageError, match=f"is {directions}"):
+        write_debiased(DebiasOptions(str(model), str(out), directions, str(texts)))
+
+
+def test_nothing_is_overwritten(model, texts, tmp_path, capsys):
+    before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+    arguments = ["debias", str(model), "--data", str(texts), "--directions", "2", "-o"]
+    assert main([*arguments, str(model)]) == 2
+    assert "Nothing is overwritten" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+
+
+def test_a_folder_without_texts_is_refused(model, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["debias", str(model), "--data", str(tmp_path / "empty"), "-o", str(tmp_path / "out")]) == 2
+    assert str(tmp_path / "empty") in capsys.readouterr().err

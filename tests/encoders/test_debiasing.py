@@ -1,0 +1,126 @@
+"""The directions of language identity are found, and projected out by one linear map inside the model."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
+
+from metaphrase.encoders.debiasing import language_directions, without_directions
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import NonFiniteError, UsageError
+from metaphrase.publishing.debiasing import debias
+
+TEXTS = {
+    "de": ["der Hund schläft", "die Frau liest", "guten Morgen"],
+    "en": ["the dog sleeps", "the woman reads", "good morning"],
+    "sw": ["mbwa analala", "mwanamke anasoma", "habari za asubuhi"],
+}
+
+
+def samples(languages=5, hidden=12):
+    """Embeddings of languages that differ by an offset."""
+    generator = torch.Generator().manual_seed(0)
+    content = torch.randn(20, hidden, generator=generator)
+    offsets = torch.randn(languages, hidden, generator=generator)
+    return {f"l{i}": content + offset for i, offset in enumerate(offsets)}
+
+
+def unit_means(embeddings):
+    return torch.stack([(one / one.norm(dim=1, keepdim=True)).double().mean(0) for one in embeddings.values()])
+
+
+def map_of(model):
+    return next(module for module in model if isinstance(module, Dense)).linear.weight.detach()
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_they_are_the_eigenvectors_of_the_covariance_of_the_means(count):
+    embeddings = samples()
+    means = unit_means(embeddings).numpy()
+    covariance = np.zeros((12, 12))
+    for mean in means:
+        away = mean - means.sum(0) / len(means)
+        covariance += np.outer(away, away)
+    values, vectors = np.linalg.eigh(covariance)
+    directions, share = language_directions(embeddings, count)
+    for found, wanted in zip(directions.numpy(), vectors.T[::-1], strict=False):
+        assert abs(found @ wanted) == pytest.approx(1, abs=1e-6)
+    assert share == pytest.approx(values[::-1][:count].sum() / values.sum(), rel=1e-6)
+
+
+def test_the_means_of_all_languages_coincide_without_all_directions(tiny_encoder):
+    embeddings = samples(hidden=tiny_encoder.get_embedding_dimension())
+    directions, share = language_directions(embeddings, 4)
+    assert share == pytest.approx(1)
+    means = unit_means(embeddings).float()
+    projected = means @ map_of(without_directions(tiny_encoder, directions)).T
+    assert (means - means[0]).abs().max() > 0.1
+    torch.testing.assert_close(projected, projected[0].expand_as(projected), rtol=0, atol=1e-6)
+
+
+def test_the_map_is_a_projection(tiny_encoder):
+    directions, _ = language_directions(samples(hidden=32), 3)
+    weight = map_of(without_directions(tiny_encoder, directions)).double()
+    torch.testing.assert_close(weight, weight.T)
+    torch.testing.assert_close(weight @ weight, weight, rtol=0, atol=1e-6)
+    assert weight.trace() == pytest.approx(32 - 3, abs=1e-4)
+    assert (directions @ weight).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(("languages", "count", "most"), [(5, 5, 4), (3, 10, 2), (40, 12, 11), (1, 1, 0)])
+def test_more_directions_than_languages_differ_in_are_refused(languages, count, most):
+    with pytest.raises(UsageError, match=f"of {languages} languages differ in {most} directions, but .* is {count}"):
+        language_directions(samples(languages), count)
+
+
+def test_no_direction_is_refused():
+    with pytest.raises(UsageError, match="'count' of language_directions must be"):
+        language_directions(samples(), 0)
+
+
+def test_embeddings_that_are_not_finite_are_refused():
+    embeddings = samples()
+    embeddings["l1"][3, 4] = torch.nan
+    with pytest.raises(NonFiniteError, match="NaN or infinite"):
+        language_directions(embeddings, 2)
+
+
+def test_a_stock_model_holds_the_map_and_the_original_stays(tiny_encoder, tmp_path):
+    tiny_encoder.append(Normalize())
+    before = tiny_encoder.encode(TEXTS["de"])
+    model, share = debias(tiny_encoder, TEXTS, 2)
+    assert share == pytest.approx(1)
+    assert [type(module) for module in model][-2:] == [Dense, Normalize]
+    assert (
+        model[0].auto_model.get_input_embeddings().weight is tiny_encoder[0].auto_model.get_input_embeddings().weight
+    )
+    np.testing.assert_array_equal(tiny_encoder.encode(TEXTS["de"]), before)
+    wanted = before @ map_of(model).T.numpy()
+    wanted /= np.linalg.norm(wanted, axis=1, keepdims=True)
+    np.testing.assert_allclose(model.encode(TEXTS["de"]), wanted, atol=1e-5)
+    gaps = [
+        np.ptp([one.encode(texts).mean(axis=0) for texts in TEXTS.values()], axis=0).max()
+        for one in (tiny_encoder, model)
+    ]
+    assert gaps[1] < 0.05 * gaps[0]
+    model.save_pretrained(str(tmp_path / "debiased"))
+    for loaded in (
+        SentenceTransformer(str(tmp_path / "debiased"), device="cpu"),
+        load_encoder(tmp_path / "debiased", device="cpu"),
+    ):
+        np.testing.assert_allclose(loaded.encode(TEXTS["sw"]), model.encode(TEXTS["sw"]), atol=1e-6)
+
+
+def test_languages_that_only_differ_by_an_offset_become_equal(tiny_encoder):
+    """The offset of each language is removed, what its sentences differ in is not."""
+    embeddings = samples(3, 32)
+    content = embeddings["l0"] - embeddings["l0"].mean(0)
+    shifted = {name: content + 20 * torch.eye(32)[i] for i, name in enumerate(embeddings)}
+    directions, _ = language_directions(shifted, 2)
+    weight = map_of(without_directions(copy.deepcopy(tiny_encoder), directions))
+    apart = (shifted["l0"] - shifted["l1"]).norm()
+    assert ((shifted["l0"] - shifted["l1"]) @ weight).norm() < 0.05 * apart
+    assert (content @ weight).norm() > 0.8 * content.norm()
