@@ -13,7 +13,7 @@ from metaphrase.aligners.linking import (
 )
 from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.corpus import load_corpus
-from metaphrase.corpus.words import Words, parse_links
+from metaphrase.corpus.words import Words, is_tokenised, parse_links, segmenter_of_text
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.io.work_folders import open_work_folder
 
@@ -112,6 +112,38 @@ def test_kept_links_count_the_words_that_they_were_made_for():
     dataset, report = add(old, Diagonal())
     assert dataset["segmenter"] == [None, "icu"]
     assert report.total.source_words == 1 + 3
+
+
+def test_tokenised_text_is_not_segmented_again():
+    rows = [("我们 喜欢 北京大学 。", "we like Peking University ."), ("我们喜欢北京大学。", "we like it")]
+    texts = corpus(rows, ("zh", "en"))
+    dataset, report = add(texts, Diagonal())
+    assert dataset["segmenter"] == ["whitespace", "icu"]
+    assert dataset["alignment"][0] == "0-0 1-1 2-2 3-3"
+    assert (report.total.tokenised, report.total.source_words) == (1, 4 + 5)
+    dataset, report = add(texts, Diagonal(), segmenter="icu")
+    assert dataset["segmenter"] == ["icu", "icu"]
+    assert (report.total.tokenised, report.total.source_words) == (0, 5 + 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "tokenised"),
+    [
+        ("我们 喜欢 北京大学 。", "zh", True),
+        ("我们喜欢北京大学。 你呢？", "zh", False),
+        ("用 GIMP 2.8 打开文件", "zh", False),
+        ("打开文件", "zh", False),
+        ("彼 は 本 を 読む 。", "ja", True),
+        ("彼は本を読む。", "ja", False),
+        ("ฉัน ชอบ กิน ข้าว", "th", True),
+        ("ฉันชอบกินข้าว เธอชอบไหม", "th", False),
+        ("the cat sleeps", "en", False),
+        ("", "zh", False),
+    ],
+)
+def test_spaces_of_tokenised_text_are_recognised(text, language, tokenised):
+    assert is_tokenised(text, language) is tokenised
+    assert segmenter_of_text(text, language) == ("whitespace" if tokenised or language == "en" else "icu")
 
 
 @pytest.mark.parametrize(

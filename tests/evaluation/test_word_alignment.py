@@ -10,13 +10,18 @@ from sentence_transformers.base.evaluation import SequentialEvaluator
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.words import Words, parse_links
 from metaphrase.evaluation.word_alignment import (
+    RULES,
     GoldPair,
     WordAlignmentEvaluator,
     alignment_error_interval,
     alignment_scores,
+    evaluate_word_alignment,
+    load_gold_lines,
     load_pharaoh,
     load_wpt,
     parse_gold,
+    peer_scores,
+    tune_rule,
 )
 from metaphrase.exceptions import DataError
 from metaphrase.training.arguments import AlignmentTrainingArguments
@@ -167,6 +172,56 @@ def test_reads_pharaoh_files(tmp_path):
     paths[2].write_text("0-0\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"s 3, .*t 3, .*gold 1"):
         load_pharaoh(*paths)
+
+
+@pytest.fixture
+def gold_lines(tmp_path):
+    """Gold in the layout of SimAlign's and awesome-align's releases, and the links of a peer."""
+    texts, gold, peer = (tmp_path / f"zhen.{suffix}" for suffix in ("src-tgt", "gold", "peer.out"))
+    texts.write_text("我们 喜欢 北京大学 ||| we like Peking University \n猫   ||| a cat \n", encoding="utf-8")
+    gold.write_text("1-1 2-2 3p3 3-4\n1-2\n")
+    peer.write_text("0-0 1-1 2-2\n0-0 0-1\n")
+    return texts, gold, peer
+
+
+def test_reads_gold_lines(gold_lines):
+    texts, gold, peer = gold_lines
+    pairs = load_gold_lines(texts, gold)
+    assert list(pairs[0].source) == ["我们", "喜欢", "北京大学"]  # the spaces, not ICU, separate the words
+    assert pairs[0].sure == {(0, 0), (1, 1), (2, 3)}
+    assert pairs[0].possible == {(0, 0), (1, 1), (2, 2), (2, 3)}
+    assert list(pairs[1].target) == ["a", "cat"]
+    assert peer_scores(pairs, peer).aer == pytest.approx(1 - (3 + 4) / (5 + 4))
+    assert peer_scores(pairs, peer, first=1).aer == pytest.approx(1 - (1 + 1) / (2 + 1))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        (0, "a b\nc ||| d\n", r"src-tgt:1: a line must be 'source \|\|\| target', not 'a b'"),
+        (0, "a ||| b\n", "one line per pair, but .* has 1 lines and .* 2"),
+        (1, "1-1\n0-1\n", r"gold:2: The words of these gold links are counted from 1, but a link is '0-1'"),
+        (1, "1-1\nx\n", "gold:2: Gold links have the form"),
+        (2, "0-0\n", "must have one line per pair, but has 1 lines for 2 pairs"),
+    ],
+)
+def test_malformed_gold_lines_are_refused(gold_lines, file, text, message):
+    gold_lines[file].write_text(text)
+    with pytest.raises(DataError, match=message):
+        peer_scores(load_gold_lines(*gold_lines[:2]), gold_lines[2])
+
+
+def test_the_rule_with_the_lowest_error_is_chosen(tiny_encoder, gold):
+    tuned = tune_rule(tiny_encoder, gold)
+    layers = tiny_encoder[0].auto_model.config.num_hidden_layers + 1
+    assert len(tuned.tried) == layers * len(RULES)
+    assert tuned.tried[tuned.layer, tuned.rule] == min(tuned.tried.values())
+    assert len({round(aer, 6) for aer in tuned.tried.values()}) > 1
+    for (layer, rule), aer in list(tuned.tried.items())[::7]:
+        aligner = EmbeddingAligner(tiny_encoder, layer=layer, **rule._asdict())
+        result = evaluate_word_alignment(tiny_encoder, {"x": gold}, aligner=aligner, resamples=10)
+        assert result.average.score == pytest.approx(100 * aer)
+        assert [result.settings[key] for key in ("layer", "method", "level")] == [layer, rule.method, rule.level]
 
 
 def test_swapping():

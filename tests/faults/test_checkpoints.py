@@ -131,6 +131,19 @@ def test_code_in_a_checkpoint_is_not_run(trained, make_trainer, tmp_path, fault,
     fault("H1", f"code in {name} of a checkpoint", tried=1, survived=1)
 
 
+@pytest.mark.parametrize("state", ["[]", "{}", "null", '{"global_step": 1, "train_batch_size": 8}'])
+def test_a_state_that_is_not_that_of_its_checkpoint_is_refused(trained, make_trainer, tmp_path, fault, state):
+    """Also if the manifest was made to match."""
+    checkpoint = trained / "checkpoint-2"
+    shutil.rmtree(trained / "checkpoint-4")
+    (checkpoint / "trainer_state.json").write_text(state)
+    facts = {key: value for key, value in read_manifest(checkpoint).items() if key not in ("files", "sha256")}
+    publish(checkpoint.rename(tmp_path / "altered"), checkpoint, facts)
+    with pytest.raises(CheckpointError, match="cannot be resumed: its state cannot be loaded"):
+        make_trainer().train(resume_from_checkpoint=True)
+    fault("A6", "a state that is not that of its checkpoint", tried=1, survived=1)
+
+
 def test_damage_to_any_file_is_found(trained, fault):
     """Each file truncated and with flipped bits at places from its first byte to its last, or gone, or grown.
 

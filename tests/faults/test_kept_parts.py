@@ -199,3 +199,27 @@ def test_a_damaged_baseline_is_measured_again(tmp_path, damage, fault):
     damage(tmp_path / BASELINE)
     assert read_baseline(tmp_path / BASELINE, {"model": "1"}) == {}
     fault("I3", "a damaged part of an evaluation", tried=1, survived=1)
+
+
+def test_damaged_results_of_earlier_commands_are_refused(
+    tmp_path, tiny_encoder_dir, bitext_path, damage, capsys, fault
+):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "de-en.tsv").write_bytes(bitext_path.read_bytes())
+    (tmp_path / "run").mkdir()
+    result, run = tmp_path / "results.json", tmp_path / "run" / "run.json"
+    language = {"n": 1, "value": 1.0}
+    scores = {"suite": "retrieval", "model": "x", "measure": "x", "languages": {"de": language}, "average": language}
+    result.write_text(json.dumps({"scores": {"data": scores}, "parts": {"data": {}}}))
+    run.write_text(json.dumps({"files": [{"languages": ["de"]}], "corpus": {"languages": ["de"]}}))
+    damage(result)
+    damage(run)
+    evaluated = ["evaluate", str(tiny_encoder_dir), "--data", str(tmp_path / "data"), "--resamples", "9"]
+    commands = [
+        [*evaluated, "--output_dir", str(tmp_path / "out"), "--baseline", str(result)],
+        ["report", str(run.parent), "--output_dir", str(tmp_path / "report")],
+    ]
+    for command in commands:
+        assert main(command) == 2
+        assert "Traceback" not in capsys.readouterr().err
+    fault("I3", "a damaged result or run of an earlier command", tried=2, survived=2)

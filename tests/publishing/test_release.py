@@ -97,6 +97,14 @@ class TestRelease:
         assert (folder / "README.md").read_text().startswith("---\n")
         assert {"tr", "metaphrase"} <= set(ModelCard.load(folder / "README.md").data.tags)
 
+    def test_its_recipe_does_not_tell_the_home_folder(self, tiny_encoder, tmp_path):
+        """The recipe is pushed; a phrase table is found again below ``~``."""
+        recipe = {
+            "terms": [{"objective": "span-contrast", "args": {"phrase_table": str(Path.home() / "own" / "p.tsv")}}]
+        }
+        text = (release(tiny_encoder, tmp_path / "out", recipe=recipe) / "recipe.yaml").read_text()
+        assert "phrase_table: ~/own/p.tsv" in text
+
     def test_tells_its_training_arguments_its_benchmarks_and_its_digests(self, tiny_encoder, tmp_path):
         known = {"dataset_id": "mteb/tatoeba-bitext-mining", "task_id": "swh-eng", "dataset_revision": "69e8f12"}
         row = {"data": "Tatoeba", "language": "sw", "before": 61.5, "after": 70.256}

@@ -6,10 +6,10 @@ side is encoded separately, as in both papers: encoding a pair jointly makes ali
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +31,14 @@ Level = Literal["piece", "word"]
 
 #: Batches whose states are kept at a time.
 _BATCHES = 16
+
+
+class Rule(NamedTuple):
+    """How the words of a pair are linked by their states; see `EmbeddingAligner`."""
+
+    method: Method = "itermax"
+    level: Level = "piece"
+    threshold: float = 1e-3
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
@@ -186,12 +194,27 @@ class EmbeddingAligner(Aligner):
     @torch.inference_mode()
     def align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
         """Align sentence pairs; see `Aligner.align`."""
+        return self.align_by(pairs, [self.rule])[0]
+
+    @property
+    def rule(self) -> Rule:
+        """The aligner's own method, level and threshold."""
+        return Rule(self.method, self.level, self.threshold)
+
+    @torch.inference_mode()
+    def align_by(self, pairs: Sequence[WordPair], rules: Sequence[Rule]) -> list[list[Alignment]]:
+        """Align sentence pairs by several rules; each sentence is encoded once for all of them."""
         self.model.eval()
-        alignments: list[Alignment] = []
+        alignments: list[list[Alignment]] = [[] for _ in rules]
         size = _BATCHES * self.batch_size
         with packed(self.model), _up_to(self.model[0].auto_model, self.layer):
             for start in range(0, len(pairs), size):
-                alignments += self._align(pairs[start : start + size])
+                block = pairs[start : start + size]
+                sides = {words: None for pair in block for words in pair}
+                states, encodings = self._encode(list(dict.fromkeys(words.text for words in sides)))
+                pieces = {words: (states[words.text], piece_spans(encodings[words.text], words)) for words in sides}
+                for found, rule in zip(alignments, rules, strict=True):
+                    found += self._align(block, pieces, rule)
         return alignments
 
     @torch.inference_mode()
@@ -210,17 +233,17 @@ class EmbeddingAligner(Aligner):
             states, encodings = self._encode(list(dict.fromkeys(words.text for words in sentences)))
         return [_word_means(states[words.text], piece_spans(encodings[words.text], words)) for words in sentences]
 
-    def _align(self, pairs: Sequence[WordPair]) -> list[Alignment]:
-        sides = {words: None for pair in pairs for words in pair}
-        states, encodings = self._encode(list(dict.fromkeys(words.text for words in sides)))
-        units = {words: self._units(states[words.text], piece_spans(encodings[words.text], words)) for words in sides}
+    def _align(
+        self, pairs: Sequence[WordPair], pieces: Mapping[Words, tuple[Tensor, np.ndarray]], rule: Rule
+    ) -> list[Alignment]:
+        units = {words: _units(*of_words, rule.level) for words, of_words in pieces.items()}
         compared = [at for at, pair in enumerate(pairs) if all(units[words][1] for words in pair)]
         compared.sort(key=lambda at: [len(units[words][1]) for words in pairs[at]])
         alignments = [Alignment((), ())] * len(pairs)
         for start in range(0, len(compared), self.batch_size):
             batch = compared[start : start + self.batch_size]
             sources, targets = ([units[pairs[at][side]] for at in batch] for side in (0, 1))
-            found = self.link_states([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets])
+            found = link_units([states_uh for states_uh, _ in sources], [states_uh for states_uh, _ in targets], rule)
             for at, (_, source_words), (_, target_words), links in zip(batch, sources, targets, found, strict=True):
                 alignments[at] = _word_alignment(links, source_words, target_words)
         return alignments
@@ -246,35 +269,35 @@ class EmbeddingAligner(Aligner):
             states.update((texts[at], states_lh) for at, states_lh in zip(batch, own, strict=True))
         return states, dict(zip(texts, encodings, strict=True))
 
-    def _units(self, states_lh: Tensor, spans_w2: np.ndarray) -> tuple[Tensor, list[list[int]]]:
-        """States of the units that are compared, shape ``(units, hidden)``, and the words that each belongs to."""
-        if self.level == "word":
-            words, states_wh = _word_means(states_lh, spans_w2)
-            return states_wh, [[word] for word in words]
-        owners: dict[int, list[int]] = {}
-        for word in np.flatnonzero(spans_w2[:, 1]).tolist():
-            for piece in range(*spans_w2[word]):
-                owners.setdefault(piece, []).append(word)
-        return states_lh[list(owners)], list(owners.values())
 
-    def link_states(self, sources: list[Tensor], targets: list[Tensor]) -> list[dict[Link, float]]:
-        """Link the units of sentence pairs by their states, each of shape ``(units, hidden)``; links with their scores."""
-        source_bsh, target_bth = pad_sequence(sources, True), pad_sequence(targets, True)
-        real_bs, real_bt = (
-            pad_sequence([x.new_ones(len(x)) for x in side], True).bool() for side in (sources, targets)
-        )
-        mask_bst = real_bs.unsqueeze(2) & real_bt.unsqueeze(1)
-        if self.method == "softmax":
-            dots_bst = source_bsh @ target_bth.mT
-            links_bst, score_bst = softmax_intersection(dots_bst, mask_bst, threshold=self.threshold)
-        else:
-            score_bst = (1 + F.normalize(source_bsh, dim=-1) @ F.normalize(target_bth, dim=-1).mT) / 2
-            match: Callable[[Tensor, Tensor], Tensor] = mutual_argmax if self.method == "argmax" else itermax
-            links_bst = match(score_bst, mask_bst)
-        found: list[dict[Link, float]] = [{} for _ in sources]
-        for (row, i, j), score in zip(links_bst.nonzero().tolist(), score_bst[links_bst].tolist(), strict=True):
-            found[row][i, j] = score
-        return found
+def _units(states_lh: Tensor, spans_w2: np.ndarray, level: Level) -> tuple[Tensor, list[list[int]]]:
+    """States of the units that are compared, shape ``(units, hidden)``, and the words that each belongs to."""
+    if level == "word":
+        words, states_wh = _word_means(states_lh, spans_w2)
+        return states_wh, [[word] for word in words]
+    owners: dict[int, list[int]] = {}
+    for word in np.flatnonzero(spans_w2[:, 1]).tolist():
+        for piece in range(*spans_w2[word]):
+            owners.setdefault(piece, []).append(word)
+    return states_lh[list(owners)], list(owners.values())
+
+
+def link_units(sources: list[Tensor], targets: list[Tensor], rule: Rule) -> list[dict[Link, float]]:
+    """Link the units of sentence pairs by their states, each of shape ``(units, hidden)``; links with their scores."""
+    source_bsh, target_bth = pad_sequence(sources, True), pad_sequence(targets, True)
+    real_bs, real_bt = (pad_sequence([x.new_ones(len(x)) for x in side], True).bool() for side in (sources, targets))
+    mask_bst = real_bs.unsqueeze(2) & real_bt.unsqueeze(1)
+    if rule.method == "softmax":
+        dots_bst = source_bsh @ target_bth.mT
+        links_bst, score_bst = softmax_intersection(dots_bst, mask_bst, threshold=rule.threshold)
+    else:
+        score_bst = (1 + F.normalize(source_bsh, dim=-1) @ F.normalize(target_bth, dim=-1).mT) / 2
+        match: Callable[[Tensor, Tensor], Tensor] = mutual_argmax if rule.method == "argmax" else itermax
+        links_bst = match(score_bst, mask_bst)
+    found: list[dict[Link, float]] = [{} for _ in sources]
+    for (row, i, j), score in zip(links_bst.nonzero().tolist(), score_bst[links_bst].tolist(), strict=True):
+        found[row][i, j] = score
+    return found
 
 
 def _word_means(states_lh: Tensor, spans_w2: np.ndarray) -> tuple[list[int], Tensor]:

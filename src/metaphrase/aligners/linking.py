@@ -22,7 +22,7 @@ from datasets import Dataset, Value
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.words import UNSPACED, Words, parse_links
+from metaphrase.corpus.words import UNSPACED, Words, parse_links, segmenter_of_text
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.locks import exclusive
@@ -45,6 +45,7 @@ class LinkCounts:
         kept: Pairs that already had links and kept them.
         unlinked: Pairs without any link after alignment.
         too_long: Pairs with a side that is too long for the aligner.
+        tokenised: Pairs in a language without spaces whose words are separated by spaces, which are then the words.
         links: Links.
         source_words: Words of the sources.
         target_words: Words of the targets.
@@ -56,6 +57,7 @@ class LinkCounts:
     kept: int = 0
     unlinked: int = 0
     too_long: int = 0
+    tokenised: int = 0
     links: int = 0
     source_words: int = 0
     target_words: int = 0
@@ -116,7 +118,9 @@ class AlignmentReport:
             "languages": {languages: counts.facts() for languages, counts in sorted(self.counts.items())},
         }
 
-    def count(self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool) -> None:
+    def count(
+        self, languages: str, words: WordPair, alignment: str, *, kept: bool, too_long: bool, tokenised: bool
+    ) -> None:
         """Count a pair.
 
         Args:
@@ -125,6 +129,7 @@ class AlignmentReport:
             alignment: Its links.
             kept: Whether it already had links.
             too_long: Whether a side is too long for the aligner.
+            tokenised: Whether spaces were used in a language without spaces.
         """
         links = parse_links(alignment)
         counts = self.counts.setdefault(languages, LinkCounts())
@@ -132,6 +137,7 @@ class AlignmentReport:
         counts.kept += kept
         counts.unlinked += not links
         counts.too_long += too_long
+        counts.tokenised += tokenised
         counts.links += len(links)
         counts.source_words += len(words[0])
         counts.target_words += len(words[1])
@@ -165,8 +171,9 @@ def add_alignment(
     Args:
         dataset: Rows ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
         aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
-        segmenter: ``"auto"`` and ``"icu"`` find the words of languages written without spaces (``UNSPACED``) with ICU, and
-            split others at spaces. ``"whitespace"`` splits all languages at spaces.
+        segmenter: ``"icu"`` finds the words of languages written without spaces (``UNSPACED``) with ICU, and splits others
+            at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already.
+            ``"whitespace"`` splits all languages at spaces.
         overwrite: Align pairs that already have links.
         show_progress: Show progress bars on stderr.
         folder: Folder for aligned chunks and trained aligners. The next call with the same arguments resumes from them.
@@ -246,7 +253,7 @@ def align_rows(
     for at, (source, target, codes) in enumerate(zip(rows["source"], rows["target"], _codes(rows), strict=True)):
         kept = bool(old["alignment"][at]) and not overwrite
         if not kept:
-            old["segmenter"][at] = segmenter_of(codes, segmenter)
+            old["segmenter"][at] = segmenter_of(codes, segmenter, (source, target))
             todo[labels[at]].append(at)
         chosen = old["segmenter"][at] or "whitespace"
         pairs.append((Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)))
@@ -258,9 +265,17 @@ def align_rows(
         found: list[Alignment] = aligner.align([pairs[at] for at in places])
         for at, alignment in zip(places, found, strict=True):
             old["alignment"][at], old["alignment_scores"][at] = alignment.pharaoh, alignment.score_text
+    unspaced = [segmenter_of(codes, segmenter) == "icu" for codes in _codes(rows)]
     fresh = {at for places in todo.values() for at in places}
     for at, (label, words, alignment) in enumerate(zip(labels, pairs, old["alignment"], strict=True)):
-        report.count(label, words, alignment or "", kept=at not in fresh, too_long=at in long)
+        report.count(
+            label,
+            words,
+            alignment or "",
+            kept=at not in fresh,
+            too_long=at in long,
+            tokenised=at in fresh and unspaced[at] and old["segmenter"][at] != "icu",
+        )
     return old
 
 
@@ -270,9 +285,16 @@ def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | No
     return list(zip(*(rows.get(name) or absent for name in ("source_lang", "target_lang")), strict=True))
 
 
-def segmenter_of(languages: Sequence[str | None], segmenter: str) -> str:
-    """Return the segmenter of a pair: ``icu`` if one of its languages requires it."""
-    return "icu" if segmenter != "whitespace" and not UNSPACED.isdisjoint(filter(None, languages)) else "whitespace"
+def segmenter_of(languages: Sequence[str | None], segmenter: str, texts: Sequence[str] | None = None) -> str:
+    """Return the segmenter of a pair: ``icu`` if one of its languages requires it.
+
+    With ``"auto"``, texts whose words are separated by spaces already do not require it.
+    """
+    if segmenter == "whitespace" or UNSPACED.isdisjoint(filter(None, languages)):
+        return "whitespace"
+    if segmenter == "icu" or texts is None:
+        return "icu"
+    return max(map(segmenter_of_text, texts, languages), key=("whitespace", "icu").index)
 
 
 def check_segmenter(segmenter: str) -> None:
@@ -339,7 +361,7 @@ class _Aligners:
     def _words(self, languages: str) -> Iterator[WordPair]:
         for batch in self.dataset.select(self._places[languages]).iter(_READ):
             for source, target, codes in zip(batch["source"], batch["target"], _codes(batch), strict=True):
-                chosen = segmenter_of(codes, self.segmenter)
+                chosen = segmenter_of(codes, self.segmenter, (source, target))
                 yield Words.of(source, codes[0], chosen), Words.of(target, codes[1], chosen)
 
     @cached_property

@@ -69,8 +69,9 @@ class AlignOptions(BitextOptions):
     batch_size: Count | None = option(None, "Texts per forward pass of a neural aligner.")
     segmenter: str = option(
         "auto",
-        "whitespace: split words at spaces. auto, icu: find the words of languages written without spaces (zh, "
-        "ja, th, …) with ICU; the column 'segmenter' marks such pairs.",
+        "whitespace: split words at spaces. icu: find the words of languages written without spaces (zh, ja, th, …) "
+        "with ICU; the column 'segmenter' marks such pairs. auto: icu, except in texts whose words are separated by "
+        "spaces already.",
     )
     overwrite: bool = option(False, "Align pairs that already have links.")
     pharaoh: bool = option(False, "Write only the links of lines of stdin, '0-0 1-2'.")

@@ -58,15 +58,15 @@ class AtomicCheckpoints(Trainer):
         return (num_train_epochs, 0) if self.state.global_step >= max_steps else done
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with _errors_of(checkpoint, "optimizer or schedule"):
+        with errors_of(checkpoint, "optimizer or schedule"):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
-        with _errors_of(checkpoint, "gradient scaler"):
+        with errors_of(checkpoint, "gradient scaler"):
             super()._load_scaler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with _errors_of(checkpoint, "random states"):
+        with errors_of(checkpoint, "random states"):
             super()._load_rng_state(checkpoint)
 
     @property
@@ -131,7 +131,7 @@ class AtomicCheckpoints(Trainer):
 
 
 @contextmanager
-def _errors_of(checkpoint: str | None, states: str) -> Iterator[None]:
+def errors_of(checkpoint: str | Path | None, states: str) -> Iterator[None]:
     """Refuse states of a checkpoint that a trainer did not write, such as pickles with code, although they verify."""
     try:
         yield

@@ -81,6 +81,11 @@ def _summarise(report: AlignmentReport, options: AlignOptions, facts: dict[str, 
             f"{report.pairs_per_second:,.0f} pairs per second: "
             f"{report.training_seconds:.1f} s of training, {report.seconds:.1f} s of aligning"
         )
+    if tokenised := report.total.tokenised:
+        console.print(
+            f"{tokenised:,} pairs in languages without spaces are tokenised already: their spaces separate the words. "
+            "--segmenter icu finds the words again."
+        )
     if options.summary:
         console.print(f"Wrote {write_json(options.summary, facts)}")
 

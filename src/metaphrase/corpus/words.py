@@ -48,6 +48,28 @@ def word_spans(text: str, language: str | None = None, segmenter: str = "whitesp
     return [span for start, end in spans for span in _icu_spans(text[start:end], start, language)]
 
 
+def is_tokenised(text: str, language: str | None) -> bool:
+    """Whether the words of a text in a language without spaces are already separated by spaces.
+
+    Spaces in such a language separate phrases. They separate words if ICU splits the text between them in few places: into
+    less than 1.5 words on average, without text in Latin letters, in a text of at least two.
+
+    >>> is_tokenised("我们 喜欢 北京大学 。", "zh"), is_tokenised("我们喜欢北京大学。 你呢？", "zh")
+    (True, False)
+    """
+    if language not in UNSPACED:
+        return False
+    spans = [match.span() for match in _WORD.finditer(text)]
+    own = [span for span in spans if any(c.isalpha() and not c.isascii() for c in text[slice(*span)])]
+    words = sum(len(list(_icu_spans(text[start:end], start, language))) for start, end in own if len(own) > 1)
+    return len(own) > 1 and words < 1.5 * len(own)
+
+
+def segmenter_of_text(text: str, language: str | None) -> Segmenter:
+    """The segmenter that finds the words of a text: ICU in a language without spaces, unless the text is tokenised."""
+    return "icu" if language in UNSPACED and not is_tokenised(text, language) else "whitespace"
+
+
 def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:
     breaker = _word_breaker()
     # ICU counts UTF-16 units: a character beyond the basic plane is two of them.

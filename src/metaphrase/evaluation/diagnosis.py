@@ -24,7 +24,7 @@ from metaphrase.corpus.checks import Finding, by_severity, shift_finding
 from metaphrase.corpus.identification import language_name
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.shifts import find_shift
-from metaphrase.corpus.words import UNSPACED, Words
+from metaphrase.corpus.words import Words, segmenter_of_text
 from metaphrase.encoders.loading import pooling_of
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, prepare, resolve_prompt, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
@@ -377,19 +377,13 @@ def under_aligned(
     of its occurrences.
     """
     language = pairs.language
-    if language in UNSPACED:
-        segmenter = "icu"
-        try:
-            Words.of(pairs.sources[0], language, segmenter)
-        except ImportError as error:
-            message = f"The words of {language_name(language)} were not checked. {error}"
-            return [], Finding("info", "words-not-aligned", message, language)
-    else:
-        segmenter = "whitespace"
-    words = [
-        (Words.of(source, language, segmenter), Words.of(target, target_lang, segmenter))
-        for source, target in zip(pairs.sources[:WORD_PAIRS], pairs.targets[:WORD_PAIRS], strict=True)
-    ]
+    sides = [(language, pairs.sources[:WORD_PAIRS]), (target_lang, pairs.targets[:WORD_PAIRS])]
+    try:
+        sources, targets = ([Words.of(text, of, segmenter_of_text(text, of)) for text in side] for of, side in sides)
+    except ImportError as error:
+        message = f"The words of {language_name(language)} were not checked. {error}"
+        return [], Finding("info", "words-not-aligned", message, language)
+    words = list(zip(sources, targets, strict=True))
     counts: Counter[str] = Counter()
     scores: dict[str, list[float]] = defaultdict(list)
     linked: Counter[str] = Counter()

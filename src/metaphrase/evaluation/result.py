@@ -182,6 +182,8 @@ class Result:
             return cls(**known | {"average": Measurement.from_dict(known["average"])})
         except KeyError as error:
             raise DataError(f"This is not a result of `metaphrase evaluate`: the key {error} is missing.") from error
+        except (TypeError, AttributeError) as error:
+            raise DataError(f"This is not a result of `metaphrase evaluate`: {error}.") from error
 
 
 _REQUIRED = ("suite", "model", "measure", "languages", "average", "statistic", "lower_is_better")

@@ -20,9 +20,9 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.aligners.base import WordPair
-from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
+from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method, Rule
 from metaphrase.corpus.text import open_text
-from metaphrase.corpus.words import Link, Words
+from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.measures import draw_counts, error_rates
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
@@ -155,8 +155,12 @@ def _scores(counts_4: NDArray[np.int64]) -> AlignmentScores:
     return AlignmentScores(precision, recall, f1, aer)
 
 
-def parse_gold(alignment: str) -> tuple[frozenset[Link], frozenset[Link]]:
+def parse_gold(alignment: str, *, first: int = 0) -> tuple[frozenset[Link], frozenset[Link]]:
     """Sure and possible links of a Pharaoh string, in which possible links have a ``p`` instead of the hyphen.
+
+    Args:
+        alignment: The string.
+        first: Number of the first word.
 
     Raises:
         DataError: The string is malformed.
@@ -170,7 +174,9 @@ def parse_gold(alignment: str) -> tuple[frozenset[Link], frozenset[Link]]:
         match = _GOLD_LINK.fullmatch(text)
         if match is None:
             raise DataError(f"Gold links have the form '0-0 1p2' (p for possible), not {text[:80]!r}.")
-        link = int(match[1]), int(match[3])
+        link = int(match[1]) - first, int(match[3]) - first
+        if min(link) < 0:
+            raise DataError(f"The words of these gold links are counted from {first}, but a link is {text[:80]!r}.")
         possible.add(link)
         if match[2] == "-":
             sure.add(link)
@@ -193,6 +199,53 @@ def load_pharaoh(source: str | Path, target: str | Path, gold: str | Path) -> li
         counts = ", ".join(f"{path} {len(column)}" for path, column in zip((source, target, gold), lines, strict=True))
         raise DataError(f"Gold files must have one line per pair, but their numbers of lines differ: {counts}.")
     return [GoldPair(Words.of(s), Words.of(t), *parse_gold(links)) for s, t, links in zip(*lines, strict=True)]
+
+
+def load_gold_lines(texts: str | Path, gold: str | Path) -> list[GoldPair]:
+    """Read gold pairs from two files with one pair per line: ``source ||| target``, and links counted from 1.
+
+    This is the layout of the English-French and Romanian-English gold in the releases of SimAlign and awesome-align. Words
+    are separated by spaces, also in languages written without them.
+
+    Args:
+        texts: The pairs.
+        gold: Their links, ``1-2`` sure and ``1p2`` possible, source word first.
+
+    Raises:
+        DataError: The files differ in length, or a line is malformed.
+    """
+    pairs, links = _lines(texts), _lines(gold)
+    if len(pairs) != len(links):
+        raise DataError(
+            f"Gold files must have one line per pair, but {texts} has {len(pairs)} lines and {gold} {len(links)}."
+        )
+    found = []
+    for number, (text, alignment) in enumerate(zip(pairs, links, strict=True), 1):
+        sides = [side.strip() for side in text.split("|||")]
+        if len(sides) != 2:
+            raise DataError(f"{texts}:{number}: a line must be 'source ||| target', not {text[:80]!r}.")
+        try:
+            found.append(GoldPair(Words.of(sides[0]), Words.of(sides[1]), *parse_gold(alignment, first=1)))
+        except DataError as error:
+            raise DataError(f"{gold}:{number}: {error}") from error
+    return found
+
+
+def peer_scores(pairs: Sequence[GoldPair], links: str | Path, *, first: int = 0) -> AlignmentScores:
+    """Scores of the links that another program found for gold pairs: a file of Pharaoh links, counted from 0.
+
+    The pairs before ``first`` are not scored.
+
+    Raises:
+        DataError: The file does not have one line per pair.
+    """
+    lines = _lines(links)
+    if len(lines) != len(pairs):
+        raise DataError(f"{links} must have one line per pair, but has {len(lines)} lines for {len(pairs)} pairs.")
+    scored = pairs[first:]
+    return alignment_scores(
+        map(parse_links, lines[first:]), [pair.sure for pair in scored], [pair.possible for pair in scored]
+    )
 
 
 def load_wpt(source: str | Path, target: str | Path, gold: str | Path) -> list[GoldPair]:
@@ -266,6 +319,48 @@ def _lines(path: str | Path) -> list[str]:
         return file.read().rstrip("\n").split("\n")
 
 
+_LEVELS: tuple[Level, ...] = ("piece", "word")
+#: Rules that `tune_rule` tries, in this order; the thresholds surround awesome-align's 0.001.
+RULES = tuple(
+    rule
+    for level in _LEVELS
+    for rule in (
+        Rule("argmax", level),
+        Rule("itermax", level),
+        *(Rule("softmax", level, threshold) for threshold in (1e-1, 1e-2, 1e-3, 1e-4)),
+    )
+)
+
+
+class TunedRule(NamedTuple):
+    """The settings of an `EmbeddingAligner` with the lowest error on some pairs.
+
+    Attributes:
+        layer: Its layer.
+        rule: Its method, level and threshold.
+        tried: The AER of all settings, a fraction.
+    """
+
+    layer: int
+    rule: Rule
+    tried: dict[tuple[int, Rule], float]
+
+
+def tune_rule(model: SentenceTransformer, pairs: Sequence[GoldPair], *, batch_size: int = 64) -> TunedRule:
+    """Try all layers of a model with all `RULES` on gold pairs; the first of equally good settings is chosen."""
+    sure, possible = [pair.sure for pair in pairs], [pair.possible for pair in pairs]
+    tried = {}
+    for layer in range(model[0].auto_model.config.num_hidden_layers + 1):
+        found = EmbeddingAligner(model, layer=layer, batch_size=batch_size).align_by(
+            [one.pair for one in pairs], RULES
+        )
+        for rule, alignments in zip(RULES, found, strict=True):
+            links = [alignment.links for alignment in alignments]
+            tried[layer, rule] = alignment_scores(links, sure, possible).aer
+    layer, rule = min(tried, key=lambda key: tried[key])
+    return TunedRule(layer, rule, tried)
+
+
 @checked
 def evaluate_word_alignment(
     model: SentenceTransformer,
@@ -273,6 +368,7 @@ def evaluate_word_alignment(
     *,
     sha256: Mapping[str, str] | None = None,
     name: str | None = None,
+    aligner: EmbeddingAligner | None = None,
     batch_size: Count = 64,
     resamples: Resamples = RESAMPLES,
     seed: Seed = 0,
@@ -281,11 +377,12 @@ def evaluate_word_alignment(
     """Measure the alignment error rate of links between a model's token states.
 
     Args:
-        model: The model, which aligns as an `EmbeddingAligner` with its default settings.
+        model: The model.
         sets: Pairs with gold links, by name.
         sha256: Digest of each set, which distinguishes results over different data.
         name: Name of the model in the result.
-        batch_size: Sentences per forward pass.
+        aligner: How the model aligns; None is an `EmbeddingAligner` with its default settings.
+        batch_size: Sentences per forward pass of the default aligner.
         resamples: Number of bootstrap samples of the intervals, over pairs of sentences.
         seed: Seed of the bootstrap.
         show_progress: Show a progress bar.
@@ -295,7 +392,7 @@ def evaluate_word_alignment(
         predicted, sure, correct sure and correct possible links of each pair.
     """
     start = time.perf_counter()
-    aligner = EmbeddingAligner(model, batch_size=batch_size)
+    aligner = aligner or EmbeddingAligner(model, batch_size=batch_size)
     languages: dict[str, Measurement] = {}
     for key, pairs in sets.items():
         predicted = []
@@ -319,6 +416,7 @@ def evaluate_word_alignment(
             "layer": aligner.layer,
             "method": aligner.method,
             "level": aligner.level,
+            **({"threshold": aligner.threshold} if aligner.method == "softmax" else {}),
             "confidence": CONFIDENCE,
             "resamples": resamples,
             "seed": seed,

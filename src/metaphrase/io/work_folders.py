@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from metaphrase.exceptions import DataError, DataMismatchError
+from metaphrase.exceptions import DataError, DataMismatchError, MetaphraseError
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.locks import LOCK, exclusive
 
@@ -77,6 +77,20 @@ def clear_work_folder(folder: Path) -> None:
         elif path.name not in (_DONE, LOCK):
             path.unlink()
     (folder / _DONE).unlink()
+
+
+@contextmanager
+def damage_in(path: str | Path) -> Iterator[None]:
+    """Report a file whose content cannot be used inside this block as damaged."""
+    try:
+        yield
+    except MetaphraseError:
+        raise
+    except DAMAGED as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"{path} is damaged, or is another kind of file ({type(error).__name__}: {reason})."
+        ) from error
 
 
 @contextmanager

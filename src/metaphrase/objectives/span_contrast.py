@@ -96,7 +96,7 @@ class PhrasePairs(View):
 @cache
 def load_phrase_table(path: str) -> PhraseTable:
     """Load a phrase table, once per process."""
-    return PhraseTable.load(path)
+    return PhraseTable.load(Path(path).expanduser())
 
 
 def _length(span: Span) -> int:
@@ -202,7 +202,7 @@ class SpanContrast(Objective):
         super().__post_init__()
         if self.min_words > self.max_words:
             raise UsageError(f"'min_words' must be at most 'max_words', {self.max_words}, but is {self.min_words}.")
-        if self.phrase_table is not None and not Path(self.phrase_table).is_file():
+        if self.phrase_table is not None and not Path(self.phrase_table).expanduser().is_file():
             raise MissingFileError(f"The phrase table {self.phrase_table} ('phrase_table') does not exist.")
         limits = self.max_words, self.min_words, self.max_spans
         self.phrases = PhrasePairs("phrases", self.max_length, *limits, self.phrase_table, self.cut)

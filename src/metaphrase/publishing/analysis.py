@@ -17,9 +17,9 @@ from sentence_transformers import SentenceTransformer
 from sklearn.manifold import TSNE
 from torch.nn import functional as F
 
-from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.aligners.embedding import EmbeddingAligner, link_units
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.corpus.words import UNSPACED, Words
+from metaphrase.corpus.words import Words, segmenter_of_text
 from metaphrase.exceptions import UsageError
 from metaphrase.mining.margins import margin_score, neighbour_scores
 from metaphrase.mining.search import nearest_neighbours, unit_rows
@@ -55,7 +55,7 @@ def word_states(
 def segmented(text: str, language: str) -> Words | None:
     """Split a text into words; None if the language is written without spaces and ICU is not installed."""
     try:
-        return Words.of(text, language, "icu" if language in UNSPACED else "whitespace")
+        return Words.of(text, language, segmenter_of_text(text, language))
     except ImportError:
         logger.info("Splitting %s into words requires ICU: pip install 'metaphrase[align]'.", language)
         return None
@@ -210,7 +210,7 @@ def alignment_matrix(
         spelled = list(words)
         states.append(F.normalize(states_nh.float().cpu(), dim=-1))
         texts.append([spelled[index] for index in indices])
-    (links,) = aligners[0].link_states([states[0]], [states[1]])
+    (links,) = link_units([states[0]], [states[1]], aligners[0].rule)
     return {
         "source": texts[0],
         "target": texts[1],

@@ -230,7 +230,7 @@ def compare_with_reference(folder: Path, name: str, *, device: str | None = None
 
 
 def _write_yaml(path: Path, content: Any) -> None:
-    path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    path.write_text(redact(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)), encoding="utf-8")
 
 
 def _check_modules(model: SentenceTransformer) -> None:

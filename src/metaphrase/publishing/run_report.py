@@ -33,6 +33,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.outputs import check_folder, claim_folder
 from metaphrase.io.progress import Begin, no_progress
+from metaphrase.io.work_folders import damage_in
 from metaphrase.mining.bulk import encode
 from metaphrase.publishing import analysis
 from metaphrase.publishing.plots import save_pictures
@@ -118,16 +119,19 @@ def report_run(
     """
     started = time.perf_counter()
     folder = Path(options.run)
-    facts = _read_json(folder / "run.json")
+    with damage_in(facts_file := folder / "run.json"):
+        facts = _read_json(facts_file)
+        trained = trained_languages(facts) if facts is not None else set()
     if facts is None:
         raise MissingFileError(
             f"{folder} is not the folder of a run: missing run.json. Name the --output_dir of a `metaphrase train`."
         )
-    earlier = _read_json(folder / "report.json") or {}
+    with damage_in(folder / "report.json"):
+        earlier = _read_json(folder / "report.json") or {}
+        default_folders(earlier)
     output = Path(options.output_dir) if options.output_dir else folder / "report"
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
-    trained = trained_languages(facts)
     subjects = _load_subjects(options, facts, earlier)
     sets = _measurable(read_sets(options.data or default_folders(earlier)), subjects, trained)
     focus = next((name for name, by_language in sets.items() if trained & by_language.keys()), None)

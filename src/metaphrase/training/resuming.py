@@ -14,6 +14,8 @@ from typing import Any
 from datasets import Dataset, IterableDataset
 from sentence_transformers.sentence_transformer.modules import Pooling
 from torch import Tensor
+from transformers import TrainerState
+from transformers.trainer import TRAINER_STATE_NAME
 
 from metaphrase.checkpoints.folders import (
     checkpoint_folders,
@@ -24,6 +26,7 @@ from metaphrase.checkpoints.folders import (
     recover,
     verify,
 )
+from metaphrase.checkpoints.saving import errors_of
 from metaphrase.corpus.digests import data_digest, stream_digest
 from metaphrase.encoders.adapters import adapter_settings
 from metaphrase.encoders.loading import origin_of
@@ -133,6 +136,14 @@ def _verified_checkpoint(
     if folder is None:
         raise CheckpointError(f"There is no checkpoint in {args.output_dir} to resume.")
     manifest = read_manifest(folder)
+    with errors_of(folder, "state"):
+        state = TrainerState.load_from_json(str(folder / TRAINER_STATE_NAME))
+        if (
+            not isinstance(manifest["run"], dict)
+            or [state.global_step] != [manifest["step"]]
+            or not state.train_batch_size
+        ):
+            raise ValueError
     if changed := differences(manifest["run"], facts()):
         message = f"{folder} belongs to another run, which differs in: {', '.join(changed)}."
         if not args.allow_changes:

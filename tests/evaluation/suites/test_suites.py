@@ -37,7 +37,7 @@ from metaphrase.evaluation.suites.running import (
 from metaphrase.evaluation.suites.transfer import finetuned_results
 from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
-from metaphrase.evaluation.word_alignment import alignment_scores, load_wpt
+from metaphrase.evaluation.word_alignment import alignment_scores, load_gold_lines, load_wpt
 from tests.evaluation.test_answer_retrieval import write_answers
 from tests.evaluation.test_sib200 import write_topics
 from tests.mining.test_search import mine_loop
@@ -237,7 +237,7 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
             ],
         ),
         ("sib200", ["sib200", "sib200 topics"]),
-        ("gold", ["gold"]),
+        ("gold", ["gold", "gold tuned"]),
         ("mteb tatoeba", ["mteb tatoeba"]),
     ],
 )
@@ -340,6 +340,33 @@ def test_word_alignment_equals_the_aligner(data, subject):
     assert low < 100 * aer < high
     counts = np.sum(one["languages"]["gold"]["counts"], axis=0)
     assert aer == pytest.approx(1 - (counts[2] + counts[3]) / (counts[0] + counts[1]))
+
+
+def test_word_alignment_is_tuned_on_the_first_fifth(data, subject, bitext):
+    folder = data / "alignment-gold"
+    folder.mkdir()
+    (folder / "deen.src-tgt").write_text("".join(f"{row['source']} ||| {row['target']}\n" for row in bitext))
+    (folder / "deen.gold").write_text("1-1 2p2\n" * len(bitext))
+    (folder / "deen.peer.out").write_text("0-0 1-1\n" * len(bitext))
+    (folder / "fren.gold").write_text("1-1\n")  # without its texts
+    part, _ = find_benchmarks(data, ["word-alignment"], SETTINGS)[0]
+    assert part.name == "alignment-gold deen"
+    assert {path.name for path in part.files} == {"deen.src-tgt", "deen.gold", "deen.peer.out"}
+    plain, tuned = run_benchmark(part, subject)["scores"].values()
+    fifth = len(bitext) // 5
+    assert (plain["languages"][part.name]["n"], tuned["languages"][part.name]["n"]) == (
+        len(bitext),
+        len(bitext) - fifth,
+    )
+    assert plain["facts"]["peers"] == {"deen.peer.out": 0.0}
+    best = min(tuned["facts"]["tried"], key=lambda row: row["aer"])
+    assert {key: tuned["settings"][key] for key in ("layer", "method", "level")}.items() <= best.items()
+    pairs = load_gold_lines(*part.files[:2])
+    aligner = EmbeddingAligner(subject.model, **{key: best[key] for key in ("layer", "method", "level", "threshold")})
+    links = [alignment.links for alignment in aligner.align([pair.pair for pair in pairs[fifth:]])]
+    gold = pairs[fifth:]
+    aer = alignment_scores(links, [pair.sure for pair in gold], [pair.possible for pair in gold]).aer
+    assert tuned["average"]["score"] == pytest.approx(100 * aer)
 
 
 def test_a_margin_finds_other_neighbours_than_the_cosine():

@@ -10,6 +10,7 @@ retrieval  any folder of ``xx-en[.test].tsv.gz``  cosine top-1 and xsim error by
 mining     a folder of BUCC files                 each BUCC protocol whose splits are available
 sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
+           or ``xxyy.src-tgt``, ``xxyy.gold``
 nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` fine-tuned in English at a small scale, measured in all languages
 answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
 sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
@@ -70,7 +71,12 @@ SUITES: dict[str, Suite] = {
             find_sib200,
             ("prompt", "languages", "trained_languages", *_BOOTSTRAP),
         ),
-        Suite("word-alignment", "a folder with test.xx, test.yy and test.xx.yy.wa", find_word_alignment, _BOOTSTRAP),
+        Suite(
+            "word-alignment",
+            "a folder with test.xx, test.yy and test.xx.yy.wa, or with xxyy.src-tgt and xxyy.gold",
+            find_word_alignment,
+            _BOOTSTRAP,
+        ),
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), ("languages",)),
         Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), ("languages",)),
         Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), ("languages",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 
+from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.evaluation.bucc import (
     PROTOCOLS,
@@ -37,7 +38,14 @@ from metaphrase.evaluation.suites.benchmarks import (
     text_size,
     wanted_languages,
 )
-from metaphrase.evaluation.word_alignment import evaluate_word_alignment, load_wpt
+from metaphrase.evaluation.word_alignment import (
+    GoldPair,
+    evaluate_word_alignment,
+    load_gold_lines,
+    load_wpt,
+    peer_scores,
+    tune_rule,
+)
 from metaphrase.io.digests import files_sha256
 
 logger = logging.getLogger(__name__)
@@ -234,29 +242,62 @@ def _sts22(subject: Subject) -> dict[str, Result]:
 
 
 def find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
-    """The gold links in a folder and its subfolders."""
-    for gold in chain.from_iterable(sorted(folder.glob("test.*.*.wa")) for folder in folders(data)):
-        _, one, other, _ = gold.name.split(".")
-        files = (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
-        yield Benchmark(
-            gold.parent.name,
-            "word-alignment",
-            "AER of links between token states",
-            files,
-            text_size(files),
-            partial(_measure_word_alignment, gold.parent.name, files),
+    """The gold links in a folder and its subfolders, in the layouts of `load_wpt` and `load_gold_lines`."""
+    for folder in folders(data):
+        for gold in sorted((*folder.glob("test.*.*.wa"), *folder.glob("*.gold"))):
+            name, read, files = _gold(gold)
+            if all(file.exists() for file in files):
+                peers = tuple(sorted(folder.glob(f"{gold.stem}.*.out"))) if gold.suffix == ".gold" else ()
+                yield Benchmark(
+                    name,
+                    "word-alignment",
+                    "AER of links between token states; tuned: layer, method, level and threshold from the first fifth of "
+                    "the pairs, measured on the others",
+                    (*files, *peers),
+                    5 * text_size(files),
+                    partial(_measure_word_alignment, name, read, files, peers),
+                )
+
+
+def _gold(gold: Path) -> tuple[str, Callable[..., list[GoldPair]], tuple[Path, ...]]:
+    """Name, reader and files of gold links."""
+    if gold.suffix == ".gold":
+        return f"{gold.parent.resolve().name} {gold.stem}", load_gold_lines, (gold.with_suffix(".src-tgt"), gold)
+    _, one, other, _ = gold.name.split(".")
+    return gold.parent.name, load_wpt, (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
+
+
+def _measure_word_alignment(
+    name: str,
+    read: Callable[..., list[GoldPair]],
+    files: tuple[Path, ...],
+    peers: tuple[Path, ...],
+    subject: Subject,
+) -> dict[str, Result]:
+    """With the default settings on all pairs, and with the best settings of the first fifth on the other pairs."""
+    pairs = read(*files)
+    fifth = len(pairs) // 5
+
+    def measure(chosen: Sequence[GoldPair], aligner: EmbeddingAligner | None = None) -> Result:
+        return evaluate_word_alignment(
+            subject.model,
+            {name: chosen},
+            sha256={name: files_sha256(files)},
+            name=subject.name,
+            aligner=aligner,
+            batch_size=subject.batch_size,
+            resamples=subject.settings.resamples,
+            seed=subject.settings.seed,
+            show_progress=subject.show_progress,
         )
 
-
-def _measure_word_alignment(name: str, files: tuple[Path, Path, Path], subject: Subject) -> dict[str, Result]:
-    result = evaluate_word_alignment(
-        subject.model,
-        {name: load_wpt(*files)},
-        sha256={name: files_sha256(files)},
-        name=subject.name,
-        batch_size=subject.batch_size,
-        resamples=subject.settings.resamples,
-        seed=subject.settings.seed,
-        show_progress=subject.show_progress,
-    )
-    return {name: result}
+    others = {path.name: 100 * peer_scores(pairs, path).aer for path in peers}
+    results = {name: replace(measure(pairs), facts={"peers": others} if others else {})}
+    if fifth:
+        layer, rule, tried = tune_rule(subject.model, pairs[:fifth], batch_size=subject.batch_size)
+        aligner = EmbeddingAligner(subject.model, layer=layer, batch_size=subject.batch_size, **rule._asdict())
+        rows = [{"layer": at, **one._asdict(), "aer": 100 * aer} for (at, one), aer in tried.items()]
+        others = {path.name: 100 * peer_scores(pairs, path, first=fifth).aer for path in peers}
+        facts = {"tried": rows} | ({"peers": others} if others else {})
+        results[f"{name} tuned"] = replace(measure(pairs[fifth:], aligner), facts=facts)
+    return results

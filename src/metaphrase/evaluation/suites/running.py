@@ -29,7 +29,7 @@ from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claim_folder
 from metaphrase.io.tables import titled_table
-from metaphrase.io.work_folders import read_part, write_part
+from metaphrase.io.work_folders import damage_in, read_part, write_part
 
 logger = logging.getLogger(__name__)
 
@@ -202,10 +202,8 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
 
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
     """Read the JSON file of an earlier evaluation as a baseline."""
-    try:
+    with damage_in(path):
         results = json.loads(Path(path).read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is not JSON: {error}") from error
     if not isinstance(results, dict) or not all(isinstance(results.get(key), dict) for key in ("scores", "parts")):
         raise DataError(f"{path} is not a result of `metaphrase evaluate`: it needs the keys 'scores' and 'parts'.")
     if suite != results.get("suite") and "all" not in (suite, results.get("suite")):
