@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import csv
 import gc
+import gzip
 import json
 import os
 import shutil
@@ -186,6 +187,9 @@ def small_data(tmp_path, monkeypatch) -> Path:
     for language in ("sw", "fi", "de", "fr"):
         shutil.copy(PACKAGED_DATA / "udhr" / f"{language}-en.tsv.gz", folder / "udhr")
     monkeypatch.setattr("metaphrase.training.adaptation.PACKAGED_DATA", folder)
+    lines = gzip.decompress((folder / "demo" / "fi-en.train.tsv.gz").read_bytes()).decode().splitlines()[1:33]
+    texts = {str(place): [line.split("\t")[0]] for place, line in enumerate(lines)}
+    monkeypatch.setattr("metaphrase.training.run.parallel_texts", lambda: texts)
     return folder
 
 

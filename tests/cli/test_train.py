@@ -80,7 +80,9 @@ def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys)
     assert not {"b", "c"} & {path.name for path in tmp_path.iterdir()}
 
 
-def test_language_identity_is_removed_from_the_release(run, capsys):
+def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch, capsys):
+    texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}
+    monkeypatch.setattr(run_module, "parallel_texts", lambda: texts)
     plain, debiased = (
         run("--languages", "de", *more, output=name)[1] for name, more in (("a", ()), ("b", ("--debias", "5")))
     )
@@ -91,7 +93,7 @@ def test_language_identity_is_removed_from_the_release(run, capsys):
     rank = torch.linalg.matrix_rank(dense.linear.weight.double(), atol=1e-4)
     assert int(rank) == dense.linear.in_features - 5
     assert (
-        "the 5 directions in which the mean embeddings of 95 languages differ most"
+        "the 5 directions in which the mean embeddings of 12 languages differ most"
         in (debiased / "README.md").read_text()
     )
     assert json.loads((debiased / "run.json").read_text())["debias"]["directions"] == 5

@@ -184,7 +184,7 @@ def test_a_damaged_plan_of_an_adaptation_is_refused(tmp_path, damage, fault):
         "eval_steps": 1,
         "freeze_word_embeddings": True,
     }
-    plan |= {"learning_rate": 5e-5, "reasons": ["one"]}
+    plan |= {"learning_rate": 5e-5, "training_minutes": 1.0, "measuring_minutes": 1.0, "reasons": ["one"]}
     write_part(tmp_path / PLAN, {"asked": {"seed": 1}, "plan": plan})
     assert plan_of_checkpoints(tmp_path, {"seed": 1}).max_steps == 4
     damage(tmp_path / PLAN)

@@ -144,7 +144,7 @@ def test_a_tokenizer_with_more_pieces_than_embeddings_is_refused(tiny_encoder, f
     fault("D5", "a tokenizer with more pieces than embeddings", tried=1, survived=1)
 
 
-@pytest.mark.parametrize("name", ["wacse", "mgc-hard", "metaphrase"])
+@pytest.mark.parametrize("name", ["wacse", "mgc-hard"])
 def test_a_slow_tokenizer_is_refused_where_words_are_asked_for(tiny_encoder, tokenizer, tmp_path, fault, name):
     pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
     (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")

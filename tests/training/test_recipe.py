@@ -61,7 +61,7 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("terms:\n  - objective: tr\n    wieght: 1", r"wrong.yaml:3:5: Unknown key 'wieght' .*did you mean 'weight'"),
         (
             "terms: [{objective: tr, args: {temperature: hot}}]",
-            "1:32: 'temperature' .* must be a number from 0.0001 to 10,000, but is 'hot'",
+            "1:32: 'temperature' .* must be a number from 0.0001 to 10,000 or 'auto', but is 'hot'",
         ),
         ("terms: [{objective: tr, args: {gather: 1}}]", "must be true or false, but is 1"),
         ("terms: [{objective: tr, args: {direction: up}}]", "must be one of .*'symmetric'.*but is 'up'"),

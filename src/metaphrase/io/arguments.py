@@ -126,7 +126,7 @@ def describe_type(hint: Any) -> str:
     if origin in (Union, UnionType):
         return " or ".join(describe_type(part) for part in parts if part is not NoneType)
     if origin is Literal:
-        return f"one of {', '.join(map(repr, parts))}"
+        return f"{'one of ' * (len(parts) > 1)}{', '.join(map(repr, parts))}"
     if origin is list:
         return f"a list, each {describe_type(parts[0])}"
     if origin in (dict, abc.Mapping):

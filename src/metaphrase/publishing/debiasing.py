@@ -22,7 +22,7 @@ from metaphrase.publishing.export import check_destination, drafted, how_to_load
 from metaphrase.publishing.merging import hub_base, stated
 
 #: Number of directions if none is given.
-DIRECTIONS = 10
+DIRECTIONS = 20
 
 
 @checked

@@ -31,7 +31,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
-from metaphrase.io.arguments import Range, Seed, Weight, checked
+from metaphrase.io.arguments import CountOr0, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
@@ -72,16 +72,19 @@ class AdaptationConfig:
     target_column: str | None = option(None, TARGET_COLUMN)
     model: str = option("starter", "Encoder to adapt: 'starter', a Hub id or a folder (default: starter).")
     output_dir: str | None = option(None, "Folder of the release, its report and the split (default: runs/adapt-XX).")
-    recipe: str = option("dap", "A name from `metaphrase recipes`, or a YAML file.")
+    recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
     minutes: Annotated[float, Range(above=0, most=1_000_000)] = option(
         20.0, "Time for training; checks and measurements are extra."
     )
     replay: Annotated[float, Range(0, 1000)] = option(
         1.0, "Packaged pairs of other languages for each of your pairs, to preserve them; 0 for none."
     )
-    anchor: Weight = option(
-        0.0, "Weight of an objective that keeps English embeddings close to the original encoder's; 0 for none."
+    anchor: Weight | None = option(
+        None,
+        "Weight of the objective that keeps embeddings close to the original encoder's; 0 for none (default: the "
+        "recipe's). It is added to a recipe without it, for the English side.",
     )
+    debias: CountOr0 = option(20, "Directions of language identity to project out of the release; 0 for none.")
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
     retention_languages: list[str] = option(
         [],
@@ -306,6 +309,7 @@ class Adaptation:
             test=[str(self.data / HELD_OUT), str(PACKAGED_DATA / RETENTION)],
             output_dir=str(self.output),
             data_license=self.config.data_license,
+            debias=self.config.debias,
             seed=self.config.seed,
             max_steps=plan.max_steps,
             per_device_train_batch_size=plan.batch_size,
@@ -338,7 +342,7 @@ class Adaptation:
     def _command(self) -> list[str]:
         """The ``metaphrase adapt`` command with these settings."""
         words = ["metaphrase", "adapt", "--corpus", *self.config.corpus, "--languages", *self.languages]
-        for name in ("model", "output_dir", "recipe", "minutes", "replay", "anchor", "seed", "data_license"):
+        for name in ("model", "output_dir", "recipe", "minutes", "replay", "anchor", "debias", "seed", "data_license"):
             if (value := getattr(self.config, name)) is not None:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
         if self.config.retention_languages:
@@ -393,13 +397,16 @@ def retention_sets(chosen: Sequence[str], own: Iterable[str]) -> dict[str, Paral
 
 
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
-    """The recipe of a run, with the anchor, if any. Vocabularies are read from the corpus, which suits small machines."""
+    """The recipe of a run, with the chosen anchor. Vocabularies are read from the corpus, which suits small machines."""
     content = Recipe.load(config.recipe).to_dict()
     for term in content["terms"]:
         if term["objective"] == "rtl":
             term["args"] = {**term.get("args", {}), "vocabulary": "english"}
-    if config.anchor:
-        content["terms"].append({"objective": "anchor", "weight": config.anchor})
+    if config.anchor is not None:
+        anchors = [term for term in content["terms"] if term["objective"] == "anchor"]
+        content["terms"] = [term for term in content["terms"] if term not in anchors]
+        if config.anchor:
+            content["terms"].append({**(anchors or [{"objective": "anchor"}])[0], "weight": config.anchor})
     return content
 
 
