@@ -1,0 +1,385 @@
+"""Find the recipe that gains across languages and loses nothing: train a grid, and measure gain and cost on dev data.
+
+    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
+    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only "tau=0.01" --keep
+
+Each recipe of the grid is a temperature and a term that holds the original encoder. It is trained on the demo's bitext and
+measured without a prompt on dev data only: for a share ``alpha`` of the way from the original encoder to the trained one, and
+with some of the directions of language identity projected out.
+
+- *translations*: accuracy of retrieval on the demo's dev pairs, mean of both directions and eight languages;
+- *answers*: mean average precision of MLQA's dev questions in one pool of seven languages, the share of first answers in the
+  question's own language, and the mean reciprocal rank among the sentences of that language;
+- *similarity*: Spearman correlation on STS-B dev, mean of eleven languages;
+- *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
+
+Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing ones.
+``--keep`` writes ``scripts/results/forgetting.json`` and the table of docs/forgetting.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
+from update_tables import fill
+
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.encoders.debiasing import language_directions
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.encoding import embed_sides
+from metaphrase.evaluation.measures import spearman
+from metaphrase.evaluation.sts import load_sts_folder
+from metaphrase.io.environment import hardware, prepare_process, versions
+from metaphrase.io.files import DEMO, UDHR, write_json
+from metaphrase.mining.search import unit_rows
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.demo import demo_settings
+from metaphrase.training.run import TrainingRun
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "scripts" / "results" / "forgetting.json"
+PAGE = ROOT / "docs" / "forgetting.md"
+
+TEMPERATURES = (0.01, 0.02, 0.05)
+#: What holds the original encoder, by name.
+TERMS: dict[str, list[dict[str, Any]]] = {
+    "nothing": [],
+    "anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "both"}}],
+    "interpolated anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "interpolated"}}],
+    "similarities": [{"objective": "similarity-preservation", "weight": 100.0, "args": {"sides": "both"}}],
+    "similarities x 10": [{"objective": "similarity-preservation", "weight": 1000.0, "args": {"sides": "both"}}],
+}
+ALPHAS = (0.5, 1.0)
+#: Numbers of directions of language identity that are projected out.
+DIRECTIONS = (0, 10, 20, 40)
+#: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
+ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
+#: Languages of an MLQA question that is sampled.
+LANGUAGES_OF_A_QUESTION = 4
+
+_SENTENCE_END = re.compile(r"(?<=[.!?؟।])\s+|(?<=[。！？])")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe of the grid with a seed."""
+
+    name: str
+    terms: list[dict[str, Any]]
+    seed: int
+    steps: int
+
+    @property
+    def digest(self) -> str:
+        """Identifies what determines the trained weights."""
+        return hashlib.sha256(json.dumps([self.terms, self.seed, self.steps]).encode()).hexdigest()[:12]
+
+
+def grid(seeds: Iterable[int], steps: int) -> Iterator[Cell]:
+    """The cells of the grid, seed by seed."""
+    for seed in seeds:
+        for tau in TEMPERATURES:
+            for name, terms in TERMS.items():
+                ranking = {"temperature": tau, "direction": "symmetric", "mask_duplicates": True}
+                yield Cell(f"tau={tau}, {name}", [{"objective": "tr", "args": ranking}, *terms], seed, steps)
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+
+
+def trained_weights(cell: Cell, output: Path) -> Path:
+    """The trained parameters of a cell in float16, with facts about the run as metadata; they are trained if missing."""
+    path = output / "weights" / f"{cell.digest}.safetensors"
+    if path.is_file():
+        return path
+    work = output / f"work-{cell.digest}"
+    work.mkdir(parents=True, exist_ok=True)
+    recipe = work / "recipe.yaml"
+    training = {"learning_rate": 5e-5, "warmup_steps": 0.1, "batch_sampler": "no_duplicates"}
+    content = {"name": cell.name, "terms": cell.terms, "max_length": 32, "pooling": "cls", "training": training}
+    recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
+    settings = {name: value for name, value in demo_settings().items() if name not in ("vocabulary", "transform")}
+    settings |= {"recipe": str(recipe), "test": [], "retention": ["none"], "output_dir": str(work / "run")}
+    settings |= {"max_steps": cell.steps, "seed": cell.seed, "disable_tqdm": True, "report_to": "none"}
+    run = TrainingRun(RunConfig(**settings))
+    with run.claim_output():
+        run.load_encoder()
+        run.load_test_sets()
+        run.load_corpus()
+        run.build()
+        facts = run.train()
+    tensors = {name: one.detach().half().cpu() for name, one in run.encoder.named_parameters() if one.requires_grad}
+    path.parent.mkdir(exist_ok=True)
+    kept = {name: facts[name] for name in ("steps", "batch_size", "training_seconds", "hardware", "versions")}
+    save_file(tensors, work / path.name, metadata={"facts": json.dumps(kept)})
+    (work / path.name).replace(path)
+    shutil.rmtree(work)
+    return path
+
+
+def interpolated(
+    original: SentenceTransformer, weights: Mapping[str, torch.Tensor], alpha: float
+) -> SentenceTransformer:
+    """An encoder between the original and the trained one."""
+    model = load_encoder("starter", device="cpu")
+    start = dict(original.named_parameters())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in weights:
+                parameter.copy_(torch.lerp(start[name], weights[name].float(), alpha))
+    return model
+
+
+# ---------------------------------------------------------------------------------------------------------- measurement
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Questions of MLQA and one pool of the sentences of their paragraphs, in all languages.
+
+    Attributes:
+        questions: Text, language and id of each question; translations share the id.
+        candidates: Language and text of each sentence.
+        right: For each question, the number of the sentence with its answer.
+    """
+
+    questions: list[tuple[str, str, str]]
+    candidates: list[tuple[str, str]]
+    right: list[int]
+
+    @classmethod
+    def read(cls, folder: Path, count: int) -> Answers:
+        """Read a sample of the questions that exist in four languages, from files ``dev-xx.json.gz``."""
+        asked: dict[str, dict[str, tuple[str, str, int]]] = {}
+        for path in sorted(folder.glob("dev-*.json.gz")):
+            language = path.name[len("dev-") : -len(".json.gz")]
+            for article in json.loads(gzip.decompress(path.read_bytes()))["data"]:
+                for paragraph in article["paragraphs"]:
+                    for one in paragraph["qas"]:
+                        question = (one["question"], paragraph["context"], one["answers"][0]["answer_start"])
+                        asked.setdefault(one["id"], {})[language] = question
+        parallel = sorted(id_ for id_, languages in asked.items() if len(languages) >= LANGUAGES_OF_A_QUESTION)
+        chosen = np.random.default_rng(0).choice(len(parallel), count, replace=False)
+        places: dict[tuple[str, str], int] = {}
+        questions, right = [], []
+        for id_ in (parallel[at] for at in sorted(chosen)):
+            for language, (question, context, start) in asked[id_].items():
+                answer = -1
+                for first, end in sentence_spans(context):
+                    place = places.setdefault((language, context[first:end].strip()), len(places))
+                    answer = place if first <= start < end else answer
+                questions.append((question, language, id_))
+                right.append(answer)
+        return cls(questions, list(places), right)
+
+    def measures(self, question_nh: NDArray[Any], candidate_mh: NDArray[Any]) -> dict[str, float]:
+        """Mean average precision, share of first answers in the own language, and reciprocal rank within it, in percent."""
+        similarity_nm = question_nh @ candidate_mh.T
+        rank_nm = np.argsort(np.argsort(-similarity_nm, axis=1), axis=1) + 1
+        language_m = np.array([language for language, _ in self.candidates])
+        answers: dict[str, list[int]] = {}
+        for (_, _, id_), right in zip(self.questions, self.right, strict=True):
+            answers.setdefault(id_, []).append(right)
+        rows = []
+        for n, (_, language, id_) in enumerate(self.questions):
+            ranks = np.sort(rank_nm[n, answers[id_]])
+            own_m = language_m == language
+            better = similarity_nm[n, own_m] > similarity_nm[n, self.right[n]]
+            precision = np.mean(np.arange(1, len(ranks) + 1) / ranks)
+            rows.append((precision, own_m[rank_nm[n].argmin()], 1 / (1 + better.sum())))
+        means = 100 * np.mean(rows, axis=0)
+        return dict(zip(("answers", "own_language_first", "answers_in_own_language"), map(float, means), strict=True))
+
+
+def sentence_spans(text: str, shortest: int = 15) -> Iterator[tuple[int, int]]:
+    """Sentences of a text, as start and exclusive end; very short ones belong to the next."""
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        if match.end() - start > shortest:
+            yield start, match.end()
+            start = match.end()
+    if start < len(text):
+        yield start, len(text)
+
+
+class DevData:
+    """The dev texts, and the measures of an encoder on them."""
+
+    def __init__(self, stsb: Path, mlqa: Path) -> None:
+        self.pairs = list(load_parallel_folder(DEMO, split="dev").values())
+        sets = load_sts_folder(stsb, split="dev")
+        chosen = np.random.default_rng(0).choice(len(next(iter(sets.values())).first), ITEMS, replace=False)
+        self.sts = [
+            [[side[i] for i in sorted(chosen)] for side in (s.first, s.second, s.scores)] for s in sets.values()
+        ]
+        self.answers = Answers.read(mlqa, QUESTIONS)
+        declaration = load_parallel_folder(UDHR)
+        self.languages = {language: list(one.sources[:PARAGRAPHS]) for language, one in declaration.items()}
+        self.languages["en"] = list(next(iter(declaration.values())).targets[:PARAGRAPHS])
+
+    def embed(self, model: SentenceTransformer) -> dict[str, list[NDArray[Any]]]:
+        """Embeddings of all texts by data set, in the order of its sides; each text is encoded once."""
+        sides: dict[str, list[Sequence[str]]] = {
+            "pairs": [side for one in self.pairs for side in (one.sources, one.targets)],
+            "sts": [side for first, second, _ in self.sts for side in (first, second)],
+            "answers": [[one[0] for one in self.answers.questions], [text for _, text in self.answers.candidates]],
+            "languages": list(self.languages.values()),
+        }
+        rows = iter(embed_sides(model, (side for group in sides.values() for side in group)))
+        return {name: [unit_rows(next(rows)) for _ in group] for name, group in sides.items()}
+
+    def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
+        """Gain and cost of an encoder, in percent."""
+        changed: Mapping[str, Any] = embedded
+        if directions:
+            means = {
+                language: torch.from_numpy(x)
+                for language, x in zip(self.languages, embedded["languages"], strict=True)
+            }
+            removed_kh = language_directions(means, directions)[0].numpy()
+            changed = {
+                name: [unit_rows(x_nh - (x_nh @ removed_kh.T) @ removed_kh) for x_nh in group]
+                for name, group in embedded.items()
+            }
+        pairs, sts = (list(zip(one[::2], one[1::2], strict=True)) for one in (changed["pairs"], changed["sts"]))
+        accuracies = [
+            np.mean((a @ b.T).argmax(axis=1) == np.arange(len(a))) for x, y in pairs for a, b in ((x, y), (y, x))
+        ]
+        correlations = [spearman(one[2], (a * b).sum(axis=1)) for one, (a, b) in zip(self.sts, sts, strict=True)]
+        upper = np.triu_indices(ITEMS, 1)
+        structure = [
+            spearman((old @ old.T)[upper], (new @ new.T)[upper])
+            for old, new in zip(original["sts"][::2], changed["sts"][::2], strict=True)
+        ]
+        return {
+            "translations": 100 * float(np.mean(accuracies)),
+            **self.answers.measures(*changed["answers"]),
+            "similarity": 100 * float(np.mean(correlations)),
+            "structure": 100 * float(np.mean(structure)),
+        }
+
+
+# -------------------------------------------------------------------------------------------------------------- program
+
+
+def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, Any]]:
+    """The rows of a cell, or of the original encoder; they are measured if missing."""
+    original = load_encoder("starter", device="cpu")
+    settings = json.dumps([ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *(len(side) for side in data.sts)])
+    name = "starter" if cell is None else cell.digest
+    path = output / "rows" / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.json"
+    if path.is_file():
+        return list(json.loads(path.read_text(encoding="utf-8")))
+    before_path = output / "rows" / "starter.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    before = data.embed(original) if not before_path.is_file() else _loaded(before_path)
+    if not before_path.is_file():
+        np.savez(before_path, **{f"{name}-{at}": x for name, group in before.items() for at, x in enumerate(group)})
+    rows = []
+    if cell is None:
+        rows = [
+            {"recipe": "starter", "alpha": 0.0, "directions": k, **data.measures(before, before, k)}
+            for k in DIRECTIONS
+        ]
+    else:
+        weights = trained_weights(cell, output)
+        with safe_open(weights, framework="pt") as file:
+            facts = json.loads(file.metadata()["facts"])
+        for alpha in ALPHAS:
+            after = data.embed(interpolated(original, load_file(weights), alpha))
+            about = {
+                "recipe": cell.name,
+                "seed": cell.seed,
+                "alpha": alpha,
+                "training_seconds": facts["training_seconds"],
+            }
+            rows += [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
+    write_json(path, rows)
+    return rows
+
+
+def _loaded(path: Path) -> dict[str, list[NDArray[Any]]]:
+    """The kept embeddings of the original encoder."""
+    with np.load(path) as content:
+        groups: dict[str, list[NDArray[Any]]] = {}
+        for key in content.files:
+            groups.setdefault(key.rpartition("-")[0], []).append(content[key])
+    return groups
+
+
+#: Columns of the table: key and heading.
+COLUMNS = {
+    "translations": "translations",
+    "answers": "answers, mAP",
+    "own_language_first": "own language first",
+    "answers_in_own_language": "answers, MRR in the own language",
+    "similarity": "STS-B",
+    "structure": "structure",
+}
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Format the results as Markdown."""
+    machine = content["hardware"]
+    lines = [
+        f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seeds "
+        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({machine['cpus']} {machine['machine']} "
+        "cores). α is the share of the way from the original encoder to the trained one. Single runs: small differences "
+        "are not meaningful.",
+        "",
+        f"| recipe | α | directions removed | {' | '.join(COLUMNS.values())} |",
+        f"|---|--:|--:|{'--:|' * len(COLUMNS)}",
+    ]
+    for row in content["rows"]:
+        numbers = " | ".join(f"{row[key]:.1f}" for key in COLUMNS)
+        lines.append(f"| {row['recipe']} | {row['alpha']:g} | {row['directions']} | {numbers} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and measure what is missing, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
+    parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
+    parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
+    parser.add_argument("--only", default="", help="Train recipes whose name contains this text only.")
+    parser.add_argument("--steps", type=int, default=100, help="Steps of 64 pairs.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1])
+    parser.add_argument(
+        "--keep", action="store_true", help="Write scripts/results/forgetting.json and docs/forgetting.md."
+    )
+    options = parser.parse_args(argv)
+    prepare_process()
+    data = DevData(options.stsb, options.mlqa)
+    rows = []
+    for cell in (None, *(cell for cell in grid(options.seeds, options.steps) if options.only in cell.name)):
+        rows += measured(cell, data, options.output)
+        print(json.dumps(rows[-len(DIRECTIONS) :], indent=1), flush=True)
+    content = {"steps": options.steps, "batch_size": demo_settings()["per_device_train_batch_size"]}
+    content |= {"seeds": options.seeds, "rows": rows, "hardware": hardware(), "versions": versions()}
+    write_json(options.output / "results.json", content)
+    if options.keep:
+        write_json(KEPT, content)
+        fill(PAGE, {"forgetting": table(content)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
