@@ -21,12 +21,13 @@ from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.aligners.workflow import align_files
 from metaphrase.checkpoints.folders import MANIFEST
 from metaphrase.cli import main
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.diagnosis_workflow import DiagnoseOptions, diagnose_files
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.translation import TranslationOptions, finetune_translation
-from metaphrase.exceptions import CheckpointError, UsageError
+from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
 from metaphrase.io.outputs import MARK
 from metaphrase.mining.filtering import filter_corpus
 from metaphrase.mining.options import FilterOptions, MiningOptions
@@ -570,3 +571,12 @@ def test_another_number_of_threads_is_reported(make_trainer, caplog, fault):
         torch.set_num_threads(threads)
     said = f"so results may differ in the last digits: threads ({threads} → {threads + 1})."
     fault("A5", "resumed with another number of threads: a warning", tried=1, survived=said in caplog.text)
+
+
+def test_an_empty_name_is_not_the_current_folder(tiny_encoder_dir, monkeypatch, fault):
+    monkeypatch.chdir(tiny_encoder_dir)
+    with pytest.raises(UsageError, match="The name of a model is empty"):
+        load_encoder("")
+    with pytest.raises(MissingFileError, match="'' is not a folder"):
+        load_parallel_folder("")
+    fault("A9", "an empty name instead of a folder", tried=2, survived=2)

@@ -181,6 +181,13 @@ def test_sides_can_be_swapped():
     assert one > 0
 
 
+def test_the_settings_of_the_heads_do_not_tell_the_home_folder(make_loss, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "table.tsv").write_text("ein hund\ta dog\t0.9\n")
+    loss = make_loss("span-contrast", phrase_table=str(tmp_path / "table.tsv"))
+    assert loss.heads.config.objectives["span-contrast"]["args"]["phrase_table"] == "~/table.tsv"
+
+
 def test_a_phrase_table_filters(make_loss, batch_of, bitext, tokenizer, tmp_path):
     path = str(PhraseTable.of_corpus(bitext).save(tmp_path / "phrases.tsv.gz"))
     table = PhraseTable.load(path)

@@ -68,7 +68,7 @@ def test_only_listed_files_are_pushed(online, released, template, fault):
     push(released, "acme/tiny")
     assert sorted(contents(online)) == release_files(template)
     assert not [blob for blob in online.blobs.values() if SECRET in blob]
-    fault("H9", "other files in a release folder", tried=9, survived=9)
+    fault("G8", "other files in a release folder", tried=9, survived=9)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_symbolic_links_are_not_followed(released, secret, refused, fault, name,
     if kind == "file":
         list_in_manifest(released, name, file_facts(path))  # by somebody who knows the file
     refused("missing recipe.yaml" if kind == "missing file" else rf"{name} is a symbolic link")
-    fault("H9", f"a symbolic link to a {kind} in a release folder", tried=2, survived=2)
+    fault("G8", f"a symbolic link to a {kind} in a release folder", tried=2, survived=2)
 
 
 def test_linked_folders_are_not_entered(released, secret, refused, fault):
@@ -93,7 +93,7 @@ def test_linked_folders_are_not_entered(released, secret, refused, fault):
     (released / "1_Pooling").symlink_to(secret.parent)
     write_manifest(released)
     refused(r"1_Pooling/config.json is a symbolic link, or in a linked folder")
-    fault("H9", "a link to another folder in a release folder", tried=2, survived=2)
+    fault("G8", "a link to another folder in a release folder", tried=2, survived=2)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "folder", "second name"])
@@ -111,7 +111,7 @@ def test_only_regular_files_are_read(released, secret, refused, fault, monkeypat
     else:
         os.link(secret, "README.md")
     refused("README.md (is not a regular file|cannot be copied)")
-    fault("H9", f"a {kind} in place of a release's file", tried=2, survived=2)
+    fault("G8", f"a {kind} in place of a release's file", tried=2, survived=2)
 
 
 NAMES = (
@@ -135,7 +135,7 @@ def test_only_names_of_release_files_are_accepted(online, released, secret, refu
             push(released, "acme/tiny")
         assert str(caught.value).isprintable()
     refused(r"release.json lists '.*', which is not a file of a release")
-    fault("H9", "a manifest with the name of another file", tried=len(names), survived=len(names))
+    fault("G8", "a manifest with the name of another file", tried=len(names), survived=len(names))
 
 
 MANIFESTS = (
@@ -150,7 +150,7 @@ def test_a_damaged_manifest_is_refused(released, refused, fault):
         with pytest.raises(MetaphraseError, match=r"release.json is damaged. Release the model again"):
             push(released, "acme/tiny")
     refused(r"release.json is damaged. Release the model again")
-    fault("H9", "a damaged manifest of a release", tried=len(MANIFESTS), survived=len(MANIFESTS))
+    fault("G8", "a damaged manifest of a release", tried=len(MANIFESTS), survived=len(MANIFESTS))
 
 
 def test_every_altered_file_is_found(online, released, template, fault):
@@ -164,7 +164,7 @@ def test_every_altered_file_is_found(online, released, template, fault):
                 push(released, "acme/tiny")
         (released / name).write_bytes(whole)
     assert online.requests == []
-    fault("H9", "a file of a release altered before a push", tried=3 * len(names), survived=3 * len(names))
+    fault("G8", "a file of a release altered before a push", tried=3 * len(names), survived=3 * len(names))
 
 
 def test_an_altered_file_is_one_line(released, refused):
@@ -219,7 +219,7 @@ def test_what_was_verified_is_what_is_pushed(online, released, template, secret,
     same = [name for name in release_files(template) if pushed[name] == (template / name).read_bytes()]
     assert sorted([*same, "README.md"]) == sorted(pushed)
     assert not [blob for blob in online.blobs.values() if SECRET in blob]
-    fault("H9", "a release folder altered during the upload", tried=1, survived=1)
+    fault("G8", "a release folder altered during the upload", tried=1, survived=1)
 
 
 class TestHeads:
@@ -247,7 +247,7 @@ class TestHeads:
             (heads / name).unlink()
             (heads / name).symlink_to(secret) if kind == "link" else os.link(secret, heads / name)
         refused(r"heads/\S+ is (a symbolic link|not a regular file)", "--with_heads")
-        fault("H9", f"a {kind} in place of heads", tried=2, survived=2)
+        fault("G8", f"a {kind} in place of heads", tried=2, survived=2)
 
     def test_damaged_weights_are_refused(self, heads, refused):
         (heads / "model.safetensors").write_bytes(SECRET)

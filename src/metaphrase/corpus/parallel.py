@@ -55,8 +55,8 @@ def load_parallel_folder(
         ValueError: A file is malformed or has no pairs, or a language has two files.
     """
     folder = Path(path)
-    if not folder.is_dir():
-        raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as sw-en.tsv.gz.")
+    if not str(path) or not folder.is_dir():
+        raise MissingFileError(f"{str(path)!r} is not a folder. Pass a folder with files such as sw-en.tsv.gz.")
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files: dict[str, Path] = {}
     for file, match in names.items():

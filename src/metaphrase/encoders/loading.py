@@ -177,6 +177,8 @@ def find_model(name_or_path: str | Path) -> tuple[str, Path]:
             f"{name_or_path} is not a folder of one model. Write one first: metaphrase merge BASE VECTOR --output_dir DIR."
         )
     name, revision = split_revision(str(name_or_path))
+    if not name:
+        raise UsageError("The name of a model is empty. Pass 'starter', a folder or a Hub id.")
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 

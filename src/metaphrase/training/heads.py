@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers.utils import cached_file
 from metaphrase.encoders.checks import load_complete
 from metaphrase.encoders.folders import CONFIG, WEIGHTS, open_heads
 from metaphrase.exceptions import ModelError
+from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, check_language_embedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
 
@@ -125,7 +127,7 @@ class AlignmentHeads(PreTrainedModel):
         config = AlignmentHeadsConfig(
             encoder=shape,
             objectives={
-                name: {"args": args, "settings": objective.head_settings(sources), **_reference(objective)}
+                name: {"args": _shared(args), "settings": objective.head_settings(sources), **_reference(objective)}
                 for name, (objective, args) in objectives.items()
             },
             languages=list(sources.languages) if language_embedding else [],
@@ -171,3 +173,8 @@ def _objective_class(name: str, reference: str) -> type[Objective]:
 
 AutoConfig.register(AlignmentHeadsConfig.model_type, AlignmentHeadsConfig)
 AutoModel.register(AlignmentHeadsConfig, AlignmentHeads)
+
+
+def _shared(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments as they may be published: a path does not tell the home folder."""
+    return {name: redact(value) if isinstance(value, str) else value for name, value in args.items()}
