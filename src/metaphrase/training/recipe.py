@@ -46,6 +46,7 @@ SETTINGS: dict[str, Any] = {
     "optim": Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"],
     "effective_batch_size": Count | None,
     "micro_batch_size": Count | None,
+    "batches": Literal["mixed", "language"],
     "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
     "max_skipped_steps": Count,
     "bf16": bool,
