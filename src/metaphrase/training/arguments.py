@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
 from metaphrase.io.configuration import option
+from metaphrase.io.environment import install_command
 from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
@@ -101,7 +102,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             self.per_device_train_batch_size = size
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(
-                "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
+                f"use_liger_kernel requires liger-kernel, which is not installed: {install_command('liger')}."
             )
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors without a batch axis (links, queues).
         if self.accelerator_config.dispatch_batches is None:
