@@ -262,6 +262,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     def begin_step(self) -> None:
         """Store the state that a step changes in addition to the gradients."""
         self._steps.begin_step()
+        self.alignment_loss.step = self.state.global_step
         self._before_step = (
             dict(self.alignment_loss.heads.named_buffers()),
             self._tr_loss.clone(),
