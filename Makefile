@@ -6,7 +6,7 @@ INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-portable test-all check style docs ablations bench bench-quick bench-gpu clean
+.PHONY: help install demo test test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -55,6 +55,15 @@ check: $(VENV)/.dev  ## Check lint, formatting, layers, types and spelling
 style: $(VENV)/.dev  ## Fix lint and formatting
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+package: $(VENV)/.dev  ## Build the distributions in dist/, check them, and try the wheel in a new environment
+	rm -rf dist build/package
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/package
+	build/package/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	build/package/bin/python -m pip check
+	build/package/bin/python -I scripts/try_wheel.py
 
 $(VENV)/.docs: $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -8,6 +8,7 @@ import pytest
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.statistical import FILE, HEURISTICS, MODELS, StatisticalAligner, word_form
 from metaphrase.corpus.words import Words
+from metaphrase.io.environment import install_command
 from tests.aligners.joined import join_words
 
 
@@ -241,7 +242,4 @@ def test_the_extra_is_named_where_it_is_missing():
         "try:\n    ALIGNERS['hmm']()\nexcept ImportError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == [
-        "False",
-        "Statistical aligners require sil-thot: pip install 'metaphrase[align]'.",
-    ]
+    assert done.stdout.splitlines() == ["False", f"Statistical aligners require sil-thot: {install_command('align')}."]

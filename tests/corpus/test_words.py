@@ -70,7 +70,7 @@ def test_without_icu_the_extra_is_named(monkeypatch):
 
     words._word_breaker.cache_clear()
     monkeypatch.setitem(sys.modules, "icu4py.breakers", None)
-    with pytest.raises(ImportError, match=r"pip install 'metaphrase\[align\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.*\[align\]'"):
         word_spans("猫", "zh", "icu")
     assert word_spans("cat", "en", "icu") == [(0, 3)]
     words._word_breaker.cache_clear()

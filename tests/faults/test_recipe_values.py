@@ -20,7 +20,7 @@ from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.loss import AlignmentLoss
-from metaphrase.training.recipe import SETTINGS, Recipe
+from metaphrase.training.recipe import SETTINGS, Recipe, Schedule
 from tests.conftest import as_sentence_transformer
 
 #: Values that no number, choice or switch may have, whatever its range.
@@ -54,6 +54,8 @@ def parts_of(hint: Any) -> list[Any]:
 def allowed(draw: random.Random, hint: Any) -> Any:
     """A value of an annotation: often small, sometimes a bound."""
     part = draw.choice(parts_of(hint))
+    if part is Schedule:
+        return {name: allowed(draw, one) for name, one in hints_of(Schedule).items()}
     if get_origin(part) is Literal:
         return draw.choice(get_args(part))
     if get_origin(part) is not Annotated:

@@ -46,6 +46,17 @@ def test_a_recipe_of_ones_own(tmp_path):
         ("terms: [{objective: rtt}]", "known objectives are .*did you mean 'rtl'"),
         ("terms: [{objective: tr, args: {temprature: 1}}]", "'temprature' in the args of 'tr'.*'temperature'"),
         ("terms: [{objective: tr, wieght: 1}]", "'wieght' in a term.*'weight'"),
+        ("terms: [{objective: tr, weight: {start: 1}}]", "'weight' of 'tr' .* needs 'steps'"),
+        ("terms: [{objective: tr, weight: {stop: 1}}]", "1:34: Unknown key 'stop' in 'weight' of 'tr'"),
+        (
+            "terms: [{objective: tr, weight: {steps: 0}}]",
+            "1:34: 'steps' of 'weight' of 'tr' .* must be a whole number from 1 to 2,147,483,647, but is 0",
+        ),
+        (
+            "terms: [{objective: tr, weight: {steps: 9, end: -1}}]",
+            "1:44: 'end' of 'weight' of 'tr' .* must be a number from 0 to 1,000,000, but is -1",
+        ),
+        ("terms: [{objective: tr, weight: {steps: 9, end: 0}}]", "The 'weight' of every term of .* is 0"),
         (
             "terms: [{objective: tr, weight: -1}]",
             "1:25: 'weight' of 'tr' .* must be a number from 0 to 1,000,000, but is -1",

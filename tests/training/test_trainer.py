@@ -121,6 +121,33 @@ def test_a_resumed_run_with_an_adapter_is_the_uninterrupted_one(make_trainer, re
     fault("A4", f"bit-exact resume with an adapter: {recipe}", tried=1, survived=1)
 
 
+SCHEDULED = {
+    "name": "scheduled",
+    "terms": [{"objective": "tr"}, {"objective": "rtl", "weight": {"start": 0, "end": 1, "steps": 4}}],
+}
+
+
+def test_scheduled_weights_follow_the_steps_and_resume(make_trainer, fault):
+    recipe = Recipe.from_dict(SCHEDULED)
+    assert Recipe.from_dict(recipe.to_dict()) == recipe
+    whole = make_trainer(recipe)
+    weights_of_rtl = []
+
+    class Weights(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            weights_of_rtl.append(whole.loss.weights["rtl"])
+
+    whole.add_callback(Weights())
+    whole.train()
+    assert weights_of_rtl == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert [log["rtl"] == 0 for log in whole.state.log_history if "rtl" in log] == [True, *[False] * 5]
+    resumed = make_trainer(recipe, folder="resumed")
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-3"))
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), weights(whole))
+    fault("A4", "bit-exact resume: a scheduled weight", tried=1, survived=1)
+
+
 class Died(Exception):
     pass
 

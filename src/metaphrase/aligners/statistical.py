@@ -17,13 +17,14 @@ from metaphrase.corpus.words import Link, Words
 from metaphrase.exceptions import MissingExtraError, ModelFileError, StorageError
 from metaphrase.io.arguments import Range, checked
 from metaphrase.io.digests import file_sha256
+from metaphrase.io.environment import install_command
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.progress import progress_bars
 
 try:
     import thot.alignment as thot
 except ImportError as error:
-    raise MissingExtraError("Statistical aligners require sil-thot: pip install 'metaphrase[align]'.") from error
+    raise MissingExtraError(f"Statistical aligners require sil-thot: {install_command('align')}.") from error
 
 logger = logging.getLogger(__name__)
 

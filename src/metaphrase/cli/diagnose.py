@@ -78,16 +78,30 @@ def _languages_table(sets: Mapping[str, ParallelSet], diagnosis: Diagnosis | Non
     return table
 
 
+def _describe_languages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
+    if probe := diagnosis.language_identification:
+        yield (
+            f"A linear probe identifies the language of {probe['accuracy']:.1f} % of the sentences (chance "
+            f"{probe['chance']:.1f} %). Languages are better aligned if it identifies fewer."
+        )
+    for language, measured in diagnosis.languages.items():
+        named = "; ".join(f"{hub['text'][:60]!r} {hub['count']} times" for hub in measured["hubs"])
+        yield Text(
+            f"Hubness of the targets of {language} {measured['hubness']:.2f} (skewness). Most often near: {named}."
+        )
+
+
 def _describe_model(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if facts := diagnosis.geometry:
         text = (
             f"Cosine of random sentences {facts['mean_cosine']:.3f}; first component {facts['first_component']:.1%} of the "
             f"variance, first ten {facts['first_ten']:.1%}; effective rank {facts['effective_rank']:.1f} of "
-            f"{facts['dimensions']:.0f}"
+            f"{facts['dimensions']:.0f}; isotropy {facts['isotropy']:.3f}"
         )
         if "distance" in facts:
             text += f"; mean 1 − cosine to the baseline {facts['distance']:.2g}"
         yield f"{text}."
+    yield from _describe_languages(diagnosis)
     if len(diagnosis.pooling) > 1:
         modes = ", ".join(f"{mode} {accuracy:.1f}" for mode, accuracy in diagnosis.pooling.items())
         yield f"Retrieval by pooling, the stored mode first: {modes}."

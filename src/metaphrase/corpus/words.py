@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from metaphrase.exceptions import AlignmentFormatError, MissingExtraError
+from metaphrase.io.environment import install_command
 
 Link = tuple[int, int]
 Span = tuple[int, int]
@@ -89,7 +90,7 @@ def _word_breaker() -> Any:
         from icu4py.breakers import WordBreaker
     except ImportError as error:
         raise MissingExtraError(
-            "Finding the words of languages written without spaces requires ICU: pip install 'metaphrase[align]'."
+            f"Finding the words of languages written without spaces requires ICU: {install_command('align')}."
         ) from error
     return WordBreaker
 

@@ -26,6 +26,7 @@ from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.shifts import find_shift
 from metaphrase.corpus.words import Words, segmenter_of_text
 from metaphrase.encoders.loading import pooling_of
+from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, prepare, resolve_prompt, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
 from metaphrase.io.arguments import Count, Range, Seed, checked
@@ -51,6 +52,8 @@ POOLING_GAIN, POOLING_PAIRS = 5.0, 400
 #: of the occurrences of a word that must have a link.
 WORD_PAIRS, WORD_COUNT, WORDS_SHOWN, LINKED = 400, 5, 15, 0.5
 
+#: Number of hubs of a language that are listed.
+HUBS_SHOWN = 3
 
 Advance = Callable[[int], None]
 Embeddings = tuple[NDArray[np.float32], NDArray[np.float32]]
@@ -64,9 +67,12 @@ class Diagnosis:
         findings: Errors first.
         languages: For each language ``pairs``, ``accuracy`` (percent, mean of both directions) with ``interval``, mean
             cosines of pairs (``pairs_cosine``) and of random pairs (``random_cosine``), and ``closer``, the share of pairs
-            that are closer than a random pair.
+            that are closer than a random pair; ``hubness``, the skewness of how often a target is among the nearest of a
+            source, and ``hubs``, the targets that are most often (``text``, ``count``).
         geometry: ``mean_cosine`` of random sentences, ``first_component`` and ``first_ten`` (shares of variance),
-            ``effective_rank`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
+            ``effective_rank``, ``isotropy`` and ``dimensions``; with a baseline the mean ``distance`` to its embeddings.
+        language_identification: How well a linear probe tells the languages apart, see
+            :func:`metaphrase.evaluation.geometry.language_identification`.
         pooling: Accuracy in percent of each tested pooling mode, that of the model first.
         words: For each language the frequent words that find their translation least often: ``word``, ``count``,
             ``linked`` (share), ``score`` (mean score of the links) and ``translation`` (the word that it is
@@ -76,6 +82,7 @@ class Diagnosis:
     findings: list[Finding] = field(default_factory=list)
     languages: dict[str, dict[str, Any]] = field(default_factory=dict)
     geometry: dict[str, float] = field(default_factory=dict)
+    language_identification: dict[str, float] = field(default_factory=dict)
     pooling: dict[str, float] = field(default_factory=dict)
     words: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
@@ -125,8 +132,9 @@ def diagnose(
                 "The corpus was not checked, because the embeddings have collapsed.",
             )
         )
-    for language, (_, row_n) in chosen.items():
-        result.languages[language] = measure(embedded[language], seed)
+    result.language_identification.update(language_identification(_by_language(embedded, target_lang)))
+    for language, (part, row_n) in chosen.items():
+        result.languages[language] = measure(embedded[language], seed) | _hubs(part, embedded[language])
         if not collapsed:
             findings += _paired(model, sets[language], result.languages[language], embedded[language], row_n)
     if not collapsed and is_sortable(model):
@@ -201,6 +209,7 @@ def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
         "first_component": float(share_h[0]),
         "first_ten": float(share_h[:10].sum()),
         "effective_rank": float(np.exp(-(positive * np.log(positive)).sum())),
+        "isotropy": isotropy(embedding_nh),
         "dimensions": float(dimensions),
     }
 
@@ -248,6 +257,22 @@ def _compare(
         )
         return [Finding("warning", "hardly-changed", message)]
     return []
+
+
+def _by_language(embedded: Mapping[str, Embeddings], target_lang: str) -> dict[str, NDArray[np.float32]]:
+    """Embeddings of each language; those of the target language are taken from all sets in turn."""
+    targets = [target_nh for _, target_nh in embedded.values()]
+    n = min(map(len, targets))
+    mixed_nh = np.stack([targets[row % len(targets)][row] for row in range(n)])
+    return {language: source_nh for language, (source_nh, _) in embedded.items()} | {target_lang: mixed_nh}
+
+
+def _hubs(pairs: ParallelSet, sides: Embeddings) -> dict[str, Any]:
+    """Hubness of the targets for the sources, and the worst hubs."""
+    found = hubs(*sides)
+    worst = np.argsort(-found.count_m, kind="stable")[:HUBS_SHOWN]
+    rows = [{"text": pairs.targets[row], "count": int(found.count_m[row])} for row in worst]
+    return {"hubness": found.skewness, "hubs": rows}
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs

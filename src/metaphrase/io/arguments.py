@@ -12,7 +12,7 @@ import math
 import reprlib
 from collections import abc
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
@@ -91,7 +91,7 @@ def is_of_type(value: Any, hint: Any) -> bool:
     """Whether a value has a type, and a number is finite and in its range.
 
     Whole numbers are numbers, but 3.0 is not a whole number, and true is not a number. Types other than scalars, lists,
-    mappings, literals and unions accept everything.
+    mappings, literals, unions and dataclasses accept everything.
 
     >>> is_of_type(1, float | None), is_of_type(True, int), is_of_type("up", Literal["up", "down"]), is_of_type(2, Rate)
     (True, False, True, False)
@@ -109,7 +109,7 @@ def is_of_type(value: Any, hint: Any) -> bool:
         return isinstance(value, Mapping) and all(is_of_type(item, parts[1]) for item in value.values())
     hint = NoneType if hint is None else hint
     if hint not in _SCALARS:
-        return True
+        return not (inspect.isclass(hint) and is_dataclass(hint)) or isinstance(value, hint)
     is_scalar = isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
     return is_scalar and (hint is not float or value in Range())
 
@@ -124,7 +124,7 @@ def describe_type(hint: Any) -> str:
     if origin is Annotated:
         return " ".join(filter(None, [describe_type(parts[0]), *(str(p) for p in parts[1:] if isinstance(p, Range))]))
     if origin in (Union, UnionType):
-        return " or ".join(describe_type(part) for part in parts if part is not NoneType)
+        return " or ".join(describe_type(part) for part in parts if part is not NoneType and not is_dataclass(part))
     if origin is Literal:
         return f"{'one of ' * (len(parts) > 1)}{', '.join(map(repr, parts))}"
     if origin is list:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import platform
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 #: Packages whose versions are recorded in checkpoints and results.
 PACKAGES = (
@@ -20,6 +24,19 @@ PACKAGES = (
     "tokenizers",
     "numpy",
 )
+
+
+def install_command(extra: str) -> str:
+    """The command that installs an extra, from where this package was installed: a clone, a repository or an index."""
+    try:
+        found = json.loads(distribution("metaphrase").read_text("direct_url.json") or "{}")
+    except (PackageNotFoundError, ValueError):  # imported from a folder of sources
+        found = {}
+    url, is_repository = str(found.get("url", "")), "vcs_info" in found
+    if url.startswith("file://") and not is_repository and (folder := Path(url2pathname(urlparse(url).path))).is_dir():
+        return f"pip install '{folder}[{extra}]'"
+    origin = f" @ {found['vcs_info']['vcs']}+{url}" if is_repository else ""
+    return f"pip install 'metaphrase[{extra}]{origin}'"
 
 
 def versions() -> dict[str, str]:

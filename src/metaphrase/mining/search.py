@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from metaphrase.exceptions import MissingExtraError
 from metaphrase.io.arguments import Count, checked
+from metaphrase.io.environment import install_command
 from metaphrase.io.files import replacing
 from metaphrase.modeling.functional import check_finite_rows
 
@@ -167,7 +168,7 @@ class Approximate:
             ValueError: The kind is unknown.
         """
         if faiss is None:
-            raise MissingExtraError("Approximate search requires faiss: pip install 'metaphrase[mining]'.")
+            raise MissingExtraError(f"Approximate search requires faiss: {install_command('mining')}.")
         if kind not in ("ivf", "hnsw"):
             raise ValueError(f"Unknown index {kind!r}; choose from {', '.join(INDEXES)}.")
         n = len(pool)

@@ -17,6 +17,7 @@ from sentence_transformers.util import all_gather_with_grad, get_world_size
 from torch import Tensor
 
 from metaphrase.exceptions import MissingExtraError, NonFiniteError
+from metaphrase.io.environment import install_command
 
 Direction = Literal["source_to_target", "target_to_source", "symmetric"]
 Similarity = Literal["cosine", "dot"]
@@ -182,7 +183,7 @@ def liger_kernel(*, enabled: bool = True) -> Iterator[None]:
             from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
         except ImportError as error:
             raise MissingExtraError(
-                "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
+                f"use_liger_kernel requires liger-kernel, which is not installed: {install_command('liger')}."
             ) from error
         _liger = liger_fused_linear_cross_entropy
     try:

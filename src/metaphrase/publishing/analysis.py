@@ -21,6 +21,7 @@ from metaphrase.aligners.embedding import EmbeddingAligner, link_units
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import Words, segmenter_of_text
 from metaphrase.exceptions import UsageError
+from metaphrase.io.environment import install_command
 from metaphrase.mining.margins import margin_score, neighbour_scores
 from metaphrase.mining.search import nearest_neighbours, unit_rows
 
@@ -57,7 +58,7 @@ def segmented(text: str, language: str) -> Words | None:
     try:
         return Words.of(text, language, segmenter_of_text(text, language))
     except ImportError:
-        logger.info("Splitting %s into words requires ICU: pip install 'metaphrase[align]'.", language)
+        logger.info("Splitting %s into words requires ICU: %s.", language, install_command("align"))
         return None
 
 

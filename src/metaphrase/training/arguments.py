@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
@@ -14,6 +14,7 @@ from sentence_transformers import SentenceTransformerTrainingArguments
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
 from metaphrase.io.configuration import option
+from metaphrase.io.environment import install_command
 from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
@@ -33,6 +34,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             together. ``per_device_train_batch_size`` remains the batch that is ranked: the gradient is the same, for less
             memory and one more forward pass. If a step runs out of memory, the value is set or halved automatically and
             the step is repeated.
+        batches: ``"mixed"``, or ``"language"``: all pairs of a batch are in the same languages, so that the language of a
+            sentence does not give its translation away.
         max_skipped_steps: Number of consecutive steps with a NaN or infinite loss or gradient after which training fails.
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
@@ -57,6 +60,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         None,
         "Rows per encoder call, with the gradient of the whole batch; chosen automatically if a step runs out of "
         "memory.",
+    )
+    batches: Literal["mixed", "language"] = option(
+        "mixed", "Pairs of a batch: of all languages, or of one (harder negatives)."
     )
     bf16: bool = option(False, "Compute in bfloat16, if the device supports it.")
     resume_from_checkpoint: str | None = option(
@@ -96,7 +102,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             self.per_device_train_batch_size = size
         if self.use_liger_kernel and find_spec("liger_kernel") is None:
             raise MissingExtraError(
-                "use_liger_kernel requires liger-kernel, which is not installed: pip install 'metaphrase[liger]'."
+                f"use_liger_kernel requires liger-kernel, which is not installed: {install_command('liger')}."
             )
         # With a stream, rank 0 would otherwise read for all ranks and slice tensors without a batch axis (links, queues).
         if self.accelerator_config.dispatch_batches is None:

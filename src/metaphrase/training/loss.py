@@ -37,6 +37,7 @@ class AlignmentLoss(nn.Module):
         heads: The parameters of the objectives.
         objectives: The objectives by name.
         views: The views that the objectives read, without duplicates.
+        step: Completed steps of the optimiser, on which scheduled weights depend; the trainer sets it.
         micro_batch_size: Number of rows per encoder call (see :func:`metaphrase.modeling.encoding.encode_views`).
 
     Raises:
@@ -58,7 +59,7 @@ class AlignmentLoss(nn.Module):
         self.recipe = recipe
         self.max_length = max_length or recipe.max_length
         objectives = recipe.objectives(self.max_length)
-        self.weights = {term.name: term.weight for term in recipe.terms}
+        self.step = 0
         arguments = {term.name: {"max_length": self.max_length, **plain(term.args)} for term in recipe.terms}
         made = {name: (objective, arguments[name]) for name, objective in objectives.items()}
         sources = HeadSources(
@@ -91,7 +92,13 @@ class AlignmentLoss(nn.Module):
         encodings = encode_views(
             self.model, features, self.heads.language_embedding, micro_batch_size=self.micro_batch_size
         )
-        return {name: objective(encodings) * self.weights[name] for name, objective in self.objectives.items()}
+        weights = self.weights
+        return {name: objective(encodings) * weights[name] for name, objective in self.objectives.items()}
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The weight of each objective at the current step."""
+        return {term.name: term.weight_at(self.step) for term in self.recipe.terms}
 
     def after_step(self) -> None:
         """Update the state of the objectives, such as momentum encoders; called after every optimiser step."""

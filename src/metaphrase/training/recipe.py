@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,6 +46,7 @@ SETTINGS: dict[str, Any] = {
     "optim": Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd"],
     "effective_batch_size": Count | None,
     "micro_batch_size": Count | None,
+    "batches": Literal["mixed", "language"],
     "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
     "max_skipped_steps": Count,
     "bf16": bool,
@@ -60,21 +61,56 @@ SETTINGS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
+class Schedule:
+    """A weight that changes linearly during training, and stays at its end.
+
+    Attributes:
+        steps: Steps of the optimiser until the end.
+        start: Weight of the first step.
+        end: Weight after these steps.
+
+    >>> [Schedule(steps=4).at(step) for step in (0, 1, 4, 9)], f"{Schedule(steps=500):g}"
+    ([0.0, 0.25, 1.0, 1.0], '0 → 1 in 500 steps')
+    """
+
+    steps: Count
+    start: Weight = 0.0
+    end: Weight = 1.0
+
+    def __post_init__(self) -> None:
+        _check_types(type(self), vars(self), "a schedule")
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.start:{spec}} → {self.end:{spec}} in {self.steps:,} steps"
+
+    def __bool__(self) -> bool:
+        return bool(self.start or self.end)
+
+    def at(self, step: int) -> float:
+        """The weight at a step, from 0."""
+        return self.start + (self.end - self.start) * min(1.0, step / self.steps)
+
+
+@dataclass(frozen=True)
 class Term:
     """One objective of a recipe.
 
     Attributes:
         objective: Its key in ``OBJECTIVES``: a name, or ``package.module:Class``.
-        weight: Its weight in the sum.
+        weight: Its weight in the sum, or the schedule of its weight.
         args: Arguments of its constructor.
     """
 
     objective: str
-    weight: Weight = 1.0
+    weight: Weight | Schedule = 1.0
     args: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_types(type(self), vars(self), f"the term of {_short(self.objective)}")
+
+    def weight_at(self, step: int) -> float:
+        """The weight at a step of the optimiser, from 0."""
+        return self.weight.at(step) if isinstance(self.weight, Schedule) else self.weight
 
     @property
     def name(self) -> str:
@@ -167,7 +203,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as in its YAML file."""
-        terms = [{"objective": t.objective, "weight": t.weight, "args": plain(t.args)} for t in self.terms]
+        terms = [{"objective": t.objective, "weight": _plain_weight(t), "args": plain(t.args)} for t in self.terms]
         rest = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("name", "terms")}
         return {"name": self.name, "terms": terms} | rest
 
@@ -238,7 +274,11 @@ def _check_settings(settings: Mapping[Any, Any], where: str) -> None:
         check_value(value, SETTINGS[key], f"{place(settings, key)}{key!r} in {where}", RecipeError)
 
 
-def _check_terms(terms: list[tuple[str, float]], origin: str) -> None:
+def _plain_weight(term: Term) -> float | dict[str, float]:
+    return asdict(term.weight) if isinstance(term.weight, Schedule) else term.weight
+
+
+def _check_terms(terms: list[tuple[str, float | Schedule]], origin: str) -> None:
     names = [name for name, _ in terms]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RecipeError(f"{origin} names {', '.join(twice)} twice. Each objective can have one term.")
@@ -252,6 +292,9 @@ def _parse_term(term: Any, origin: str) -> Term:
     check_keys(term, [f.name for f in fields(Term)], f"a term of {origin}", RecipeError)
     name, weight, args = term["objective"], term.get("weight", 1.0), term.get("args")
     args = {} if args is None else args
+    where = f"{name!r} in {origin}"
+    if isinstance(weight, Mapping):
+        weight = _parse_schedule(weight, f"'weight' of {where}")
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise RecipeError(
             f"{place(term, 'objective')}{origin} names objective {_short(name)}; known objectives are "
@@ -259,7 +302,15 @@ def _parse_term(term: Any, origin: str) -> Term:
             "as package.module:Class."
         )
     for key, value in (("weight", weight), ("args", args)):
-        check_value(value, hints_of(Term)[key], f"{place(term, key)}{key!r} of {name!r} in {origin}", RecipeError)
+        check_value(value, hints_of(Term)[key], f"{place(term, key)}{key!r} of {where}", RecipeError)
     located = Keys(plain(args))
     located.places = dict(getattr(args, "places", {}))
-    return Term(name, float(weight), located)
+    return Term(name, weight if isinstance(weight, Schedule) else float(weight), located)
+
+
+def _parse_schedule(content: Mapping[Any, Any], where: str) -> Schedule:
+    check_keys(content, [one.name for one in fields(Schedule)], where, RecipeError)
+    _check_types(Schedule, content, where)
+    if "steps" not in content:
+        raise RecipeError(f"{where} needs 'steps', the number of steps in which it changes.")
+    return Schedule(**content)

@@ -61,6 +61,8 @@ class RunFacts:
             "gradient_accumulation_steps": self._args.gradient_accumulation_steps,
             "seed": self._args.seed,
         }
+        if self._args.batches != "mixed":
+            facts["batches"] = self._args.batches
         facts |= self._encoder_facts()
         if isinstance(dataset, Dataset):
             facts["pairs"] = len(dataset)

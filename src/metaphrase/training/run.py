@@ -37,7 +37,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.io.configuration import did_you_mean
-from metaphrase.io.environment import hardware, versions
+from metaphrase.io.environment import hardware, install_command, versions
 from metaphrase.io.files import UDHR, write_json
 from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
@@ -539,7 +539,7 @@ def check(config: RunConfig) -> None:
     if config.streaming and config.max_steps <= 0:
         raise UsageError("A stream has no length: pass --max_steps.")
     if config.lora_rank is not None and find_spec("peft") is None:
-        raise MissingExtraError("--lora_rank requires PEFT: pip install 'metaphrase[peft]'.")
+        raise MissingExtraError(f"--lora_rank requires PEFT: {install_command('peft')}.")
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     find_files(config.corpus, **selected(config))

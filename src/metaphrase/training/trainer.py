@@ -47,6 +47,7 @@ from metaphrase.training.resuming import (
     choose_checkpoint,
     verify_best,
 )
+from metaphrase.training.sampling import LanguageBatchSampler, check_languages
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,8 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
         super().__init__(*args, loss=loss, **kwargs)
         check_arguments(self.args, loss.objectives)
+        if self.args.batches == "language":
+            check_languages(self.train_dataset)
         if self.args.head_learning_rate is not None and self.head_parameters():
             self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
         loss.micro_batch_size = self.args.micro_batch_size
@@ -118,12 +121,21 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         return ResumableCollator(model.tokenizer, self.alignment_loss.views, seed=args.seed)
 
     def get_batch_sampler(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
+        """The sampler of the batches: of one language each, if requested."""
+        if self.args.batches == "language":
+            self._sampler = LanguageBatchSampler(dataset, *args, make=self._batch_sampler_of, **kwargs)
+            return self._sampler
+        sampler = self._batch_sampler_of(dataset, *args, **kwargs)
+        if isinstance(sampler, NoDuplicatesBatchSampler):
+            self._sampler = sampler
+        return sampler
+
+    def _batch_sampler_of(self, dataset: Any, *args: Any, **kwargs: Any) -> BatchSampler | None:
         """Samplers without duplicates compare the two sentences only, not their languages."""
         if self.args.batch_sampler in (BatchSamplers.NO_DUPLICATES, BatchSamplers.NO_DUPLICATES_HASHED):
             hashed = self.args.batch_sampler == BatchSamplers.NO_DUPLICATES_HASHED
             texts = dataset.select_columns(["source", "target"])
-            self._sampler = NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
-            return self._sampler
+            return NoDuplicatesBatchSampler(texts, *args, precompute_hashes=hashed, **kwargs)
         return super().get_batch_sampler(dataset, *args, **kwargs)
 
     def _build_dataloader(self, *args: Any, **kwargs: Any) -> DataLoader[Any]:
@@ -250,6 +262,7 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     def begin_step(self) -> None:
         """Store the state that a step changes in addition to the gradients."""
         self._steps.begin_step()
+        self.alignment_loss.step = self.state.global_step
         self._before_step = (
             dict(self.alignment_loss.heads.named_buffers()),
             self._tr_loss.clone(),

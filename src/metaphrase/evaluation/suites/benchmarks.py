@@ -19,6 +19,7 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import model_hash
+from metaphrase.io.environment import install_command
 from metaphrase.mining.margins import Margin, Retrieval
 
 
@@ -203,7 +204,7 @@ def load_mteb_tasks() -> Any:
     try:
         from metaphrase.evaluation import mteb_tasks
     except ModuleNotFoundError as error:
-        raise DataUnavailable(f"{error.name} is not installed: pip install 'metaphrase[mteb]'") from error
+        raise DataUnavailable(f"{error.name} is not installed: {install_command('mteb')}") from error
     return mteb_tasks
 
 

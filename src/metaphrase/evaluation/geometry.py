@@ -1,0 +1,91 @@
+"""Geometry of embeddings in several languages: how well a language can be read from them, hubs, and isotropy.
+
+Shapes: ``n`` sentences, ``m`` pool rows, ``h`` hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import skew
+from sklearn.linear_model import LogisticRegression
+
+from metaphrase.mining.search import nearest_neighbours
+
+#: Neighbours of a query whose occurrences are counted.
+HUB_NEIGHBOURS = 10
+#: Maximum number of sentences of each language of the probe.
+PROBE_SENTENCES = 400
+
+
+class Hubs(NamedTuple):
+    """How often each row of a pool is among the nearest neighbours of queries.
+
+    Attributes:
+        skewness: Skewness of the counts: 0 without hubs, and above 1 if a few rows are near to many queries.
+        count_m: The counts, shape ``(m,)``.
+    """
+
+    skewness: float
+    count_m: NDArray[np.int64]
+
+
+def hubs(query_nh: NDArray[np.float32], pool_mh: NDArray[np.float32], k: int = HUB_NEIGHBOURS) -> Hubs:
+    """Count how often each row of a pool is one of the ``k`` nearest neighbours of the queries, by cosine.
+
+    Reference: Radovanović et al. 2010, "Hubs in Space: Popular Nearest Neighbors in High-Dimensional Data".
+    """
+    k = min(k, len(pool_mh))
+    row_nk = nearest_neighbours(query_nh, pool_mh, k).row_qk
+    count_m = np.bincount(row_nk.ravel(), minlength=len(pool_mh))
+    return Hubs(float(skew(count_m)) if count_m.std() else 0.0, count_m)
+
+
+def isotropy(embedding_nh: NDArray[np.floating]) -> float:
+    """Isotropy of unit embeddings, between 0 (all point in one direction) and 1 (no direction is preferred).
+
+    The ratio of the smallest to the largest of ``Z(c) = Σ exp(c · x)`` over the eigenvectors ``±c`` of ``XᵀX``.
+
+    Reference: Mu and Viswanath 2018, "All-but-the-Top: Simple and Effective Postprocessing for Word Representations",
+    equation 4.
+    """
+    x_nh = np.asarray(embedding_nh, dtype=np.float64)
+    _, vector_hh = np.linalg.eigh(x_nh.T @ x_nh)
+    dots_nh = x_nh @ vector_hh
+    z_2h = np.exp(np.stack([dots_nh, -dots_nh])).sum(axis=1)
+    return float(z_2h.min() / z_2h.max())
+
+
+def language_identification(sentences: Mapping[str, NDArray[Any]]) -> dict[str, float]:
+    """How well a linear probe identifies the language of a sentence; lower is better aligned.
+
+    A logistic regression (scikit-learn's default settings) is trained on the even rows and measured on the odd ones, and the
+    reverse, with the same number of rows in every language. Rows with the same number must be translations of each other,
+    or of different sentences, so that the probe is not measured on the content that it was trained on.
+
+    Args:
+        sentences: Embeddings per language, shape ``(n, hidden)`` each.
+
+    Returns:
+        ``accuracy`` in percent, ``chance`` in percent, and the number of ``languages`` and of ``sentences`` of each. Empty
+        with fewer than two languages or fewer than two sentences of one.
+    """
+    n = min([PROBE_SENTENCES, *map(len, sentences.values())])
+    if len(sentences) < 2 or n < 2:
+        return {}
+    x_nh = np.concatenate([rows_nh[:n] for rows_nh in sentences.values()])
+    language_n, even_n = np.repeat(np.arange(len(sentences)), n), np.tile(np.arange(n) % 2 == 0, len(sentences))
+    hits = [
+        LogisticRegression(max_iter=1_000).fit(x_nh[train_n], language_n[train_n]).predict(x_nh[~train_n])
+        == language_n[~train_n]
+        for train_n in (even_n, ~even_n)
+    ]
+    return {
+        "accuracy": 100 * float(np.concatenate(hits).mean()),
+        "chance": 100 / len(sentences),
+        "languages": len(sentences),
+        "sentences": n,
+    }

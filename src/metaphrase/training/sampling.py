@@ -1,0 +1,87 @@
+"""Batches of pairs in one language."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from sentence_transformers.base.sampler import DefaultBatchSampler
+
+from metaphrase.exceptions import UsageError
+
+
+def check_languages(dataset: Any) -> None:
+    """Refuse data whose languages are unknown before they are read."""
+    if not isinstance(dataset, Dataset) or not {"source_lang", "target_lang"} <= set(dataset.column_names):
+        raise UsageError(
+            "'batches: language' requires the columns 'source_lang' and 'target_lang', and data that are not a stream. Load "
+            "the corpus without streaming, or set 'batches' to 'mixed'."
+        )
+
+
+class LanguageBatchSampler(DefaultBatchSampler):
+    """Batches of pairs whose sources are in one language, and whose targets are in one language.
+
+    The batches of the languages follow each other at random, in proportion to their pairs. The pairs that do not fill a batch
+    of their language form mixed batches at the end of an epoch. The batches of an epoch depend on the seed and its number
+    only.
+
+    Args:
+        dataset: The pairs, with the columns ``source_lang`` and ``target_lang``.
+        batch_size: Pairs of a batch.
+        drop_last: Drop the last batch if it is smaller.
+        generator: Source of randomness; it is seeded in each epoch.
+        seed: Seed of the first epoch.
+        make: Makes the sampler of a part of the data, with the same arguments.
+        **others: Further arguments for it.
+    """
+
+    generator: torch.Generator
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        *,
+        batch_size: int,
+        drop_last: bool,
+        generator: torch.Generator,
+        seed: int,
+        make: Callable[..., Any],
+        **others: Any,
+    ) -> None:
+        super().__init__(dataset, batch_size=batch_size, drop_last=drop_last, generator=generator, seed=seed)
+        settings = {"batch_size": batch_size, "generator": generator, "seed": seed, **others}
+        self._part = lambda rows, *, drop: make(dataset.select(rows), drop_last=drop, **settings)
+        languages = list(zip(dataset["source_lang"], dataset["target_lang"], strict=True))
+        rows_of: dict[Any, list[int]] = {}
+        for row, language in enumerate(languages):
+            rows_of.setdefault(language, []).append(row)
+        self._parts = [(rows, self._part(rows, drop=True)) for rows in rows_of.values()]
+        self._rows = len(languages)
+
+    def __len__(self) -> int:
+        return self._rows // self.batch_size if self.drop_last else -(-self._rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.generator.manual_seed(self.seed + self.epoch)
+        turns = torch.tensor([at for at, (_, sampler) in enumerate(self._parts) for _ in range(len(sampler))])
+        turns = turns[torch.randperm(len(turns), generator=self.generator)]
+        batches = [self._batches(rows, sampler) for rows, sampler in self._parts]
+        left = np.ones(self._rows, dtype=bool)
+        for turn in turns.tolist():
+            if (batch := next(batches[turn], None)) is not None:
+                left[batch] = False
+                yield batch
+        if left.any():
+            rows = left.nonzero()[0].tolist()
+            yield from self._batches(rows, self._part(rows, drop=self.drop_last))
+
+    def _batches(self, rows: Sequence[int], sampler: Any) -> Iterator[list[int]]:
+        """The batches of a part, as rows of the whole."""
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(self.epoch)
+        for batch in sampler:
+            yield [rows[at] for at in batch]

@@ -1,0 +1,148 @@
+"""Batches of one language: every pair once, full batches, the same batches after a resume."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from sentence_transformers.base.sampler import DefaultBatchSampler, NoDuplicatesBatchSampler
+from torch.utils.data import RandomSampler
+
+from metaphrase.exceptions import CheckpointError, UsageError
+from metaphrase.training.arguments import AlignmentTrainingArguments
+from metaphrase.training.loss import AlignmentLoss
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.sampling import LanguageBatchSampler
+from metaphrase.training.trainer import AlignmentTrainer
+
+SIZES = {"de": 21, "fr": 9, "sw": 3}
+
+
+def pairs(sizes=SIZES):
+    return Dataset.from_list(
+        [
+            {"source": f"{code} {i}", "target": f"en {code} {i}", "source_lang": code, "target_lang": "en"}
+            for code, size in sizes.items()
+            for i in range(size)
+        ]
+    )
+
+
+def shuffled(dataset, *, batch_size, drop_last, generator, seed):
+    rows = RandomSampler(dataset, generator=generator)
+    return DefaultBatchSampler(rows, batch_size, drop_last, generator=generator, seed=seed)
+
+
+def without_duplicates(dataset, **settings):
+    return NoDuplicatesBatchSampler(dataset.select_columns(["source", "target"]), **settings)
+
+
+@pytest.fixture(params=[shuffled, without_duplicates])
+def sampler_of(request):
+    def make(dataset, *, drop_last=False, epoch=0):
+        generator = torch.Generator()
+        sampler = LanguageBatchSampler(
+            dataset, batch_size=4, drop_last=drop_last, generator=generator, seed=5, make=request.param
+        )
+        sampler.set_epoch(epoch)
+        return sampler
+
+    return make
+
+
+def languages_of(dataset, batch):
+    return {dataset[row]["source_lang"] for row in batch}
+
+
+def test_every_pair_is_in_one_batch(sampler_of):
+    data = pairs()
+    batches = list(sampler_of(data))
+    assert sorted(row for batch in batches for row in batch) == list(range(33))
+    assert len(batches) == len(sampler_of(data)) == 9
+    assert [len(batch) for batch in batches] == [4] * 8 + [1]
+    pure = [languages_of(data, batch) for batch in batches[:7]]
+    assert Counter(code for codes in pure for code in codes) == {"de": 5, "fr": 2}
+    assert all(len(codes) == 1 for codes in pure)
+    assert pure != sorted(pure, key=str)  # the languages take turns
+
+
+def test_a_last_small_batch_can_be_dropped(sampler_of):
+    batches = list(sampler_of(pairs(), drop_last=True))
+    assert [len(batch) for batch in batches] == [4] * 8
+    assert len(sampler_of(pairs(), drop_last=True)) == 8
+
+
+def test_an_epoch_depends_on_seed_and_number_only(sampler_of):
+    data = pairs()
+    one, again, other = (list(sampler_of(data, epoch=epoch)) for epoch in (3, 3, 4))
+    assert one == again
+    assert one != other
+    sampler = sampler_of(data, epoch=0)
+    list(sampler)
+    sampler.set_epoch(3)
+    assert list(sampler) == one
+
+
+def test_both_languages_count(sampler_of):
+    rows = [{**row, "target_lang": "en" if i % 2 else "sw"} for i, row in enumerate(pairs({"de": 16}))]
+    data = Dataset.from_list(rows)
+    for batch in sampler_of(data):
+        assert len({data[row]["target_lang"] for row in batch}) == 1
+
+
+@pytest.fixture
+def train(tiny_encoder_dir, full_bitext, tmp_path):
+    from metaphrase.encoders.loading import load_encoder
+
+    rows = [{**row, "source_lang": "fr" if i % 3 == 0 else "de"} for i, row in enumerate(full_bitext)]
+
+    def run(folder, resume=None, *, data=None, batches="language", sampler="no_duplicates", stop=9):
+        torch.manual_seed(7)
+        model = load_encoder(str(tiny_encoder_dir), device="cpu")
+        loss = AlignmentLoss(model, Recipe.load("tr"), max_length=24)
+        args = AlignmentTrainingArguments(
+            output_dir=str(tmp_path / folder),
+            per_device_train_batch_size=4,
+            batches=batches,
+            batch_sampler=sampler,
+            max_steps=stop,
+            save_steps=1,
+            logging_steps=1,
+            learning_rate=1e-3,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        )
+        trainer = AlignmentTrainer(model=model, args=args, train_dataset=data or Dataset.from_list(rows), loss=loss)
+        trainer.train(resume_from_checkpoint=resume and str(tmp_path / resume))
+        return trainer.state.log_history, {name: value.clone() for name, value in model.state_dict().items()}
+
+    return run
+
+
+@pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
+@pytest.mark.parametrize("step", [2, 7])
+def test_a_resumed_run_sees_the_same_batches(train, sampler, step):
+    """In the first epoch of six steps, and in the second."""
+    log, whole = train("whole", sampler=sampler)
+    again, resumed = train("resumed", f"whole/checkpoint-{step}", sampler=sampler)
+    assert [one["loss"] for one in log if "loss" in one] == [one["loss"] for one in again if "loss" in one]
+    for name, value in whole.items():
+        assert torch.equal(value, resumed[name]), name
+
+
+def test_a_run_with_other_batches_is_not_resumed(train, tmp_path):
+    train("whole", stop=2)
+    with pytest.raises(CheckpointError, match="batches"):
+        train("resumed", "whole/checkpoint-1", batches="mixed", stop=2)
+    assert Path(tmp_path / "whole/checkpoint-2").is_dir()
+
+
+@pytest.mark.parametrize("data", ["stream", "without languages"])
+def test_data_whose_languages_are_unknown_are_refused(train, data):
+    with pytest.raises(UsageError, match="'batches: language' requires the columns"):
+        train(
+            "refused",
+            data=pairs().to_iterable_dataset() if data == "stream" else pairs().remove_columns("target_lang"),
+        )
