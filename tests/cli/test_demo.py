@@ -36,8 +36,8 @@ def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
     assert "udhr, 20 languages not trained on: " in printed
     card = (tmp_path / "demo" / "README.md").read_text(encoding="utf-8")
     results, retention = card.split("### Leakage")[0].split("### Retention")
-    (row,) = [line for line in retention.splitlines() if line.startswith("| udhr")]
-    assert row.startswith("| udhr | 20 | ")
+    (row,) = [line for line in retention.splitlines() if line.startswith("| other languages")]
+    assert row.startswith("| other languages: udhr | 20 | ")
     assert retained["udhr"]["verdict"] in row
     assert len([line for line in results.splitlines() if line.startswith(("| demo", "| udhr"))]) == 6
 

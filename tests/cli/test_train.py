@@ -160,7 +160,8 @@ def rows_after(output, heading):
 
 def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bitext, tmp_path, capsys):
     write_sets(held_out, sw=bitext[:12], fi=bitext[:10])
-    status, output = run("--test", str(held_out), "--retention", str(write_sets(tmp_path / "far", fi=bitext[:9])))
+    far = write_sets(tmp_path / "far", fi=bitext[:9])
+    status, output = run("--test", str(held_out), "--retention", str(far), "--learning_rate", "0.05")
     assert status == 0
     report = json.loads((output / "report.json").read_text())
     assert report["comparisons"]["held-out"]["languages"].keys() == {"de"}
@@ -170,9 +171,23 @@ def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bit
         "far": ["fi"],
     }
     assert rows_after(output, "## Results") == [["| held-out", "de"], ["| held-out", "all"]]
-    assert rows_after(output, "### Retention") == [["| held-out", "2"], ["| far", "1"]]
+    assert rows_after(output, "### Retention") == [
+        ["| other languages: held-out", "2"],
+        ["| other languages: far", "1"],
+        ["| other abilities: similarity structure", "9"],
+    ]
     assert "Retention: far" in (output / "report.html").read_text(encoding="utf-8")
-    assert "held-out, 2 languages not trained on: " in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "held-out, 2 languages not trained on: " in printed
+    assert "Other abilities, similarity structure within 9 languages: -" in printed
+    abilities, verdict = report["analysis"]["abilities"], report["analysis"]["verdict"]
+    assert abilities["verdict"] == "lost"  # at this learning rate
+    assert "worse at " in verdict.lower()
+    assert "other abilities" in verdict
+    assert "kept" not in verdict
+    for page in ("README.md", "report.html"):
+        assert verdict in (output / page).read_text(encoding="utf-8")
+    assert verdict in printed
     assert [row["pairs"] for row in report["run"]["leakage"]] == [15 + 12 + 10, 9]
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from metaphrase.evaluation.retention import retention
+from metaphrase.evaluation.retention import overall_verdict, retention
 from tests.publishing.reports import comparison
 
 
@@ -19,3 +19,18 @@ def test_retention_names_the_worst():
     assert found["worst"] == ["b", "f", "g", "h", "i", "j"]  # all that are significantly worse, at least five
     assert [row["language"] for row in found["languages"] if row["below"]] == ["b", "f", "g", "h", "i", "j", "c"]
     assert retention(comparison({"a": 1.0, "b": 0.0}, [0, 1]), 1)["worst"] == []
+
+
+@pytest.mark.parametrize("pooled", ["better", "tie", "worse"])
+@pytest.mark.parametrize("languages", ["kept", "lost", "uncertain"])
+@pytest.mark.parametrize("abilities", ["kept", "lost", "uncertain", None])
+def test_a_model_that_lost_something_keeps_nothing_in_words(pooled, languages, abilities):
+    row = None if abilities is None else {"verdict": abilities}
+    said = overall_verdict({"test": {"pooled": {"verdict": pooled}}}, {"udhr": {"verdict": languages}}, row).lower()
+    assert ("better at test" in said) == (pooled == "better")
+    worse = pooled == "worse" or "lost" in (languages, abilities)
+    assert ("worse at " in said) == worse
+    assert not (worse and "kept" in said)
+    assert ("uncertain" in said) == ("uncertain" in (languages, abilities))
+    assert "other languages (udhr)" in said or (worse and languages == "kept")
+    assert overall_verdict({}, {}, None) == ""

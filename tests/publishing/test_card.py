@@ -120,9 +120,21 @@ def test_retention_is_a_row_for_each_test_set(card, tmp_path):
     found = {"limit": 1.0, "verdict": "kept", "pooled": pooled, "languages": rows, "worst": ["a|b", "fr"]}
     card.add_retention("UDHR", found)
     text = written(card, tmp_path).text
-    assert "lies above -1 points" in text
-    (row,) = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| UDHR")]
-    assert cells(row) == ["UDHR", "3", "130", "80.0", "79.5", "-0.50 (-0.90 … -0.10)", "kept", "a|b -4.0, fr -0.5"]
+    (row,) = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| other")]
+    numbers = ["3", "130", "80.0", "79.5", "-0.50 (-0.90 … -0.10)", "-1", "kept", "a|b -4.0, fr -0.5"]
+    assert cells(row) == ["other languages: UDHR", *numbers]
+
+
+def test_retention_of_other_abilities_is_a_row_of_its_own(card, tmp_path):
+    found = {"n": 90, "before": 100.0, "after": 88.0, "difference": -12.0, "interval": [-13.0, -11.0], "limit": 4.0}
+    found |= {"verdict": "lost", "holds": False, "languages": {"de": 97.0, "sw": 80.0, "th": 87.0}}
+    card.add_abilities("similarity structure", found)
+    card.verdict = "Better at UDHR; worse at other abilities."
+    text = written(card, tmp_path).text
+    assert "**Better at UDHR; worse at other abilities.**" in text
+    (row,) = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| other")]
+    numbers = ["3", "90", "100.0", "88.0", "-12.00 (-13.00 … -11.00)", "-4", "lost", "sw -20.0, th -13.0"]
+    assert cells(row) == ["other abilities: similarity structure", *numbers]
 
 
 def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):

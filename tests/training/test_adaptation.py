@@ -30,6 +30,22 @@ def test_other_languages_are_spoken_of(verdict, said):
     assert lines[1].startswith("90 languages")
 
 
+@pytest.mark.parametrize(
+    ("verdict", "said"), [("kept", "were kept"), ("lost", "are worse"), ("uncertain", "may be worse")]
+)
+def test_other_abilities_are_spoken_of(verdict, said):
+    abilities = {
+        "verdict": verdict,
+        "limit": 4.0,
+        "languages": {"de": 1, "sw": 2},
+        "difference": -5.0,
+        "interval": [-6, -4],
+    }
+    (_, line) = verdict_in_words({"sw": row("tie", 0.0)}, None, {}, abilities)
+    assert line.startswith(f"Other abilities {said}")
+    assert "within 2 languages -5.0 [-6.0, -4.0] points, against a red line of -4." in line
+
+
 @pytest.mark.parametrize("settings", [{}, {"output_dir": "runs/mine", "force": True, "data_license": "cc0-1.0"}])
 def test_the_recorded_command_repeats_the_run(settings):
     config = AdaptationConfig(corpus=["my.tsv"], languages=["sw"], **settings)

@@ -128,6 +128,10 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     yield from comparison_tables(result)
     for name, one in result.retention.items():
         yield retention_line(name, one)
+    if result.abilities is not None:
+        yield abilities_line(result.abilities)
+    if result.verdict:
+        yield f"\n{result.verdict}"
     if result.report is not None:
         yield f"\nReport: {result.report} and {result.report.with_suffix('.json').name}\n\nUse it:\n"
         yield Syntax(result.usage, "python", background_color="default")
@@ -147,4 +151,13 @@ def retention_line(name: str, one: Mapping[str, Any]) -> str:
         f"\n{name}, {len(one['languages'])} languages not trained on: {pooled['before']:.1f} → {pooled['after']:.1f}, "
         f"{pooled['difference']:+.2f} points [{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: "
         f"{one['verdict']}"
+    )
+
+
+def abilities_line(one: Mapping[str, Any]) -> str:
+    """Retention of other abilities, as one line."""
+    low, high = one["interval"]
+    return (
+        f"\nOther abilities, similarity structure within {len(one['languages'])} languages: {one['difference']:+.2f} points "
+        f"[{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: {one['verdict']}"
     )

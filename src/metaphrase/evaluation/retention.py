@@ -1,4 +1,4 @@
-"""Retention: the loss of accuracy in languages without training data."""
+"""Retention: what a model lost, in languages without training data and in other abilities."""
 
 from __future__ import annotations
 
@@ -34,3 +34,37 @@ def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str,
         "worst": worst,
         "settings": comparison["settings"],
     }
+
+
+def overall_verdict(
+    comparisons: Mapping[str, Any], retained: Mapping[str, Mapping[str, Any]], abilities: Mapping[str, Any] | None
+) -> str:
+    """What a model is better and worse at than before, as one sentence.
+
+    Something is called kept only if nothing is worse.
+
+    Args:
+        comparisons: Output of `compare` by test set.
+        retained: Output of `retention` by test set.
+        abilities: Row of `structure_guard`; None if other abilities were not measured.
+
+    >>> swahili, others = {"pooled": {"verdict": "better"}}, {"verdict": "kept"}
+    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"verdict": "lost"})
+    'Better at udhr; worse at other abilities.'
+    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"verdict": "kept"})
+    'Better at udhr; kept: other languages (udhr), other abilities.'
+    """
+    verdicts = {name: one["pooled"]["verdict"] for name, one in comparisons.items()}
+    verdicts |= {f"other languages ({name})": one["verdict"] for name, one in retained.items()}
+    verdicts |= {} if abilities is None else {"other abilities": abilities["verdict"]}
+    parts = {
+        "better at ": [name for name, word in verdicts.items() if word == "better"],
+        "worse at ": [name for name, word in verdicts.items() if word in ("worse", "lost")],
+        "a tie: ": [name for name, word in verdicts.items() if word == "tie"],
+        "uncertain: ": [name for name, word in verdicts.items() if word == "uncertain"],
+        "kept: ": [name for name, word in verdicts.items() if word == "kept"],
+    }
+    if parts["worse at "]:
+        del parts["kept: "]
+    sentence = "; ".join(f"{words}{', '.join(names)}" for words, names in parts.items() if names)
+    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""

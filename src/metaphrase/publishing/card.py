@@ -53,7 +53,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             benchmark on the Hub also has its `dataset_id` and `task_id`, and optionally `dataset_revision`.
         retention: One row per test set in languages without training data: `data`, number of `languages` and of pairs
             (`n`), `before`, `after`, `difference` and its `interval` as means over the languages, the acceptable loss
-            (`limit`), the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences.
+            (`limit`), the `verdict` (kept, lost or uncertain) and the `worst` languages with their differences. A row
+            of other abilities, in which `n` is a number of sentences, has the same keys.
+        verdict: What the model is better and worse at than its base, as one sentence.
         leakage: One row per test set: `data`, `pairs`, and `shared`, the number of pairs with a sentence that is also in
             the training data. None if it was not checked.
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
@@ -72,6 +74,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     recipe: dict[str, Any] | None = None
     results: list[dict[str, Any]] = field(default_factory=list)
     retention: list[dict[str, Any]] = field(default_factory=list)
+    verdict: str | None = None
     leakage: list[dict[str, Any]] | None = None
     corpus: list[dict[str, Any]] = field(default_factory=list)
     merge: dict[str, Any] | None = None
@@ -131,10 +134,21 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         pooled, rows = retention["pooled"], retention["languages"]
         keys = ("n", "before", "after", "difference", "interval")
         self.retention.append(
-            {"data": data, "languages": len(rows)}
+            {"data": f"other languages: {data}", "languages": len(rows)}
             | {key: pooled[key] for key in keys if key in pooled}
             | {"limit": retention["limit"], "verdict": retention["verdict"]}
             | {"worst": {row["language"]: row["difference"] for row in rows if row["language"] in retention["worst"]}}
+        )
+
+    def add_abilities(self, data: str, row: Mapping[str, Any]) -> None:
+        """Add a row of `evaluation.guards.structure_guard`, for what the model could do besides translations."""
+        keys = ("n", "before", "after", "difference", "interval", "limit", "verdict")
+        below = {language: score - 100 for language, score in row["languages"].items() if score < 100 - row["limit"]}
+        worst = dict(sorted(below.items(), key=lambda item: item[1])[:5])
+        self.retention.append(
+            {"data": f"other abilities: {data}", "languages": len(row["languages"])}
+            | {key: row[key] for key in keys}
+            | {"worst": worst}
         )
 
     def eval_result_entries(self) -> list[EvalResultEntry]:
@@ -271,7 +285,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "results": table([result_row(row) for row in results]),
             "retention": table([result_row(row) for row in retention]),
             "retained": table([_retained_row(row) for row in self.retention]),
-            "red_lines": cell(", ".join(dict.fromkeys(f"{-row['limit']:g}" for row in self.retention))),
+            "verdict": cell(self.verdict),
             "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
             "metrics": table(_metric_rows(self.eval_results_dict or {})),
             "prompted": any((self.model.prompts or {}).values()) if self.model is not None else False,
@@ -457,12 +471,13 @@ def result_row(row: Mapping[str, Any]) -> dict[str, Any]:
 def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
     low, high = row["interval"]
     return {
-        "Test set": str(row["data"]),
+        "Retention": str(row["data"]),
         "Languages": row["languages"],
-        "Pairs": row.get("n"),
+        "Items": row.get("n"),
         "Before": f"{row['before']:.1f}",
         "After": f"{row['after']:.1f}",
         "Difference (95 %)": f"{row['difference']:+.2f} ({low:+.2f} … {high:+.2f})",
+        "Red line": f"{-row['limit']:g}",
         "Verdict": str(row["verdict"]),
         "Largest losses": ", ".join(f"{language} {loss:+.1f}" for language, loss in row["worst"].items()) or "none",
     }

@@ -168,7 +168,8 @@ def write_report(
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
         analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; all are optional.
+            ``alignments``, ``margins``, ``errors``, ``cost``; ``abilities``, a row of
+            :func:`metaphrase.evaluation.guards.structure_guard`, and ``verdict``, a sentence. All are optional.
 
     Returns:
         Path of ``report.html``.
@@ -223,6 +224,8 @@ def _page(report: Mapping[str, Any]) -> str:
             for name, after in report["after"].items()
         ],
         retention={name: {"models": {}, **one} for name, one in analysis.get("retention", {}).items()},
+        abilities=analysis.get("abilities"),
+        verdict_line=analysis.get("verdict"),
         tokens=analysis.get("tokens"),
         alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
         margins=analysis.get("margins"),

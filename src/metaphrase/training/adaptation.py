@@ -355,7 +355,7 @@ class Adaptation:
         names = {language: language_name(language) for language in own}
         verdict = AdaptationResult(
             run=result,
-            verdict=verdict_in_words(own, retained, names),
+            verdict=verdict_in_words(own, retained, names, result.abilities),
             languages=own,
             retention=retained,
             plan=plan,
@@ -509,14 +509,18 @@ def log_plan(splits: Splits, kept: Replayed, plan: Plan) -> None:
 
 
 def verdict_in_words(
-    languages: Mapping[str, Mapping[str, Any]], retained: Mapping[str, Any] | None, names: Mapping[str, str]
+    languages: Mapping[str, Mapping[str, Any]],
+    retained: Mapping[str, Any] | None,
+    names: Mapping[str, str],
+    abilities: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """The changes in accuracy as sentences: one for each language, and one for the others.
+    """The changes as sentences: one for each language, one for the other languages, and one for other abilities.
 
     Args:
         languages: For each adapted language its row of `compare`.
         retained: Retention of the languages that were not adapted; None if none was measured.
         names: Names of languages.
+        abilities: Row of `structure_guard`; None if other abilities were not measured.
     """
     verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
     lines = []
@@ -538,5 +542,14 @@ def verdict_in_words(
         lines.append(
             f"{len(retained['languages'])} languages that were not trained on {kept}: {pooled['difference']:+.1f} "
             f"[{low:+.1f}, {high:+.1f}] on average."
+        )
+    if abilities is not None:
+        low, high = abilities["interval"]
+        words = {"kept": "were kept", "lost": "are worse", "uncertain": "may be worse (uncertain)"}[
+            abilities["verdict"]
+        ]
+        lines.append(
+            f"Other abilities {words}: similarity structure within {len(abilities['languages'])} languages "
+            f"{abilities['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points, against a red line of {-abilities['limit']:g}."
         )
     return lines

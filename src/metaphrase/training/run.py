@@ -34,6 +34,7 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.retention import overall_verdict
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.io.configuration import did_you_mean
@@ -54,6 +55,7 @@ from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
     Sets,
+    abilities_guard,
     measure,
     measure_baseline,
     measure_retention,
@@ -96,6 +98,9 @@ class RunResult:
         after: Results of the release, by test set.
         comparisons: Before and after compared, by test set.
         retention: Retention of languages that were not trained on, by test set.
+        abilities: Retention of other abilities: similarity structure, a row of
+            :func:`metaphrase.evaluation.guards.structure_guard`. None if retention was not measured.
+        verdict: What the release is better and worse at than the encoder before, as one sentence.
         report: The HTML report; ``report.json`` is in the same folder. None without test sets.
         usage: Python that loads the release.
         pushed: Address of the commit on the Hub, if the release was pushed.
@@ -108,13 +113,15 @@ class RunResult:
     after: Mapping[str, Any] = field(default_factory=dict)
     comparisons: Mapping[str, Any] = field(default_factory=dict)
     retention: Mapping[str, Any] = field(default_factory=dict)
+    abilities: Mapping[str, Any] | None = None
+    verdict: str = ""
     report: Path | None = None
     usage: str = ""
     pushed: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain data: the facts with ``output``, ``comparisons``, ``retention`` and ``pushed``."""
-        names = ("comparisons", "retention", "pushed")
+        """The result as plain data: the facts with ``output``, comparisons, retention, verdict and ``pushed``."""
+        names = ("comparisons", "retention", "abilities", "verdict", "pushed")
         return {**self.facts, "output": str(self.output), **{name: getattr(self, name) for name in names}}
 
 
@@ -290,6 +297,7 @@ class TrainingRun:
         self.baseline = self.inputs.baseline or measure_baseline(
             self.encoder, self.tests, self.output, name=self.config.model, show_progress=self._show_progress
         )
+        self.guard = abilities_guard(self.encoder, self.tests, self.config, self.recipe)
 
     def load_corpus(self) -> None:
         """Read the training bitext with the columns that the recipe reads, and the dev bitext."""
@@ -482,6 +490,10 @@ class TrainingRun:
             card.add_comparison(test, comparison)
         for test, one in retained.items():
             card.add_retention(test, one)
+        abilities = None if self.guard is None else self.guard.measure(trained)
+        if abilities is not None:
+            card.add_abilities("similarity structure", abilities)
+        card.verdict = overall_verdict(comparisons, retained, abilities)
         self.release(card)
         embedding = self.language_embedding
         usage = usage_lines(self.output) if embedding is None else usage_by_language(self.output, embedding.languages)
@@ -493,11 +505,15 @@ class TrainingRun:
             comparisons=comparisons,
             run=facts,
             usage=usage,
-            analysis={"retention": retained},
+            analysis={"retention": retained, "abilities": abilities, "verdict": card.verdict},
         )
-        return replace(
-            result, before=before, after=after, comparisons=comparisons, retention=retained, report=page, usage=usage
-        )
+        measured: dict[str, Any] = {
+            "before": before,
+            "after": after,
+            "comparisons": comparisons,
+            "retention": retained,
+        }
+        return replace(result, **measured, abilities=abilities, verdict=card.verdict, report=page, usage=usage)
 
     def push(self) -> str:
         """Push the finished release, with its complete card, to the repository of the training arguments.
