@@ -271,8 +271,8 @@ class DevData:
         return {
             "translations": 100 * float(np.mean(accuracies)),
             **self.answers.measures(*changed["answers"]),
-            "similarity": 100 * float(np.mean(correlations)),
-            "structure": 100 * float(np.mean(structure)),
+            "similarity": float(np.mean(correlations)),
+            "structure": float(np.mean(structure)),
         }
 
 
