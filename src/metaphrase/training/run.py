@@ -496,7 +496,8 @@ class TrainingRun:
         card.verdict = overall_verdict(comparisons, retained, abilities)
         self.release(card)
         embedding = self.language_embedding
-        usage = usage_lines(self.output) if embedding is None else usage_by_language(self.output, embedding.languages)
+        languages = [*next(iter(tests.values())), *card.language]
+        usage = usage_lines(self.output, languages) if embedding is None else usage_by_language(self.output, languages)
         page = write_report(
             self.output,
             title=self.title or f"{self.config.model} trained with {self.recipe.name}",
