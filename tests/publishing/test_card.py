@@ -3,6 +3,7 @@
 import re
 
 import pytest
+import torch
 import yaml
 from datasets import Dataset
 from huggingface_hub import ModelCard
@@ -213,6 +214,24 @@ def test_usage_examples_run(card, tmp_path, capsys):
     for example in (first, second):
         exec(example.replace("sentence_transformers_model_id", str(tmp_path)), {})
     assert capsys.readouterr().out.count("tensor(") == 2
+
+
+def test_usage_examples_are_in_the_language_of_the_model(card, tmp_path):
+    card.language, card.results = ["en", "yo"], []
+    text = written(card, tmp_path).text
+    assert text.count("Ẹnì kọ̀ọ̀kan ló ní ẹ̀tọ́ láti jẹ́ ọmọ orílẹ̀‐èdè kan.") == 2
+    card.results = [{"data": "held-out", "language": "eu", "before": 1.0, "after": 2.0}]
+    text = written(card, tmp_path).text
+    assert text.count("Pertsona orok du herritartasuna izateko eskubidea.") == 2
+    assert text.count("Everyone has the right to a nationality.") == 2
+
+
+def test_the_cosines_of_a_model_without_normalisation_are_cosines(card, tmp_path):
+    second = blocks(written(card, tmp_path).text, "python")[1]
+    card.model.save_pretrained(str(tmp_path))
+    names = {}
+    exec(second.replace("sentence_transformers_model_id", str(tmp_path)), names)
+    assert torch.allclose((names["embeddings"] ** 2).sum(dim=1), torch.ones(2), atol=1e-5)
 
 
 def test_an_adopted_card_goes_on_from_the_present_one(tiny_encoder):

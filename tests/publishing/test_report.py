@@ -232,6 +232,11 @@ def test_a_failed_write_keeps_the_old_file(tmp_path):
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_usage_is_in_the_language_of_the_run():
+    assert "Pertsona orok du herritartasuna" in usage_lines("out", ["en", "eu"])
+    assert "Kila mtu ana haki ya utaifa." in usage_lines("out", ["xx"])
+
+
 def test_usage_is_eight_lines_that_run():
     lines = usage_lines('runs/"odd" path')
     assert len(lines.splitlines()) == 8

@@ -25,6 +25,7 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 
 from metaphrase import __version__
 from metaphrase.io.redaction import redact
+from metaphrase.publishing.examples import example_pairs, quoted
 from metaphrase.publishing.provenance import hub_data_set
 
 #: Name of the model in the usage examples until the model is pushed; sentence-transformers uses it as well.
@@ -309,7 +310,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
 
     def _usage(self) -> str:
         name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
-        return USAGE.format(name=name)
+        return USAGE.format(name=name, sentences=",\n    ".join(quoted([one])[1:-1] for one in self._examples()))
 
     def _usage_transformers(self) -> str:
         """The same with transformers alone, for an encoder with CLS or mean pooling and optional normalisation."""
@@ -320,10 +321,15 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         if pooling is None:
             return ""
         name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
-        normalise = "embeddings = torch.nn.functional.normalize(embeddings)\n" if Normalize in kinds else ""
         return USAGE_TRANSFORMERS.format(
-            name=name, pooling=pooling, normalise=normalise, length=self.model.max_seq_length
+            name=name, pooling=pooling, length=self.model.max_seq_length, sentences=quoted(self._examples())
         )
+
+    def _examples(self) -> tuple[str, str]:
+        """A sentence in a language of the results, or else of the data, and its translation."""
+        stated = [self.language] if isinstance(self.language, str) else self.language or []
+        _, pairs = example_pairs([*(str(row.get("language")) for row in self.results), *stated], default="fr")
+        return pairs[0][::-1]
 
 
 def _merged(merge: Mapping[str, Any] | None) -> str | None:
@@ -349,8 +355,7 @@ from sentence_transformers import SentenceTransformer
 
 model = SentenceTransformer("{name}")
 embeddings = model.encode([
-    "All human beings are born free and equal in dignity and rights.",
-    "Tous les êtres humains naissent libres et égaux en dignité et en droits.",
+    {sentences},
 ])
 print(model.similarity(embeddings, embeddings))"""
 
@@ -360,12 +365,13 @@ from transformers import AutoModel, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("{name}")
 model = AutoModel.from_pretrained("{name}")
-sentences = ["All human beings are born free.", "Tous les êtres humains naissent libres."]
+sentences = {sentences}
 batch = tokenizer(sentences, padding=True, truncation=True, max_length={length}, return_tensors="pt")
 with torch.no_grad():
     hidden = model(**batch).last_hidden_state
 {pooling}
-{normalise}print(embeddings @ embeddings.T)"""
+embeddings = torch.nn.functional.normalize(embeddings)  # their products are cosines
+print(embeddings @ embeddings.T)"""
 
 POOLINGS = {
     "cls": "embeddings = hidden[:, 0]",

@@ -164,7 +164,7 @@ def report_run(
         after={name: one["after"] for name, one in results.items()},
         comparisons=comparisons,
         run=facts,
-        usage=earlier.get("usage") or usage_lines(folder),
+        usage=earlier.get("usage") or usage_lines(folder, sorted(trained)),
         analysis=analyses,
     )
     content = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))

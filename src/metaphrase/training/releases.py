@@ -12,6 +12,7 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.encoders.loading import STARTER, split_revision
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.examples import example_pairs, quoted
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
 from metaphrase.publishing.release import release, release_languages
 
@@ -75,10 +76,12 @@ def describe(
 def usage_by_language(output: Path, languages: Sequence[str]) -> str:
     """Python that loads the release of a language and the English one."""
     language = next((language for language in languages if language != "en"), "en")
+    _, pairs = example_pairs([language])
     return f"""\
 from sentence_transformers import SentenceTransformer
 
 folder = {str(output)!r}  # a model for each language
-source = SentenceTransformer(f"{{folder}}/{language}")
+model = SentenceTransformer(f"{{folder}}/{language}")
 english = SentenceTransformer(f"{{folder}}/en")
-print(english.encode(["It is raining today."]) @ source.encode(["..."]).T)  # a sentence in {language!r}"""
+embeddings = model.encode({quoted(source for source, _ in pairs)})
+print(model.similarity(embeddings, english.encode({quoted(target for _, target in pairs)})))"""

@@ -98,8 +98,7 @@ class RunResult:
         after: Results of the release, by test set.
         comparisons: Before and after compared, by test set.
         retention: Retention of languages that were not trained on, by test set.
-        abilities: Retention of other abilities: similarity structure, a row of
-            :func:`metaphrase.evaluation.guards.structure_guard`. None if retention was not measured.
+        abilities: Retention of other abilities, a row of `structure_guard`; None if retention was not measured.
         verdict: What the release is better and worse at than the encoder before, as one sentence.
         report: The HTML report; ``report.json`` is in the same folder. None without test sets.
         usage: Python that loads the release.
@@ -496,7 +495,8 @@ class TrainingRun:
         card.verdict = overall_verdict(comparisons, retained, abilities)
         self.release(card)
         embedding = self.language_embedding
-        usage = usage_lines(self.output) if embedding is None else usage_by_language(self.output, embedding.languages)
+        languages = [*next(iter(tests.values())), *card.language]
+        usage = usage_lines(self.output, languages) if embedding is None else usage_by_language(self.output, languages)
         page = write_report(
             self.output,
             title=self.title or f"{self.config.model} trained with {self.recipe.name}",
