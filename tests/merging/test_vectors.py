@@ -282,7 +282,7 @@ def test_a_damaged_file_is_refused(vector, tmp_path, what, fault):
     with pytest.raises(ModelFileError, match="Download or write the file again") as caught:
         TaskVector.load(path)
     assert message in str(caught.value)
-    fault("H11", f"a task vector with {what}", tried=1, survived=1)
+    fault("J7", f"a task vector with {what}", tried=1, survived=1)
 
 
 def test_a_truncated_or_flipped_file_is_refused(vector, tmp_path, fault):
@@ -300,7 +300,7 @@ def test_a_truncated_or_flipped_file_is_refused(vector, tmp_path, fault):
             except MetaphraseError:
                 refused += 1
     fault(
-        "H11", "a task vector that is truncated, or of which a bit is flipped", tried=2 * len(places), survived=refused
+        "J7", "a task vector that is truncated, or of which a bit is flipped", tried=2 * len(places), survived=refused
     )
 
 
