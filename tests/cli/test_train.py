@@ -82,7 +82,7 @@ def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys)
 
 def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch, capsys):
     texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}
-    monkeypatch.setattr(run_module, "parallel_texts", lambda: texts)
+    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda: texts)
     plain, debiased = (
         run("--languages", "de", *more, output=name)[1] for name, more in (("a", ()), ("b", ("--debias", "5")))
     )
@@ -98,7 +98,16 @@ def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch,
     )
     assert json.loads((debiased / "run.json").read_text())["debias"]["directions"] == 5
     assert run("--languages", "de", "--debias", "5", recipe="wacse-language", output="c")[0] == 2
-    assert "Omit --debias" in capsys.readouterr().err
+    assert "Omit --merge and --debias" in capsys.readouterr().err
+
+
+def test_the_release_is_merged_with_the_start(run, tiny_encoder):
+    trained, merged = (
+        SentenceTransformer(str(run("--languages", "de", *more, output=name)[1]), device="cpu").state_dict()
+        for name, more in (("a", ()), ("b", ("--merge", "0.25")))
+    )
+    for name, start in tiny_encoder.state_dict().items():
+        torch.testing.assert_close(merged[name], torch.lerp(start, trained[name], 0.25), rtol=0, atol=1e-6)
 
 
 def test_from_a_file_to_a_release(run, bitext, capsys):

@@ -31,7 +31,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parall
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
-from metaphrase.io.arguments import CountOr0, Range, Seed, Weight, checked
+from metaphrase.io.arguments import CountOr0, Range, Seed, Share, Weight, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
@@ -83,6 +83,9 @@ class AdaptationConfig:
         None,
         "Weight of the objective that keeps embeddings close to the original encoder's; 0 for none (default: the "
         "recipe's). It is added to a recipe without it, for the English side.",
+    )
+    merge: Share = option(
+        0.5, "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one."
     )
     debias: CountOr0 = option(20, "Directions of language identity to project out of the release; 0 for none.")
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
@@ -309,6 +312,7 @@ class Adaptation:
             test=[str(self.data / HELD_OUT), str(PACKAGED_DATA / RETENTION)],
             output_dir=str(self.output),
             data_license=self.config.data_license,
+            merge=self.config.merge,
             debias=self.config.debias,
             seed=self.config.seed,
             max_steps=plan.max_steps,
@@ -342,7 +346,18 @@ class Adaptation:
     def _command(self) -> list[str]:
         """The ``metaphrase adapt`` command with these settings."""
         words = ["metaphrase", "adapt", "--corpus", *self.config.corpus, "--languages", *self.languages]
-        for name in ("model", "output_dir", "recipe", "minutes", "replay", "anchor", "debias", "seed", "data_license"):
+        for name in (
+            "model",
+            "output_dir",
+            "recipe",
+            "minutes",
+            "replay",
+            "anchor",
+            "merge",
+            "debias",
+            "seed",
+            "data_license",
+        ):
             if (value := getattr(self.config, name)) is not None:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
         if self.config.retention_languages:

@@ -22,6 +22,7 @@ from metaphrase.io.arguments import (
     Length,
     Positive,
     Ratio,
+    Share,
     check_values,
     checked,
     hints_of,
@@ -64,6 +65,10 @@ class RunOptions:
     )
     keep_adapter: bool = option(False, "Also write the adapter to the folder 'adapter' of the release.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
+    merge: Share | None = option(
+        None,
+        "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one (default: 1).",
+    )
     debias: CountOr0 = option(
         0, "Directions of language identity to project out of the release, as `metaphrase debias` does; 0 for none."
     )

@@ -60,7 +60,7 @@ def describe(
         for file in facts["files"]
     ]
     card.leakage = facts["leakage"]
-    card.debias = facts.get("debias")
+    card.merge, card.debias = facts.get("merge"), facts.get("debias")
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())

@@ -39,14 +39,13 @@ from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import hardware, install_command, versions
-from metaphrase.io.files import UDHR, write_json
+from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.debiasing import debias, parallel_texts
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE
@@ -74,6 +73,7 @@ from metaphrase.training.corpora import (
     selected,
     with_columns,
 )
+from metaphrase.training.finishing import finish
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.releases import TRANSFORMS, describe, usage_by_language, write_release
@@ -237,7 +237,7 @@ class TrainingRun:
             facts = self.train()
             if not self.is_main_process:
                 return None
-            self.remove_language_identity(facts)
+            self.finish(facts)
             card = self.write_release(facts)
             self.result = self.report(facts, card)
             if self.config.push_to_hub:
@@ -355,19 +355,16 @@ class TrainingRun:
             "log_history": self.trainer.state.log_history,
         }
 
-    def remove_language_identity(self, facts: dict[str, Any]) -> None:
-        """Project the configured number of directions out of the trained encoder, estimated on the packaged texts.
+    def finish(self, facts: dict[str, Any]) -> None:
+        """Merge the trained encoder with its start and remove language identity, if the configuration says so.
 
         Raises:
-            UsageError: The languages of the texts do not differ in so many directions.
+            UsageError: The languages of the packaged texts do not differ in so many directions.
         """
-        if not self.config.debias:
-            return
-        texts = parallel_texts()
-        self.encoder, _ = debias(
-            self.encoder, texts, self.config.debias, prompt="auto", show_progress=self._show_progress
+        self.encoder, finished = finish(
+            self.encoder, self.config, pooling=self.recipe.pooling, show_progress=self._show_progress
         )
-        facts["debias"] = {"directions": self.config.debias, "languages": len(texts), "data": UDHR.name}
+        facts |= finished
 
     def build_loss(self) -> None:
         """Build the recipe's loss over the encoder.
@@ -387,10 +384,10 @@ class TrainingRun:
             logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
         if self.language_embedding is None:
             return
-        if self.config.debias:
+        if self.config.debias or self.config.merge is not None:
             raise UsageError(
-                f"Recipe {self.recipe.name!r} learns an input vector for each language, so language identity is not removed "
-                "from its embeddings. Omit --debias."
+                f"Recipe {self.recipe.name!r} learns an input vector for each language, so its encoder is neither merged nor "
+                "debiased. Omit --merge and --debias."
             )
         if self.config.push_to_hub:
             raise UsageError(
