@@ -101,12 +101,12 @@ def test_languages_by_comma_or_space(data, loaded, tmp_path, languages):
     )
 
 
-def test_baseline_is_measured_with_its_stored_prompt(data, loaded, tmp_path, capsys):
+def test_baseline_is_measured_with_its_stored_prompt_and_without(data, loaded, tmp_path, capsys):
     models, prepared = loaded
     output = tmp_path / "result.json"
     arguments = ["evaluate", "strong", "--data", str(data), "--baseline", "weak", "--output", str(output)]
     assert main([*arguments, "--prompt", "none", "--pooling", "cls", "--layer", "7", "--max-length", "32"]) == 0
-    assert models["weak"].prompted == ["query: "]
+    assert models["weak"].prompted == ["query: ", ""]
     assert models["strong"].prompted == [""]
     assert prepared == [{"max_length": 32}, {"pooling": "cls", "layer": 7, "max_length": 32}]
     result = json.loads(output.read_text())
@@ -435,7 +435,7 @@ def test_a_classifier_that_predicts_one_class_is_marked():
 
 
 def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(running, "find_benchmarks", lambda *args: ([], {}))
+    monkeypatch.setattr(running, "find_benchmarks", lambda *args, **options: ([], {}))
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
     notes = " ".join(capsys.readouterr().err.split())
     assert "Note: --pooling applies only to answer-retrieval, mining, mteb, retrieval, sib200, sts." in notes

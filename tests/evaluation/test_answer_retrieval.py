@@ -7,6 +7,7 @@ from sklearn.metrics import average_precision_score
 
 from metaphrase.evaluation.answer_retrieval import (
     AnswerRetrievalEvaluator,
+    AnswerSet,
     evaluate_answer_retrieval,
     load_answer_folder,
     rank_answers,
@@ -156,6 +157,15 @@ def test_a_folder_is_read(tmp_path):
     assert german.sentences[2] == "de sentence three"
     assert german.candidates("paragraph")[1] == "de sentence two de sentence one de sentence two"
     assert list(load_answer_folder(tmp_path / "xquad-r", ["sw", "de"])) == ["sw", "de"]
+
+
+def test_the_first_questions_keep_their_paragraphs(tmp_path):
+    one = load_answer_folder(write_answers(tmp_path))["de"]
+    assert one.first_questions(None) is one
+    assert one.first_questions(1).sentences == ("de sentence one", "de sentence two")
+    assert one.first_questions(3).sentences == one.sentences
+    moved = AnswerSet("de", ("b", "c"), ("q", "r"), (3, 4), one.sentences, one.paragraphs).first_questions(1)
+    assert (moved.ids, moved.answers, moved.sentences) == (("b",), (1,), one.sentences[2:])
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,14 @@ def test_the_verdict_is_said(verdict, difference, said):
     assert f"{difference:+.1f}" in line
 
 
+@pytest.mark.parametrize(("pairs", "said"), [(99, "Too few held-out pairs to tell. 80.0"), (100, "Tie:")])
+def test_few_pairs_do_not_tell_a_tie(pairs, said):
+    (line,) = verdict_in_words({"sw": row("tie", 0.4) | {"n": pairs}}, None, {})
+    assert line.startswith(f"sw: {said}")
+    (line,) = verdict_in_words({"sw": row("better", 9.0) | {"n": pairs}}, None, {})
+    assert line.startswith("sw: Better.")
+
+
 @pytest.mark.parametrize(
     ("verdict", "said"), [("kept", "were preserved"), ("lost", "lost more than"), ("uncertain", "may have lost")]
 )

@@ -75,6 +75,22 @@ class AnswerSet:
             return list(self.sentences)
         return [f"{sentence} {paragraph}" for sentence, paragraph in zip(self.sentences, self.paragraphs, strict=True)]
 
+    def first_questions(self, n: int | None) -> AnswerSet:
+        """The first questions, with the sentences of the paragraphs that have their answers; None for all."""
+        if n is None:
+            return self
+        paragraphs = {self.paragraphs[row] for row in self.answers[:n]}
+        kept = [row for row, paragraph in enumerate(self.paragraphs) if paragraph in paragraphs]
+        place = {row: at for at, row in enumerate(kept)}
+        return AnswerSet(
+            self.language,
+            self.ids[:n],
+            self.questions[:n],
+            tuple(place[row] for row in self.answers[:n]),
+            tuple(self.sentences[row] for row in kept),
+            tuple(self.paragraphs[row] for row in kept),
+        )
+
 
 def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, AnswerSet]:
     """Read XQuAD-R: files ``xx.json[.gz]`` in SQuAD's format, with ``sentences`` and ``sentence_breaks`` in each paragraph.

@@ -87,6 +87,13 @@ class TopicSet:
     topics: tuple[str, ...]
     texts: tuple[str, ...]
 
+    def first_sentences(self, n: int | None) -> TopicSet:
+        """The first sentences of each split; None for all."""
+        splits = dict.fromkeys(self.split)
+        kept = sorted(row for split in splits for row in [at for at, one in enumerate(self.split) if one == split][:n])
+        columns = (self.split, self.ids, self.topics, self.texts)
+        return TopicSet(self.language, *(tuple(column[row] for row in kept) for column in columns))
+
 
 def sib200_code(language: str) -> str:
     """SIB-200's code of a language of XLM-R; other codes are returned unchanged.

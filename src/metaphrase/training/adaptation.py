@@ -50,9 +50,10 @@ logger = logging.getLogger(__name__)
 
 #: File of the plan in the output folder, with the settings that it was made for.
 PLAN = "plan.json"
+#: A tie on fewer held-out pairs says nothing: its interval is wide.
+FEW_PAIRS = 100
 #: Names of the test sets: held-out pairs, and the Declaration of Human Rights, which comes with the package.
 HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
-
 
 #: The user's pairs, split by language, and packaged pairs of other languages.
 Splits: TypeAlias = Mapping[str, Split]
@@ -541,8 +542,10 @@ def verdict_in_words(
     lines = []
     for language, row in languages.items():
         low, high = row["interval"]
+        few = row["verdict"] == "tie" and row["n"] < FEW_PAIRS
+        verdict = "Too few held-out pairs to tell" if few else verdicts[row["verdict"]]
         lines.append(
-            f"{names.get(language, language)}: {verdicts[row['verdict']]}. {row['before']:.1f} → "
+            f"{names.get(language, language)}: {verdict}. {row['before']:.1f} → "
             f"{row['after']:.1f} % on {row['n']} held-out pairs, {row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]."
         )
     if retained is not None:

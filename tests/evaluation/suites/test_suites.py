@@ -24,8 +24,10 @@ from metaphrase.evaluation.suites import (
     DataUnavailable,
     Settings,
     Subject,
+    quick,
 )
 from metaphrase.evaluation.suites.encoders import parallel_folders
+from metaphrase.evaluation.suites.quick import QUICK
 from metaphrase.evaluation.suites.running import (
     cache_path,
     compare_scores,
@@ -33,6 +35,7 @@ from metaphrase.evaluation.suites.running import (
     encoding_speed,
     find_benchmarks,
     run_benchmark,
+    stronger,
 )
 from metaphrase.evaluation.suites.transfer import finetuned_results
 from metaphrase.evaluation.transfer.classification import against_majority
@@ -215,6 +218,42 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     assert {key: told[key] for key in chosen} == chosen
     for word in ("distance margin, k=2, intersection retrieval", "unified", "score > threshold"):
         assert word in part.protocol
+
+
+def test_quick_is_a_sample_of_the_suites_that_only_encode(data, subject, monkeypatch):
+    small = {suite: sample._replace(items=5) for suite, sample in QUICK.items()}
+    monkeypatch.setattr(quick, "QUICK", small)
+    parts, missing = find_benchmarks(data, list(QUICK), SETTINGS, quick=True)
+    whole = {part.name: part for part in find_benchmarks(data, list(QUICK), SETTINGS)[0]}
+    assert [part.name for part in parts] == ["news", "tatoeba", "stsb", "xquad-r", "sib200", "gold"]
+    assert missing == {}
+    for part in parts:
+        assert part.protocol.endswith("; quick: the first 5 items of each language")
+        assert cache_path(part, subject) != cache_path(whole[part.name], subject)
+        assert part.work < whole[part.name].work
+        for result in run_benchmark(part, subject)["scores"].values():
+            sizes = {row["n"] for row in result["languages"].values()}
+            assert sizes == ({10} if part.name == "sib200" and result["measure"] == "accuracy" else {5})
+    names = {path.name.partition(".")[0] for part in parts for path in part.files if part.name == "sib200"}
+    assert names == {"eng_Latn", "ewe_Latn", "swh_Latn", "tat_Cyrl"}
+    (part,) = find_benchmarks(data / "sib200", ["sib200"], Settings(languages=("sw",)), quick=True)[0]
+    assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", "swh_Latn"}
+
+
+def test_the_better_result_of_a_baseline_counts():
+    def evaluation(name, accuracy, error):
+        scores = {
+            "a": {"average": {"score": accuracy}, "lower_is_better": False},
+            "b": {"average": {"score": error}, "lower_is_better": True},
+        }
+        return {"model": name, "scores": scores}
+
+    one, other = evaluation("x", 70, 30), evaluation("x", 60, 20)
+    best = stronger([one, other])["scores"]
+    assert (best["a"], best["b"]) == (one["scores"]["a"], other["scores"]["b"])
+    assert stronger([one]) == one
+    tied = stronger([one, evaluation("y", 70, 30)])["scores"]
+    assert tied["a"] is one["scores"]["a"]
 
 
 # --- Measuring ---

@@ -119,8 +119,13 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     retrieved_by = "cosine" if settings.margin_k is None else f"ratio margin, k={settings.margin_k}"
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
-    for name, (sets, files) in parallel_folders(data, settings).items():
+    for name, (found, files) in parallel_folders(data, settings).items():
+        sets = {language: _first_pairs(one, settings.first) for language, one in found.items()}
         yield Benchmark(name, "retrieval", protocol, files, text_size(files), partial(_measure_retrieval, name, sets))
+
+
+def _first_pairs(one: ParallelSet, first: int | None) -> ParallelSet:
+    return replace(one, sources=one.sources[:first], targets=one.targets[:first])
 
 
 def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
@@ -209,13 +214,17 @@ def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
                 "Spearman of the cosine ×100, test set; in each language, and across it and English",
                 used,
                 text_size(used),
-                partial(_measure_sts, folder, wanted),
+                partial(_measure_sts, folder, wanted, settings.first),
             )
-    yield Benchmark("sts22", "sts", "Spearman of the cosine ×100; 18 subsets, and without fr-pl", (), 0, _sts22)
+    if settings.first is None:
+        yield Benchmark("sts22", "sts", "Spearman of the cosine ×100; 18 subsets, and without fr-pl", (), 0, _sts22)
 
 
-def _measure_sts(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
-    sets = load_sts_folder(folder)
+def _measure_sts(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+    sets = {
+        code: replace(one, first=one.first[:first], second=one.second[:first], scores=one.scores[:first])
+        for code, one in load_sts_folder(folder).items()
+    }
     crossed = cross_lingual({code: one for code, one in sets.items() if code in (TARGET_LANGUAGE, *languages)})
     results = {folder.name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
     return results | ({f"{folder.name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
@@ -255,7 +264,7 @@ def find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Bench
                     "the pairs, measured on the others",
                     (*files, *peers),
                     5 * text_size(files),
-                    partial(_measure_word_alignment, name, read, files, peers),
+                    partial(_measure_word_alignment, name, read, files, peers, settings.first),
                 )
 
 
@@ -272,11 +281,15 @@ def _measure_word_alignment(
     read: Callable[..., list[GoldPair]],
     files: tuple[Path, ...],
     peers: tuple[Path, ...],
+    first: int | None,
     subject: Subject,
 ) -> dict[str, Result]:
-    """With the default settings on all pairs, and with the best settings of the first fifth on the other pairs."""
-    pairs = read(*files)
-    fifth = len(pairs) // 5
+    """With the default settings on all pairs, and with the best settings of the first fifth on the other pairs.
+
+    The settings are not tuned on a sample, and peers are not scored on it.
+    """
+    pairs = read(*files)[:first]
+    peers, fifth = (peers, len(pairs) // 5) if first is None else ((), 0)
 
     def measure(chosen: Sequence[GoldPair], aligner: EmbeddingAligner | None = None) -> Result:
         return evaluate_word_alignment(

@@ -47,14 +47,15 @@ def find_answer_retrieval(data: Path | None, settings: Settings) -> Iterator[Ben
                 f"answers in one pool of {len(wanted)} languages, by cosine; text of a candidate: {settings.answer_text}",
                 used,
                 text_size(used) * _WORK[settings.answer_text],
-                partial(_measure_answers, folder, wanted),
+                partial(_measure_answers, folder, wanted, settings.first),
             )
 
 
-def _measure_answers(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+    sets = load_answer_folder(folder, languages)
     results = evaluate_answer_retrieval(
         subject.model,
-        load_answer_folder(folder, languages),
+        {language: one.first_questions(first) for language, one in sets.items()},
         answer_text=subject.settings.answer_text,
         resamples=min(STS_RESAMPLES, subject.settings.resamples),
         **subject.options(),
@@ -77,12 +78,12 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
                 "on test, or dev without test",
                 used,
                 text_size(used),
-                partial(_measure_sib200, folder, wanted),
+                partial(_measure_sib200, folder, wanted, settings.first),
             )
 
 
-def _measure_sib200(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
-    sets = load_topic_folder(folder, languages)
+def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+    sets = {language: one.first_sentences(first) for language, one in load_topic_folder(folder, languages).items()}
     trained = subject.settings.trained_languages or ()
     retrieval = evaluate_retrieval(
         subject.model,

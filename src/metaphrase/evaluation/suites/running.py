@@ -21,6 +21,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
+from metaphrase.evaluation.suites.quick import QUICK, quick_benchmark, quick_settings
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.io.configuration import option
@@ -84,20 +85,22 @@ class EvaluateOptions(Settings):
         "qa",
         "pos",
         "mteb",
+        "quick",
         "all",
     ] = option(
         "retrieval",
         "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
         "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; sib200: retrieval "
         "and topics in 205 languages; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
-        "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; all: all suites. "
-        "If a data set fails, the others are still measured and written, and the exit status is 2.",
+        "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
+        "sample of the suites that only encode, in minutes; all: all suites. If a data set fails, the others are still "
+        "measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
         None,
-        "Encoder to compare with, measured with its stored query prompt; --max_length applies to it, "
-        "--pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, for a baseline with other "
-        "settings.",
+        "Encoder to compare with, measured with its stored query prompt and without: the better of both results counts. "
+        "--max_length applies to it, --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
+        "for a baseline with other settings.",
     )
     pooling: str | None = option(None, "cls, mean, max, …; default: that of the model.")
     layer: LayerNumber | None = option(
@@ -116,7 +119,7 @@ class EvaluateOptions(Settings):
     @property
     def suites(self) -> tuple[str, ...]:
         """Names of the suites to measure."""
-        return tuple(SUITES) if self.suite == "all" else (self.suite,)
+        return {"all": tuple(SUITES), "quick": tuple(QUICK)}.get(self.suite, (self.suite,))
 
     @property
     def outputs(self) -> tuple[Path, ...]:
@@ -143,7 +146,7 @@ class EvaluateOptions(Settings):
                 raise UsageError(
                     f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {self.suite}."
                 )
-            if self.suite == "all":
+            if len(self.suites) > 1:
                 notes.append(f"Note: --{name} applies only to {', '.join(sorted(applies))}.")
         return notes
 
@@ -158,7 +161,7 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     for line in options.check():
         note(line)
     start = time.perf_counter()
-    benchmarks, missing = find_benchmarks(options.data, options.suites, options)
+    benchmarks, missing = find_benchmarks(options.data, options.suites, options, quick=options.suite == "quick")
     if not benchmarks:
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
         raise DataError(f"{options.data} has no data for the suites {', '.join(options.suites)}: {needs}.")
@@ -167,23 +170,27 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     check_files(options.outputs, [*read, *models, options.baseline])
     claim_folder(options.output_dir)
 
-    def measure(name: str, settings: Settings, **protocol: Any) -> dict[str, Any]:
+    def measure(name: str, *variants: Settings, **protocol: Any) -> dict[str, Any]:
+        """Measure a model under several settings; those after the first need a stored prompt."""
         model = prepare(load_encoder(name), max_length=options.max_length, **protocol)
-        subject = Subject.of(
-            name,
-            model,
-            options.output_dir,
-            settings,
-            batch_size=options.batch_size,
-            show_progress=options.show_progress,
-        )
-        return measure_all(benchmarks, subject, missing, note)
+        subjects = [
+            Subject.of(
+                name,
+                model,
+                options.output_dir,
+                settings,
+                batch_size=options.batch_size,
+                show_progress=options.show_progress,
+            )
+            for settings in (variants if resolve_prompt(model, "auto") else variants[:1])
+        ]
+        return stronger([measure_all(benchmarks, subject, missing, note) for subject in subjects])
 
     before = None
     if options.baseline is not None and options.baseline.endswith(".json"):
         before = read_results(options.baseline, options.suite, benchmarks)
-    elif options.baseline is not None:  # one model in memory at a time; the baseline has its stored prompt
-        before = measure(options.baseline, replace(options, prompt="auto"))
+    elif options.baseline is not None:  # one model in memory at a time
+        before = measure(options.baseline, *(replace(options, prompt=prompt) for prompt in ("auto", None)))
     results = measure(options.model, options, pooling=options.pooling, layer=options.layer)
     if before is not None:
         results["comparisons"] = compare_scores(
@@ -198,6 +205,17 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     for path in options.outputs:
         write_json(path, results)
     return results
+
+
+def stronger(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The first of some evaluations of one model, with the best result of each name; the first of equally good ones."""
+    best = dict(results[0]["scores"])
+    for other in results[1:]:
+        for name, result in other["scores"].items():
+            gain = result["average"]["score"] - best.get(name, result)["average"]["score"]
+            if name not in best or (gain < 0 if result["lower_is_better"] else gain > 0):
+                best[name] = result
+    return results[0] | {"scores": best}
 
 
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
@@ -221,12 +239,12 @@ def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict
 
 
 def find_benchmarks(
-    data: str | Path | None, suites: Sequence[str], settings: Settings
+    data: str | Path | None, suites: Sequence[str], settings: Settings, *, quick: bool = False
 ) -> tuple[list[Benchmark], dict[str, str]]:
     """The benchmarks of some suites that a folder has data for.
 
-    Without a folder, these are the ones whose data are on the Hub. Returns also, for each suite without data, a description
-    of the data that it needs.
+    Without a folder, these are the ones whose data are on the Hub. ``quick`` finds the samples of `QUICK`. Returns also, for
+    each suite without data, a description of the data that it needs.
     """
     folder = Path(data) if data is not None else None
     if folder is not None and not folder.is_dir():
@@ -236,7 +254,8 @@ def find_benchmarks(
     for name in suites:
         suite = SUITES[name]
         embedded = {path for benchmark in benchmarks for path in benchmark.files}
-        found = list(suite.find(folder, settings))
+        found = list(suite.find(folder, quick_settings(name, settings) if quick else settings))
+        found = list(map(quick_benchmark, found)) if quick else found
         # The embeddings of retrieval are cached, so that MTEB encodes nothing.
         benchmarks += [
             replace(one, work=0) if one.suite == "mteb" and embedded.issuperset(one.files) else one for one in found
@@ -298,6 +317,12 @@ def _note_plan(plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], mo
     for suite, reason in missing.items():
         note(f"Skipped: {suite}, which {reason}.")
     note(f"Estimate for {model}: {_duration(sum(one['seconds'] or 0 for one in plan))}.")
+
+
+def _seconds_left(plan: Sequence[Mapping[str, Any]], done: int, spent: float) -> float:
+    """Estimate for the parts that are not done, corrected by the time that the others took."""
+    before, after = (sum(one["seconds"] or 0 for one in part) for part in (plan[:done], plan[done:]))
+    return after * spent / before if before else after
 
 
 def _duration(seconds: float) -> str:
@@ -378,12 +403,15 @@ def measure_all(
     benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note
 ) -> dict[str, Any]:
     """Measure benchmarks one by one; the failure of one does not stop the others."""
-    _note_plan(_plan(benchmarks, subject), missing, subject.name, note)
+    plan = _plan(benchmarks, subject)
+    _note_plan(plan, missing, subject.name, note)
+    start = time.perf_counter()
     scores: dict[str, Any] = {}
     parts: dict[str, Any] = {}
     skipped, failed = dict(missing), {}
     for number, benchmark in enumerate(benchmarks, 1):
-        note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.name} …")
+        left = _duration(_seconds_left(plan, number - 1, time.perf_counter() - start))
+        note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}, about {left} left …")
         cached = is_cached(benchmark, subject)
         try:
             content = run_benchmark(benchmark, subject)

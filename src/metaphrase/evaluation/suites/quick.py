@@ -1,0 +1,51 @@
+"""The suite ``quick``: a fixed sample of the suites that only encode, to choose between two runs in minutes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings
+
+
+class Sample(NamedTuple):
+    """The part of a suite that is measured.
+
+    Attributes:
+        items: Items of each language: pairs of sentences, questions, or sentences of a split.
+        share: Rough share of the texts of a data set that is encoded, for the estimate of the duration.
+        languages: Languages, if available; None for all.
+    """
+
+    items: int
+    share: float
+    languages: tuple[str, ...] | None = None
+
+
+_LANGUAGES = ("de", "ru", "zh", "hi", "sw", "te", "tl", "th")
+#: The sample of each suite. Languages are of several scripts, with much and with little training data.
+QUICK: dict[str, Sample] = {
+    "retrieval": Sample(150, 0.15, _LANGUAGES),
+    "sts": Sample(200, 0.15, ("en", "de", "zh")),
+    "answer-retrieval": Sample(60, 0.05),
+    "sib200": Sample(100, 0.25, (*_LANGUAGES, "ewe_Latn", "tat_Cyrl", "bod_Tibt", "quy_Latn")),
+    "word-alignment": Sample(60, 0.04),
+}
+
+
+def quick_settings(suite: str, settings: Settings) -> Settings:
+    """The settings that find the sample of a suite; ``--languages`` overrides its languages."""
+    sample = QUICK[suite]
+    languages = settings.languages or (list(sample.languages) if sample.languages else None)
+    return replace(settings, first=sample.items, languages=languages)
+
+
+def quick_benchmark(benchmark: Benchmark) -> Benchmark:
+    """A benchmark of a sample, which is cached apart from that of all items."""
+    sample = QUICK[benchmark.suite]
+    return replace(
+        benchmark,
+        protocol=f"{benchmark.protocol}; quick: the first {sample.items} items of each language",
+        work=benchmark.work * sample.share,
+        fixed={**benchmark.fixed, "first": sample.items},
+    )
