@@ -209,7 +209,10 @@ def test_split_and_text_equality(data, loaded, tmp_path):
         (["strong", "--data", "{data}", "--layers", "3"], "--layer"),
         (["strong", "--data", "{data}", "--baseline", "{data}/none.json"], "none.json"),
         (["strong", "--data", "{data}", "--baseline", "{data}/other.json"], "is not a result of"),
-        (["strong", "--data", "{data}", "--baseline", "{data}/broken.json"], "broken.json is damaged, or is another kind of file"),
+        (
+            ["strong", "--data", "{data}", "--baseline", "{data}/broken.json"],
+            "broken.json is damaged, or is another kind of file",
+        ),
         (
             ["strong", "--data", "{data}", "--baseline", "{data}/mining.json"],
             "must be a result of the suite retrieval, but {data}/mining.json is one of mining",
