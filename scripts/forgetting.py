@@ -1,7 +1,7 @@
 """Find the recipe that gains across languages and loses nothing: train a grid, and measure gain and cost on dev data.
 
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
-    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only "tau=0.01" --keep
+    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only "tau=0.01, anchor" "tau=0.01, nothing" --keep
 
 Each recipe of the grid is a temperature and a term that holds the original encoder. It is trained on the demo's bitext and
 measured without a prompt on dev data only: for a share ``alpha`` of the way from the original encoder to the trained one, and
@@ -63,8 +63,10 @@ TERMS: dict[str, list[dict[str, Any]]] = {
     "nothing": [],
     "anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "both"}}],
     "interpolated anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "interpolated"}}],
-    "similarities": [{"objective": "similarity-preservation", "weight": 100.0, "args": {"sides": "both"}}],
-    "similarities x 10": [{"objective": "similarity-preservation", "weight": 1000.0, "args": {"sides": "both"}}],
+    "similarities, weight 100": [{"objective": "similarity-preservation", "weight": 100.0, "args": {"sides": "both"}}],
+    "similarities, weight 1000": [
+        {"objective": "similarity-preservation", "weight": 1000.0, "args": {"sides": "both"}}
+    ],
 }
 ALPHAS = (0.5, 1.0)
 #: Numbers of directions of language identity that are projected out.
@@ -359,7 +361,9 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
     parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
     parser.add_argument("--output", type=Path, default=Path("runs/forgetting"), help="Folder of weights and rows.")
-    parser.add_argument("--only", default="", help="Train recipes whose name contains this text only.")
+    parser.add_argument(
+        "--only", nargs="+", default=[""], help="Train recipes whose name contains one of these texts."
+    )
     parser.add_argument("--steps", type=int, default=100, help="Steps of 64 pairs.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument(
@@ -369,7 +373,8 @@ def main(argv: Sequence[str]) -> int:
     prepare_process()
     data = DevData(options.stsb, options.mlqa)
     rows = []
-    for cell in (None, *(cell for cell in grid(options.seeds, options.steps) if options.only in cell.name)):
+    chosen = [cell for cell in grid(options.seeds, options.steps) if any(text in cell.name for text in options.only)]
+    for cell in (None, *chosen):
         rows += measured(cell, data, options.output)
         print(json.dumps(rows[-len(DIRECTIONS) :], indent=1), flush=True)
     content = {"steps": options.steps, "batch_size": demo_settings()["per_device_train_batch_size"]}
