@@ -149,7 +149,8 @@ def test_help_leads_with_the_options_that_people_use(command, capsys):
         text = capsys.readouterr().out.split("examples:")[0]
         shown[flag] = re.findall(r"^  --(\w+)", text, re.MULTILINE)
     assert shown["--help"][:5] == ["recipe", "model", "corpus", "languages", "output_dir"]
-    assert 20 <= len([name for name in shown["--help"] if name in LEADING]) == len(LEADING)
+    leading = [name for name in LEADING if name != "seeds" or command == "train"]
+    assert 20 <= len([name for name in shown["--help"] if name in leading]) == len(leading)
     assert len(shown["--help"]) < 30
     assert "adam_beta1" in shown["--help-all"]
     assert {option.name for option in fields(RunConfig)} <= set(shown["--help-all"])
@@ -360,6 +361,7 @@ def test_options_are_those_of_hf_argument_parser():
     assert ours.keys() == theirs.keys()
     assert len(ours) > 100
     for name, action in ours.items():
-        for part in ("option_strings", "dest", "nargs", "const", "required", "choices"):
+        for part in ("option_strings", "dest", "nargs", "const", "required"):
             assert getattr(action, part) == getattr(theirs[name], part), (name, part)
+        assert list(action.choices or ()) == list(theirs[name].choices or ()), name
         assert action.default in (theirs[name].default, argparse.SUPPRESS), name

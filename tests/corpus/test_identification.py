@@ -55,7 +55,7 @@ def test_codes_and_names():
     assert language_name("nb") == "Norwegian (nb)"
     assert knows("fil")
     assert not knows("wo")
-    assert set(identification._classifier().labels) - {"zxx"} <= set(identification._NAMES)
+    assert set(identification._classifier().labels) - {"zxx"} <= set(identification.NAMES)
 
 
 def test_without_the_package_the_message_says_how_to_install_it(monkeypatch):

@@ -320,7 +320,7 @@ def test_missing_files(tmp_path, path):
 
 
 def test_unknown_formats_and_names(tmp_path):
-    with pytest.raises(ValueError, match=r"sw-en\.xlsx is unknown\. Supported formats: \.tsv, \.jsonl"):
+    with pytest.raises(ValueError, match=r"sw-en\.xlsx is unknown\. Supported formats: \.tsv, \.csv, \.jsonl"):
         load_corpus(write(tmp_path / "sw-en.xlsx", "x"))
     with pytest.raises(ValueError, match="is not the name of a Hub data set"):
         load_corpus("hf:")

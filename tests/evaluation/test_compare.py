@@ -113,6 +113,7 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
     details = {
         "hits": {direction: {"hits": "1101"} for direction in ("source_to_target", "target_to_source")},
         "items": {"items": [1.0, 0.0, 0.5]},
+        "shared_items": {"items": [1.0, 0.0, 0.5]},
         "pairs_f1": {"sources": 5, "outcomes": {"a": "1 1 1", "b": "0 1 1"}},
         "spearman": {"scores": [1.0, 2.0, 3.0, 4.0], "cosines": [0.1, 0.3, 0.2, 0.9]},
         "error_rate": {"counts": [[2, 2, 1, 1], [3, 2, 2, 3]]},
@@ -122,7 +123,15 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
     resampled = measure.resample(items, items, resamples=20, seed=0)
     assert not resampled.languages["sw"].any()
     assert not resampled.pooled.any()
-    expected = {"hits": 75, "misses": 25, "items": 50, "pairs_f1": 50, "spearman": 80, "error_rate": 100 * 2 / 9}
+    expected = {
+        "hits": 75,
+        "misses": 25,
+        "items": 50,
+        "shared_items": 50,
+        "pairs_f1": 50,
+        "spearman": 80,
+        "error_rate": 100 * 2 / 9,
+    }
     assert measure.score(items["sw"]) == pytest.approx(expected[statistic])
 
 

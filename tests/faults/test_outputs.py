@@ -178,7 +178,7 @@ def test_a_folder_of_the_user_is_no_output(
 ):
     run = tmp_path / "run"
     release(tiny_encoder, run, recipe=None)
-    (run / "run.json").write_text("{}")
+    (run / "run.json").write_text('{"model": "starter", "files": [], "corpus": {"languages": []}}')
     tests = tmp_path / "tests"
     tests.mkdir()
     shutil.copy(corpus, tests / "de-en.tsv")
@@ -216,7 +216,7 @@ def test_a_folder_of_the_user_is_no_output(
 
 def test_a_report_does_not_replace_that_of_its_run(tiny_encoder, command, tmp_path):
     run = release(tiny_encoder, tmp_path / "run", recipe=None)
-    (run / "run.json").write_text("{}")
+    (run / "run.json").write_text('{"model": "starter", "files": [], "corpus": {"languages": []}}')
     (run / "report.json").write_text("{}")
     before = tree(run)
     assert command("report", run, "--output_dir", run, said="is, or contains, that of the model")

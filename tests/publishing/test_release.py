@@ -10,6 +10,7 @@ import pytest
 import torch
 import yaml
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from huggingface_hub import ModelCard, parse_eval_result_entries
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -223,7 +224,9 @@ class TestRelease:
         plain = release(tiny_encoder, tmp_path / "plain", recipe=RECIPE)
         with torch.autocast("cpu", torch.bfloat16):
             inside = release(tiny_encoder, tmp_path / "inside", recipe=RECIPE)
+        AcceleratorState._reset_state(reset_partial_state=True)  # another test may have set it up
         Accelerator(cpu=True, mixed_precision="bf16").prepare_model(tiny_encoder)
+        AcceleratorState._reset_state(reset_partial_state=True)
         assert "forward" in vars(tiny_encoder)
         prepared = release(tiny_encoder, tmp_path / "prepared", recipe=RECIPE)
         assert len({(folder / "reference.json").read_text() for folder in (plain, inside, prepared)}) == 1

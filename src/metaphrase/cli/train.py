@@ -11,6 +11,7 @@ from metaphrase.cli.output import emit
 from metaphrase.cli.runs import execute, execute_and_print, parse_runs
 from metaphrase.cli.tables import runs_table
 from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Seed, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import prepare_process
 from metaphrase.publishing.run_comparison import BEFORE, compare_runs
@@ -25,11 +26,12 @@ EXAMPLES = (
 )
 
 
+@checked
 @dataclass
 class SeedOptions:
     """Several runs of one configuration."""
 
-    seeds: list[int] = option(
+    seeds: list[Seed] = option(
         [], "Train once with each seed, into OUTPUT_DIR/seed-N, and compare all runs with the encoder before training."
     )
 

@@ -56,7 +56,9 @@ def load_parallel_folder(
     """
     folder = Path(path)
     if not str(path) or not folder.is_dir():
-        raise MissingFileError(f"{str(path)!r} is not a folder. Pass a folder with files such as sw-en.tsv.gz.")
+        raise MissingFileError(
+            f"{str(path) or repr('')} is not a folder. Pass a folder with files such as sw-en.tsv.gz."
+        )
     names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
     files: dict[str, Path] = {}
     for file, match in names.items():

@@ -155,7 +155,8 @@ def _scores(counts_4: NDArray[np.int64]) -> AlignmentScores:
     return AlignmentScores(precision, recall, f1, aer)
 
 
-def parse_gold(alignment: str, *, first: int = 0) -> tuple[frozenset[Link], frozenset[Link]]:
+@checked
+def parse_gold(alignment: str, *, first: CountOr0 = 0) -> tuple[frozenset[Link], frozenset[Link]]:
     """Sure and possible links of a Pharaoh string, in which possible links have a ``p`` instead of the hyphen.
 
     Args:

@@ -88,7 +88,7 @@ class Settings:
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
     finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
-    first: int | None = field(default=None, metadata={"internal": True})
+    first: Count | None = field(default=None, metadata={"internal": True})
 
     def __post_init__(self) -> None:
         """Split lists at commas and spaces; None is no list or no prompt."""
