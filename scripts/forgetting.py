@@ -341,7 +341,7 @@ def table(content: Mapping[str, Any]) -> str:
     """Format the results as Markdown."""
     machine = content["hardware"]
     lines = [
-        f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seeds "
+        f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seed "
         f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({machine['cpus']} {machine['machine']} "
         "cores). α is the share of the way from the original encoder to the trained one. Single runs: small differences "
         "are not meaningful.",
