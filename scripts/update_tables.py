@@ -117,7 +117,8 @@ def adapted_words(content: dict[str, Any]) -> str:
     return (
         f"```text\n{verdict}\n```\n\n"
         f"This example uses the first 5,000 pairs of LAFAND-MT's Swahili training split (news), of which {own} were used for "
-        f"training: one run with seed {content['seed']}, {content['steps']} steps, {content['seconds'] / 60:.0f} minutes in "
+        f"training: one run of `{content['command']}` with seed {content['seed']}, {content['steps']} steps, "
+        f"{content['seconds'] / 60:.0f} minutes in "
         f"total on {content['hardware']['cpus']} {content['hardware']['machine']} cores."
     )
 
