@@ -25,17 +25,16 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
-from metaphrase.io.files import append_csv
 from metaphrase.mining.search import distinct_rows, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -364,7 +363,7 @@ def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:
 
 
 @checked
-class AnswerRetrievalEvaluator(BaseEvaluator):
+class AnswerRetrievalEvaluator(EmbeddingEvaluator):
     """Answer retrieval from one pool of all languages, during training.
 
     As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
@@ -383,6 +382,8 @@ class AnswerRetrievalEvaluator(BaseEvaluator):
         encode: Replaces ``model.encode``, with its signature.
     """
 
+    kind = "answer_retrieval"
+
     def __init__(
         self,
         sets: Mapping[str, AnswerSet],
@@ -395,19 +396,17 @@ class AnswerRetrievalEvaluator(BaseEvaluator):
         write_csv: bool = True,
         encode: Encode | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            name,
+            batch_size=batch_size,
+            prompt=prompt,
+            show_progress_bar=show_progress_bar,
+            write_csv=write_csv,
+            encode=encode,
+        )
         self.sets = dict(sets)
-        self.name = name
         self.answer_text = answer_text
-        self.encoding: EncodingOptions = {
-            "prompt": prompt,
-            "batch_size": batch_size,
-            "show_progress": show_progress_bar,
-            "encode": encode,
-        }
-        self.write_csv = write_csv
         self.primary_metric = "mean_average_precision"
-        self.csv_file = f"answer_retrieval_evaluation{'_' * bool(name)}{name}_results.csv"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -421,13 +420,8 @@ class AnswerRetrievalEvaluator(BaseEvaluator):
             **{f"{language}_average_precision": precision for language, precision in precisions.items()},
         }
         logger.info("Answer retrieval %s at step %d: mAP %.2f %%", self.name, steps, 100 * next(iter(scores.values())))
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
-        metrics = self.prefix_name_to_metrics(scores, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return self.record(model, scores, output_path, epoch, steps)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""
-        prompt = self.encoding["prompt"]
-        return {"answer_text": self.answer_text, **({"prompt": prompt} if prompt else {})}
+        return {"answer_text": self.answer_text, **super().get_config_dict()}

@@ -18,7 +18,6 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.evaluation.encoding import (
@@ -30,12 +29,12 @@ from metaphrase.evaluation.encoding import (
     prepare,
     resolve_prompt,
 )
+from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, pooled_bootstrap_interval
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
-from metaphrase.io.files import append_csv
 from metaphrase.mining.margins import neighbour_scores
 from metaphrase.mining.search import distinct_rows, nearest_neighbours, unit_rows
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
@@ -342,7 +341,7 @@ def xsim_error(result: Result) -> Result:
 
 
 @checked
-class RetrievalEvaluator(BaseEvaluator):
+class RetrievalEvaluator(EmbeddingEvaluator):
     """Retrieval accuracy during training, by language and direction, and a warning if the embeddings collapse.
 
     As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
@@ -364,6 +363,8 @@ class RetrievalEvaluator(BaseEvaluator):
     Relations: `sentence_transformers`' ``TranslationEvaluator`` measures one language and counts equal texts as hits.
     """
 
+    kind = "retrieval"
+
     def __init__(
         self,
         sets: Mapping[str, ParallelSet],
@@ -376,19 +377,17 @@ class RetrievalEvaluator(BaseEvaluator):
         encode: Encode | None = None,
         language_embedding: LanguageEmbedding | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            name,
+            batch_size=batch_size,
+            prompt=prompt,
+            show_progress_bar=show_progress_bar,
+            write_csv=write_csv,
+            encode=encode,
+        )
         self.sets = dict(sets)
-        self.name = name
-        self.encoding: EncodingOptions = {
-            "prompt": prompt,
-            "batch_size": batch_size,
-            "show_progress": show_progress_bar,
-            "encode": encode,
-        }
-        self.write_csv = write_csv
         self.language_embedding = language_embedding
         self.primary_metric = "mean_accuracy"
-        self.csv_file = f"retrieval_evaluation{'_' * bool(name)}{name}_results.csv"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -412,12 +411,9 @@ class RetrievalEvaluator(BaseEvaluator):
         if cosines:
             scores["unrelated_cosine"] = float(np.mean(cosines))
             self._warn_of_collapse(scores["unrelated_cosine"], steps)
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
-        metrics = self.prefix_name_to_metrics(scores, self.name)
-        accuracies_only = {key: value for key, value in metrics.items() if key.endswith("_accuracy")}
-        self.store_metrics_in_model_card_data(model, accuracies_only, epoch, steps)
-        return metrics
+        return self.record(
+            model, scores, output_path, epoch, steps, on_card=lambda metric: metric.endswith("_accuracy")
+        )
 
     def _warn_of_collapse(self, cosine: float, steps: int) -> None:
         if cosine > COLLAPSED_COSINE:
@@ -429,8 +425,3 @@ class RetrievalEvaluator(BaseEvaluator):
                 cosine,
                 COLLAPSED_COSINE,
             )
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        prompt = self.encoding["prompt"]
-        return {"prompt": prompt} if prompt else {}

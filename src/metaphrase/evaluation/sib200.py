@@ -23,19 +23,18 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.evaluation import BaseEvaluator
 from sklearn.linear_model import LogisticRegression
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Measurement, Result, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
-from metaphrase.io.files import append_csv
 from metaphrase.mining.search import unit_rows
 
 logger = logging.getLogger(__name__)
@@ -324,7 +323,7 @@ def _sha256(*sets: TopicSet) -> str:
 
 
 @checked
-class TopicEvaluator(BaseEvaluator):
+class TopicEvaluator(EmbeddingEvaluator):
     """Topic classification by a probe on English embeddings, during training.
 
     As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
@@ -343,6 +342,8 @@ class TopicEvaluator(BaseEvaluator):
     Relations: `RetrievalEvaluator` with the pairs of `topic_pairs` measures the retrieval of translations.
     """
 
+    kind = "topic"
+
     def __init__(
         self,
         sets: Mapping[str, TopicSet],
@@ -354,18 +355,16 @@ class TopicEvaluator(BaseEvaluator):
         write_csv: bool = True,
         encode: Encode | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(
+            name,
+            batch_size=batch_size,
+            prompt=prompt,
+            show_progress_bar=show_progress_bar,
+            write_csv=write_csv,
+            encode=encode,
+        )
         self.sets = dict(sets)
-        self.name = name
-        self.encoding: EncodingOptions = {
-            "prompt": prompt,
-            "batch_size": batch_size,
-            "show_progress": show_progress_bar,
-            "encode": encode,
-        }
-        self.write_csv = write_csv
         self.primary_metric = "mean_accuracy"
-        self.csv_file = f"topic_evaluation{'_' * bool(name)}{name}_results.csv"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
@@ -379,13 +378,4 @@ class TopicEvaluator(BaseEvaluator):
         scores = {"mean_accuracy": float(np.mean(others or list(accuracies.values())))}
         scores |= {f"{language}_accuracy": accuracy for language, accuracy in accuracies.items()}
         logger.info("Topics %s at step %d: %.2f %%", self.name, steps, 100 * scores["mean_accuracy"])
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
-        metrics = self.prefix_name_to_metrics(scores, self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings for the model card."""
-        prompt = self.encoding["prompt"]
-        return {"prompt": prompt} if prompt else {}
+        return self.record(model, scores, output_path, epoch, steps)
