@@ -245,6 +245,10 @@ HEADLINES = {
     "pawsx accuracy": "PAWS-X, paraphrases, {languages} languages",
     "xnli accuracy": "XNLI, inference, {languages} languages",
     "xquad f1": "XQuAD, question answering, {languages} languages",
+    "ud probe accuracy": "Universal Dependencies, POS tags by a probe, {languages} languages",
+    "pawsx probe accuracy": "PAWS-X, paraphrases by a probe, {languages} languages",
+    "xnli probe accuracy": "XNLI, inference by a probe, {languages} languages",
+    "xquad probe f1": "XQuAD, answers by a probe, {languages} languages",
 }
 
 
@@ -252,7 +256,8 @@ def headline_table(content: dict[str, Any]) -> str:
     """Format the README's table: one row for each benchmark, gains and losses."""
     lines = ["| benchmark | measure | starter | demo | difference [95 %] | |", "|---|---|--:|--:|--:|---|"]
     for name, label in HEADLINES.items():
-        one = content["scores"][name]
+        if (one := content["scores"].get(name)) is None:  # of --transfer probe or of --transfer finetune
+            continue
         cells = [score_cell(one, side) for side in SIDES]
         cells += test_cells(tested(content["scores"], name))
         lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
@@ -283,7 +288,9 @@ def prompt_mark(one: dict[str, Any], side: str) -> str:
 
 def tested(scores: dict[str, Any], name: str) -> dict[str, Any] | None:
     """Return the test of a score. Tags are compared by accuracy, and the test is stored with the main measure, F1."""
-    return {"ud f1": None, "ud accuracy": scores.get("ud f1", {}).get("test")}.get(name, scores[name]["test"])
+    if not name.startswith("ud "):
+        return scores[name]["test"]
+    return None if name.endswith("f1") else scores[name.replace("accuracy", "f1")]["test"]
 
 
 def test_cells(test: dict[str, Any] | None) -> list[str]:

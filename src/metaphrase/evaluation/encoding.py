@@ -17,12 +17,15 @@ from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
+from metaphrase.io.progress import progress_bars
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.packing import packed
 
 #: Encoders whose hidden state *k* is the output of their first *k* layers alone: no norm follows the last layer.
 _TRUNCATABLE = ("bert", "camembert", "electra", "mpnet", "roberta", "xlm-roberta")
 
+#: Texts that are sorted by length, encoded and kept together.
+_BLOCK = 1 << 10
 #: Has the signature of ``SentenceTransformer.encode``.
 Encode = Callable[..., NDArray[Any]]
 #: A model for all texts, or one model per language.
@@ -122,10 +125,15 @@ class CachedEncoder:
         show_progress_bar: bool = False,
         **_: Any,
     ) -> NDArray[Any]:
-        """Embeddings, shape ``(texts, hidden)``."""
-        if new := self.missing(texts, prompt):
-            settings = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": show_progress_bar}
-            self.add(new, prompt, self.model.encode(new, convert_to_numpy=True, **settings))
+        """Embeddings, shape ``(texts, hidden)``. They are kept block by block."""
+        new = self.missing(texts, prompt)
+        settings: dict[str, Any] = {"prompt": prompt, "batch_size": batch_size, "show_progress_bar": False}
+        with progress_bars(show_progress_bar) as begin:
+            advance = begin("Embedding", len(new))
+            for first in range(0, len(new), _BLOCK):
+                block = new[first : first + _BLOCK]
+                self.add(block, prompt, self.model.encode(block, convert_to_numpy=True, **settings))
+                advance(len(block))
         return np.stack([self.rows[prompt, text] for text in texts])
 
 

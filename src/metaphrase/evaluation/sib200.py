@@ -220,23 +220,24 @@ def probe_hits(
 
 @checked
 def find_topics(
-    model: Any, sets: Mapping[str, TopicSet], **encoding: Unpack[EncodingOptions]
+    model: Any, sets: Mapping[str, TopicSet], train: TopicSet | None = None, **encoding: Unpack[EncodingOptions]
 ) -> dict[str, NDArray[np.bool_]]:
     """`probe_hits` in every language, trained on the English sentences of the split ``train``.
 
-    Measured is the split ``test``, or ``dev`` if there is none.
+    Measured is the split ``test``, or ``dev`` if there is none. ``train`` replaces the English set for training.
     """
-    english = sets[ENGLISH]
-    train, test = (
-        [at for at, split in enumerate(english.split) if split == one] for one in ("train", measured(english))
+    english, trained = sets[ENGLISH], train or sets[ENGLISH]
+    train_rows, test_rows = (
+        [at for at, split in enumerate(one.split) if split == name]
+        for one, name in ((trained, "train"), (english, measured(english)))
     )
-    sides = [[english.texts[at] for at in train], *([one.texts[at] for at in test] for one in sets.values())]
+    sides = [[trained.texts[at] for at in train_rows], *([one.texts[at] for at in test_rows] for one in sets.values())]
     train_nh, *embeddings = embed_sides(model, sides, **encoding)
     return probe_hits(
         train_nh,
-        [english.topics[at] for at in train],
+        [trained.topics[at] for at in train_rows],
         dict(zip(sets, embeddings, strict=True)),
-        [english.topics[at] for at in test],
+        [english.topics[at] for at in test_rows],
     )
 
 
@@ -254,6 +255,7 @@ def evaluate_topics(
     sets: Mapping[str, TopicSet],
     *,
     name: str | None = None,
+    train: TopicSet | None = None,
     trained: Sequence[str] = (),
     resamples: Resamples = STS_RESAMPLES,
     seed: Seed = 0,
@@ -265,6 +267,7 @@ def evaluate_topics(
         model: A SentenceTransformer, or an object with its ``encode``.
         sets: English and other languages, from `load_topic_folder`.
         name: Name of the model in the result.
+        train: English sentences to train on, if not those of ``sets``.
         trained: Languages that the model was trained on, for an average over them.
         resamples: Number of bootstrap samples of the intervals, over sentences, which are the same in all languages.
         seed: Seed of the bootstrap.
@@ -279,13 +282,13 @@ def evaluate_topics(
     """
     start = time.perf_counter()
     split = measured(sets[ENGLISH])
-    hits = find_topics(model, sets, **encoding)
+    hits = find_topics(model, sets, train, **encoding)
     languages = {
         language: Measurement(
             len(hits_m),
             100 * float(hits_m.mean()),
             None,
-            _sha256(sets[ENGLISH], sets[language]),
+            _sha256(train or sets[ENGLISH], sets[language]),
             {"items": hits_m.astype(int).tolist()},
         )
         for language, hits_m in hits.items()

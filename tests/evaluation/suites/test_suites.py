@@ -24,10 +24,8 @@ from metaphrase.evaluation.suites import (
     DataUnavailable,
     Settings,
     Subject,
-    quick,
 )
 from metaphrase.evaluation.suites.encoders import parallel_folders
-from metaphrase.evaluation.suites.quick import QUICK
 from metaphrase.evaluation.suites.running import (
     cache_path,
     compare_scores,
@@ -37,6 +35,7 @@ from metaphrase.evaluation.suites.running import (
     run_benchmark,
     stronger,
 )
+from metaphrase.evaluation.suites.samples import QUICK
 from metaphrase.evaluation.suites.transfer import finetuned_results
 from metaphrase.evaluation.transfer.classification import against_majority
 from metaphrase.evaluation.transfer.data import UPOS
@@ -121,7 +120,7 @@ def test_finds_benchmarks_and_reports_missing_data(data):
         ("answer-retrieval", "xquad-r"),
         ("sib200", "sib200"),
         ("word-alignment", "gold"),
-        ("paraphrase", "pawsx"),
+        ("paraphrase", "pawsx probe"),
         ("mteb", "mteb tatoeba"),
     ]
     assert {suite: reason.startswith("needs ") for suite, reason in missing.items()} == {
@@ -166,7 +165,7 @@ def test_a_data_set_itself_can_be_the_folder(data):
         ("xquad-r", "answer-retrieval", "xquad-r"),
         ("sib200", "sib200", "sib200"),
         ("gold", "word-alignment", "gold"),
-        ("pawsx", "paraphrase", "pawsx"),
+        ("pawsx", "paraphrase", "pawsx probe"),
     ):
         assert find_benchmarks(data / folder, [suite], SETTINGS)[0][0].name == name
 
@@ -220,15 +219,14 @@ def test_mining_settings(data, tiny_encoder, tiny_encoder_dir, tmp_path):
         assert word in part.protocol
 
 
-def test_quick_is_a_sample_of_the_suites_that_only_encode(data, subject, monkeypatch):
+def test_quick_is_a_sample_of_the_suites_that_only_encode(data, subject):
     small = {suite: sample._replace(items=5) for suite, sample in QUICK.items()}
-    monkeypatch.setattr(quick, "QUICK", small)
-    parts, missing = find_benchmarks(data, list(QUICK), SETTINGS, quick=True)
+    parts, missing = find_benchmarks(data, list(QUICK), SETTINGS, small)
     whole = {part.name: part for part in find_benchmarks(data, list(QUICK), SETTINGS)[0]}
     assert [part.name for part in parts] == ["news", "tatoeba", "stsb", "xquad-r", "sib200", "gold"]
     assert missing == {}
     for part in parts:
-        assert part.protocol.endswith("; quick: the first 5 items of each language")
+        assert "; sample: the first 5 items of each language" in part.protocol
         assert cache_path(part, subject) != cache_path(whole[part.name], subject)
         assert part.work < whole[part.name].work
         for result in run_benchmark(part, subject)["scores"].values():
@@ -236,7 +234,7 @@ def test_quick_is_a_sample_of_the_suites_that_only_encode(data, subject, monkeyp
             assert sizes == ({10} if part.name == "sib200" and result["measure"] == "accuracy" else {5})
     names = {path.name.partition(".")[0] for part in parts for path in part.files if part.name == "sib200"}
     assert names == {"eng_Latn", "ewe_Latn", "swh_Latn", "tat_Cyrl"}
-    (part,) = find_benchmarks(data / "sib200", ["sib200"], Settings(languages=("sw",)), quick=True)[0]
+    (part,) = find_benchmarks(data / "sib200", ["sib200"], Settings(languages=("sw",)), QUICK)[0]
     assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", "swh_Latn"}
 
 
@@ -440,7 +438,7 @@ def test_a_text_is_embedded_once(tiny_encoder, bitext, monkeypatch):
 
 def test_fine_tuned_benchmarks_are_trained_and_measured(data, tiny_encoder, tiny_encoder_dir, tmp_path):
     tiny = {"num_train_epochs": 1, "max_steps": 2, "max_length": 24, "use_cpu": True}
-    settings = Settings(resamples=50, finetuning=tiny)
+    settings = Settings(resamples=50, transfer="finetune", finetuning=tiny)
     subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
     (part,) = find_benchmarks(data, ["paraphrase"], settings)[0]
     result = run_benchmark(part, subject)
@@ -489,16 +487,56 @@ def test_predicting_one_class_is_not_learned(predicted, learned):
     assert row["learned"] is learned
 
 
-def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tmp_path, bitext):
-    for name, side, split in (("en_ewt", "target", "dev"), ("en_ewt", "target", "test"), ("de_pud", "source", "test")):
+def test_a_probe_transfers_what_english_shows(data, subject, bitext):
+    """A tag depends on the first letter of its word, and "German" has the English words."""
+    write_treebanks(data, bitext, lambda word, at: UPOS[ord(word[0]) % 2], sides=("target", "target"))
+    write_questions(data / "xquad", bitext)
+    scores = {}
+    for suite in ("paraphrase", "pos", "qa"):
+        (part,) = find_benchmarks(data, [suite], SETTINGS)[0]
+        assert "frozen" in part.protocol
+        scores |= run_benchmark(part, subject)["scores"]
+    assert list(scores) == [
+        *("pawsx probe accuracy", "ud probe f1", "ud probe accuracy", "xquad probe f1", "xquad probe exact match"),
+    ]
+    tags = scores["ud probe accuracy"]["languages"]
+    assert tags["de"]["score"] == tags["en"]["score"] > 80
+    assert scores["xquad probe f1"]["languages"]["en"]["score"] > 35
+    for name in ("pawsx probe accuracy", "ud probe f1", "xquad probe f1"):
+        assert scores[name]["statistic"] == "shared_items"
+        assert scores[name]["average"]["interval"][0] <= scores[name]["average"]["interval"][1]
+
+
+def write_questions(folder, bitext):
+    """The answer to a question is the word of the context that the question is."""
+    for language, side in (("en", "target"), ("de", "source")):
+        paragraphs = []
+        for at, row in enumerate(bitext):
+            word = max(row[side].split(), key=len)
+            answer = {"text": word, "answer_start": row[side].index(word)}
+            question = {"id": str(at), "question": word, "answers": [answer]}
+            paragraphs.append({"context": row[side], "qas": [question]})
+        with gzip.open(_made(folder / f"xquad.{language}.json.gz"), "wt", encoding="utf-8") as file:
+            json.dump({"data": [{"paragraphs": paragraphs}]}, file)
+
+
+def write_treebanks(data, bitext, tag, sides):
+    names = ("en_ewt", sides[1], "dev"), ("en_ewt", sides[1], "test"), ("de_pud", sides[0], "test")
+    for name, side, split in names:
         lines = []
         for row in bitext:
             for at, word in enumerate(row[side].split(), 1):
-                lines.append("\t".join([str(at), word, word, UPOS[at % 5], "_", "_", "0", "root", "_", "_"]))
+                lines.append("\t".join([str(at), word, word, tag(word, at), "_", "_", "0", "root", "_", "_"]))
             lines.append("")
         write_lines(data / "ud" / f"{name}-ud-{split}.conllu.gz", lines)
+
+
+def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tmp_path, bitext):
+    write_treebanks(data, bitext, lambda word, at: UPOS[at % 5], sides=("source", "target"))
     settings = Settings(
-        languages=("de",), finetuning={"max_steps": 1, "max_length": 64, "num_train_epochs": 1, "use_cpu": True}
+        languages=("de",),
+        transfer="finetune",
+        finetuning={"max_steps": 1, "max_length": 64, "num_train_epochs": 1, "use_cpu": True},
     )
     (part,) = find_benchmarks(data, ["pos"], settings)[0]
     assert len(part.files) == 3
@@ -556,7 +594,7 @@ def test_settings_of_other_suites_do_not_matter(counted, subject):
 
 def test_unrelated_settings_do_not_retrain(counted, subject):
     calls, part = counted
-    part = replace(part, suite="qa")
+    part = replace(part, suite="qa", reads=("languages", "transfer"))
     run_benchmark(part, subject)
     for change in ({"text_equality": True}, {"resamples": 7}, {"seed": 1}, {"prompt": "a: "}, {"strip_quotes": True}):
         run_benchmark(part, replace(subject, settings=replace(SETTINGS, **change)))

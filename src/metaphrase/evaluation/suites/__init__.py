@@ -11,7 +11,7 @@ mining     a folder of BUCC files                 each BUCC protocol whose split
 sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
            or ``xxyy.src-tgt``, ``xxyy.gold``
-nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` fine-tuned in English at a small scale, measured in all languages
+nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` probes, or fine-tuning at a small scale, in English; all languages
 answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
 sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
@@ -37,6 +37,7 @@ from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
 
 _BOOTSTRAP = ("resamples", "seed")
+_PROBED = ("prompt", "languages", "transfer", *_BOOTSTRAP)
 #: All suites by name.
 SUITES: dict[str, Suite] = {
     suite.name: suite
@@ -77,14 +78,14 @@ SUITES: dict[str, Suite] = {
             find_word_alignment,
             _BOOTSTRAP,
         ),
-        Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), ("languages",)),
-        Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), ("languages",)),
-        Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), ("languages",)),
+        Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), _PROBED),
+        Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), _PROBED),
+        Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), _PROBED[1:]),
         Suite(
             "pos",
             "ud/xx_…-ud-test.conllu.gz, including English dev",
             partial(find_finetuned, "pos"),
-            ("languages",),
+            _PROBED[1:],
         ),
         Suite(
             "mteb",

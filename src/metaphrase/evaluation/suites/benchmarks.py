@@ -6,14 +6,15 @@ import gzip
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
-from metaphrase.evaluation.encoding import CachedEncoder, Encode
+from metaphrase.evaluation.embedding_store import StoredEncoder
+from metaphrase.evaluation.encoding import CachedEncoder, Encode, EncodingOptions
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
@@ -85,6 +86,11 @@ class Settings:
     trained_languages: list[str] | None = option(
         None, "SIB-200: languages that the encoder was trained on, which are averaged separately."
     )
+    transfer: Literal["probe", "finetune"] = option(
+        "probe",
+        "nli, paraphrase, qa, pos. probe: a linear probe on the frozen encoder, in minutes; finetune: the whole encoder is "
+        "fine-tuned at a small scale, which takes about an hour.",
+    )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")
     finetuning: Mapping[str, Any] = field(default_factory=dict, metadata={"internal": True})
@@ -139,22 +145,28 @@ class Subject:
     ) -> Subject:
         """Make a subject whose results are cached in a subfolder of ``output`` that is named after the model's digest.
 
-        Without ``output``, or if the model has no digest, results are not cached.
+        Its embeddings are kept in the subfolder ``embeddings``. Without ``output``, or if the model has no digest, nothing
+        is cached.
         """
         sha = model_hash(model) if isinstance(model, SentenceTransformer) else None
         folder = Path(output) / sha[:12] if output is not None and sha is not None else None
-        return cls(name, model, sha, CachedEncoder(model).encode, folder, settings, batch_size, show_progress)
+        encoder = CachedEncoder(model)
+        if output is not None and sha is not None:
+            encoder = StoredEncoder(model, Path(output) / "embeddings", sha)
+        return cls(name, model, sha, encoder.encode, folder, settings, batch_size, show_progress)
 
-    def options(self) -> dict[str, Any]:
-        """Options that all evaluations of sentence embeddings take."""
+    def encoding(self) -> EncodingOptions:
+        """How the subject embeds texts."""
         return {
-            "name": self.name,
             "prompt": self.settings.prompt,
             "batch_size": self.batch_size,
-            "seed": self.settings.seed,
             "show_progress": self.show_progress,
             "encode": self.encode,
         }
+
+    def options(self) -> dict[str, Any]:
+        """Options that all evaluations of sentence embeddings take."""
+        return {"name": self.name, "seed": self.settings.seed, **self.encoding()}
 
 
 class DataUnavailable(Exception):
@@ -172,7 +184,8 @@ class Benchmark:
         files: Files that it reads.
         work: Bytes of text to encode, a rough measure of its duration.
         measure: Measures a model and returns results by name.
-        fixed: Further values that its results depend on, in addition to the settings that its suite reads.
+        fixed: Further values that its results depend on, in addition to the settings that it reads.
+        reads: Names of the `Settings` that its results depend on; None stands for those of its suite.
     """
 
     name: str
@@ -182,6 +195,7 @@ class Benchmark:
     work: float
     measure: Callable[[Subject], dict[str, Result]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    reads: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

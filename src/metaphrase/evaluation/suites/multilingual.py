@@ -83,7 +83,9 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 
 def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
-    sets = {language: one.first_sentences(first) for language, one in load_topic_folder(folder, languages).items()}
+    """Retrieval and topics; a sample is measured, but the classifier is trained on all English sentences."""
+    whole = load_topic_folder(folder, languages)
+    sets = {language: one.first_sentences(first) for language, one in whole.items()}
     trained = subject.settings.trained_languages or ()
     retrieval = evaluate_retrieval(
         subject.model,
@@ -95,6 +97,7 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
     topics = evaluate_topics(
         subject.model,
         sets,
+        train=whole[ENGLISH],
         trained=trained,
         resamples=min(STS_RESAMPLES, subject.settings.resamples),
         **subject.options(),

@@ -21,7 +21,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
-from metaphrase.evaluation.suites.quick import QUICK, quick_benchmark, quick_settings
+from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, sampled, sampled_settings
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.io.configuration import option
@@ -40,8 +40,10 @@ RESULTS = "results.json"
 REVISION = 3
 
 
-#: Suites that load the model by name and fine-tune it.
+#: Suites that can load the model by name and fine-tune it.
 _FINE_TUNED = {task.suite for task in FINETUNED.values()}
+#: Suites that embed sentences.
+_EMBEDDING = {name for name, suite in SUITES.items() if "prompt" in suite.reads}
 #: The suites of options that do not apply to all suites.
 _APPLIES = {
     "split": {"retrieval", "mteb"},
@@ -52,10 +54,11 @@ _APPLIES = {
     **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
     "text_equality": {"retrieval"},
     "strip_quotes": {"retrieval", "mteb"},
-    "prompt": set(SUITES) - _FINE_TUNED - {"word-alignment"},
-    "pooling": set(SUITES) - _FINE_TUNED - {"word-alignment"},
-    "layer": set(SUITES) - _FINE_TUNED,
-    "max_length": set(SUITES) - _FINE_TUNED,
+    "transfer": _FINE_TUNED,
+    "prompt": _EMBEDDING,
+    "pooling": _EMBEDDING,
+    "layer": set(SUITES),
+    "max_length": set(SUITES),
 }
 
 Note = Callable[[Any], None]
@@ -91,9 +94,10 @@ class EvaluateOptions(Settings):
         "retrieval",
         "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
         "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; sib200: retrieval "
-        "and topics in 205 languages; word-alignment: AER; nli, paraphrase, qa, pos: fine-tuned in English at a small "
-        "scale, measured in all languages; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
-        "sample of the suites that only encode, in minutes; all: all suites. If a data set fails, the others are still "
+        "and topics in 205 languages; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
+        "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
+        "sample of the suites that only encode, in minutes; all: all suites, SIB-200 with a sample of its "
+        "sentences. If a data set fails, the others are still "
         "measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
@@ -142,6 +146,8 @@ class EvaluateOptions(Settings):
         for name, applies in _APPLIES.items():
             if getattr(self, name) == defaults[name]:
                 continue
+            if self.transfer == "finetune" and name in ("prompt", "pooling", "layer", "max_length"):
+                applies = applies - _FINE_TUNED
             if not applies & set(self.suites):
                 raise UsageError(
                     f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {self.suite}."
@@ -161,7 +167,7 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     for line in options.check():
         note(line)
     start = time.perf_counter()
-    benchmarks, missing = find_benchmarks(options.data, options.suites, options, quick=options.suite == "quick")
+    benchmarks, missing = find_benchmarks(options.data, options.suites, options, SAMPLES.get(options.suite, {}))
     if not benchmarks:
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
         raise DataError(f"{options.data} has no data for the suites {', '.join(options.suites)}: {needs}.")
@@ -239,12 +245,12 @@ def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict
 
 
 def find_benchmarks(
-    data: str | Path | None, suites: Sequence[str], settings: Settings, *, quick: bool = False
+    data: str | Path | None, suites: Sequence[str], settings: Settings, samples: Mapping[str, Sample] | None = None
 ) -> tuple[list[Benchmark], dict[str, str]]:
     """The benchmarks of some suites that a folder has data for.
 
-    Without a folder, these are the ones whose data are on the Hub. ``quick`` finds the samples of `QUICK`. Returns also, for
-    each suite without data, a description of the data that it needs.
+    Without a folder, these are the ones whose data are on the Hub. ``samples``, by suite, are measured instead of all items.
+    Returns also, for each suite without data, a description of the data that it needs.
     """
     folder = Path(data) if data is not None else None
     if folder is not None and not folder.is_dir():
@@ -254,8 +260,9 @@ def find_benchmarks(
     for name in suites:
         suite = SUITES[name]
         embedded = {path for benchmark in benchmarks for path in benchmark.files}
-        found = list(suite.find(folder, quick_settings(name, settings) if quick else settings))
-        found = list(map(quick_benchmark, found)) if quick else found
+        sample = (samples or {}).get(name)
+        found = list(suite.find(folder, sampled_settings(sample, settings) if sample else settings))
+        found = [sampled(one, sample) for one in found] if sample else found
         # The embeddings of retrieval are cached, so that MTEB encodes nothing.
         benchmarks += [
             replace(one, work=0) if one.suite == "mteb" and embedded.issuperset(one.files) else one for one in found
@@ -350,9 +357,14 @@ def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
     return Path(subject.folder or ".") / f"{name}-{digest[:8]}.json"
 
 
+def _reads(benchmark: Benchmark) -> tuple[str, ...]:
+    """Names of the settings that the result of a benchmark depends on."""
+    return SUITES[benchmark.suite].reads if benchmark.reads is None else benchmark.reads
+
+
 def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """The settings that the result of a benchmark depends on, with the text of the prompt."""
-    relevant = {name: getattr(subject.settings, name) for name in SUITES[benchmark.suite].reads}
+    relevant = {name: getattr(subject.settings, name) for name in _reads(benchmark)}
     if "prompt" in relevant:
         relevant["prompt"] = resolve_prompt(subject.model, subject.settings.prompt)
     if benchmark.suite in ("answer-retrieval", "mteb") and subject.settings.prompt == "auto":
@@ -362,7 +374,7 @@ def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]
 
 def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
     """Protocol of a benchmark; for suites that embed sentences, with the settings of the encoder."""
-    if "prompt" not in SUITES[benchmark.suite].reads:
+    if "prompt" not in _reads(benchmark):
         return benchmark.protocol
     encoder = encoder_settings(subject.model)
     prompt = resolve_prompt(subject.model, subject.settings.prompt)

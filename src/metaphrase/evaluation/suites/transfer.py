@@ -1,4 +1,4 @@
-"""The suites ``nli``, ``paraphrase``, ``qa`` and ``pos``: encoders that are fine-tuned in English at a small scale."""
+"""The suites ``nli``, ``paraphrase``, ``qa`` and ``pos``: transfer from English, by probes or by fine-tuning."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,7 +17,10 @@ from typing import Any
 import yaml
 from transformers import HfArgumentParser
 
-from metaphrase.evaluation.result import Measurement, Result, mean_of
+from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.evaluation.encoding import encode_texts
+from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.result import Measurement, Result, mean_of, with_intervals
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     Settings,
@@ -28,9 +32,11 @@ from metaphrase.evaluation.suites.benchmarks import (
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, finetune_classification
 from metaphrase.evaluation.transfer.data import ENGLISH
+from metaphrase.evaluation.transfer.frozen import PROBED, Features, run_probe
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
+from metaphrase.io.environment import versions
 from metaphrase.io.locks import exclusive
 
 #: Hyperparameters of the fine-tuned suites: minutes on two CPU cores, enough to compare encoders with each other.
@@ -39,8 +45,15 @@ SMALL_SCALE: dict[str, dict[str, Any]] = {
 }
 
 
-_HALVES = "small scale: trained on half of the English items, measured on the other half in all languages"
-_TAGS = "small scale: trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy"
+_HALVES = "trained on half of the English items, measured on the other half in all languages"
+_TAGS = "trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy"
+#: What a probe reads of the frozen encoder.
+_PROBES = {
+    "nli": "logistic regression on |u − v| and u ∗ v of sentence embeddings",
+    "paraphrase": "logistic regression on |u − v| and u ∗ v of sentence embeddings",
+    "qa": "linear model of pieces and of their similarity with the question, encoded separately",
+    "pos": "logistic regression on the states of words in the last layer",
+}
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,7 @@ class FineTunedTask:
         work: Bytes encoded per byte of the files, estimated from the durations on one machine.
         run: Trains and measures.
         options: Class of its options.
+        probe_work: Bytes encoded per byte of the files by a probe.
         sources: Options that name its data, with ``{}`` for the folder.
         protocol: Short description of the protocol.
     """
@@ -62,6 +76,7 @@ class FineTunedTask:
     work: float
     run: Callable[[Any, FineTuningArguments], Mapping[str, Any]]
     options: type
+    probe_work: float
     sources: Mapping[str, str] = field(default_factory=lambda: {"halves": "{}@dev"})
     protocol: str = _HALVES
 
@@ -70,10 +85,10 @@ _PAIRS, _QUESTIONS = r"dev-(\w+)\.tsv(\.gz)?", r"xquad\.(\w+)\.json(\.gz)?"
 _TREEBANKS = r"([a-z]+)_\w+-ud-(dev|test)\.conllu(\.gz)?"
 _SPLITS = {"train": "{}@dev", "test": "{}@test"}
 FINETUNED = {
-    "xnli": FineTunedTask("nli", _PAIRS, 1.0, finetune_classification, ClassificationOptions),
-    "pawsx": FineTunedTask("paraphrase", _PAIRS, 2.2, finetune_classification, ClassificationOptions),
-    "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions),
-    "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, _SPLITS, _TAGS),
+    "xnli": FineTunedTask("nli", _PAIRS, 1.0, finetune_classification, ClassificationOptions, 0.15),
+    "pawsx": FineTunedTask("paraphrase", _PAIRS, 2.2, finetune_classification, ClassificationOptions, 0.35),
+    "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions, 0.08),
+    "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, 0.04, _SPLITS, _TAGS),
 }
 
 
@@ -84,17 +99,28 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
         if task.suite != suite or folder is None:
             continue
         files = {path: match[1] for path in folder.iterdir() if (match := re.fullmatch(task.pattern, path.name))}
-        if wanted := wanted_languages(sorted(set(files.values())), settings):
-            used = tuple(sorted(path for path, language in files.items() if language in {*wanted, ENGLISH}))
+        wanted = wanted_languages(sorted(set(files.values())), settings)
+        used = tuple(sorted(path for path, language in files.items() if language in {*wanted, ENGLISH}))
+        if wanted and settings.transfer == "probe":
+            yield Benchmark(
+                f"{name} probe",
+                suite,
+                f"{_PROBES[suite]}, frozen; {task.protocol}; {_limits({'limit_test': PROBED[name].limit_test})}",
+                used,
+                task.probe_work * text_size(used),
+                partial(_measure_probe, name, folder, wanted),
+            )
+        elif wanted:
             scale = SMALL_SCALE[name] | dict(settings.finetuning)
             yield Benchmark(
                 name,
                 suite,
-                f"{task.protocol}; {_limits(scale)}",
+                f"small scale: {task.protocol}; {_limits(scale)}",
                 used,
                 task.work * text_size(used),
                 partial(_measure, name, folder, wanted),
                 {"small scale": scale},
+                reads=("languages", "transfer"),
             )
 
 
@@ -107,8 +133,40 @@ def _limits(scale: Mapping[str, Any]) -> str:
     )
 
 
+def _measure_probe(name: str, data: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+    layers = subject.model[0].auto_model.config.num_hidden_layers
+    features = Features(
+        partial(encode_texts, subject.model, **subject.encoding()),
+        EmbeddingAligner(subject.model, layer=layers, batch_size=subject.batch_size),
+    )
+    start = time.perf_counter()
+    found = run_probe(name, _sources(name, data), languages, features)
+    found |= {"seconds": round(time.perf_counter() - start, 1), "versions": versions(), "model": subject.name}
+    settings, seed = subject.settings, subject.settings.seed
+    results = {}
+    for title, result in finetuned_results(name, found).items():
+        if result.statistic is not None:
+            groups = {"without English": [one for one in result.languages if one != ENGLISH]}
+            resampled = with_intervals(
+                "shared_items",
+                result.languages,
+                groups={
+                    group: members for group, members in groups.items() if 0 < len(members) < len(result.languages)
+                },
+                resamples=min(STS_RESAMPLES, settings.resamples),
+                seed=seed,
+            )
+            result = replace(result, **resampled)
+        results[title.replace(name, f"{name} probe", 1)] = result
+    return results
+
+
+def _sources(name: str, data: Path) -> dict[str, str]:
+    return {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
+
+
 def _measure(name: str, data: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
-    sources = {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
+    sources = _sources(name, data)
     settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | sources
     settings |= {"languages": list(languages), "model": subject.name}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

@@ -91,9 +91,14 @@ class PairTask(Task):
             read=lambda output, rows: output.logits.argmax(-1).tolist(),
             length=lambda row: len(row[columns.first]) + len(row[columns.second]),
         )
-        correct = [int(guess == label) for guess, label in zip(predicted, data["label"], strict=True)]
-        accuracy = {"accuracy": 100 * sum(correct) / len(correct)}
-        return Score(accuracy, bootstrap_interval(correct), correct, against_majority(correct, data["label"]))
+        return score_classes(predicted, data["label"])
+
+
+def score_classes(predicted_n: Sequence[int], label_n: Sequence[int]) -> Score:
+    """Accuracy of predicted classes."""
+    correct = [int(guess == label) for guess, label in zip(predicted_n, label_n, strict=True)]
+    accuracy = {"accuracy": 100 * sum(correct) / len(correct)}
+    return Score(accuracy, bootstrap_interval(correct), correct, against_majority(correct, label_n))
 
 
 def against_majority(correct_n: Sequence[float], label_n: Sequence[int]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTr
 from metaphrase.evaluation.transfer.data import UPOS, Row, treebank_format
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
-from metaphrase.evaluation.transfer.tag_scores import tag_scores
+from metaphrase.evaluation.transfer.tag_scores import Tags, tag_scores
 from metaphrase.evaluation.transfer.tasks import Score, Task, ratio_interval
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
@@ -117,11 +117,16 @@ class TaggingTask(Task):
 
         parts = self.units(data)
         predicted = self.predict(model, parts, read=read, length=lambda part: len(part.inputs["input_ids"]))
-        scores = tag_scores([part.tags for part in parts], predicted, whole_types=self.whole_types)
-        right, wholes = zip(*((2 * hits, found + gold) for hits, found, gold in scores.chunks), strict=True)
-        metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
-        metrics |= {"precision": scores.precision, "recall": scores.recall}
-        return Score(metrics, ratio_interval(right, wholes), [good / count for good, count in scores.words])
+        return score_tags([part.tags for part in parts], predicted, whole_types=self.whole_types)
+
+
+def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Score:
+    """Chunk F1, accuracy, and the accuracy within each sentence."""
+    scores = tag_scores(gold, predicted, whole_types=whole_types)
+    right, wholes = zip(*((2 * hits, found + gold) for hits, found, gold in scores.chunks), strict=True)
+    metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
+    metrics |= {"precision": scores.precision, "recall": scores.recall}
+    return Score(metrics, ratio_interval(right, wholes), [good / count for good, count in scores.words])
 
 
 def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:

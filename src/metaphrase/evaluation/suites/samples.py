@@ -1,4 +1,4 @@
-"""The suite ``quick``: a fixed sample of the suites that only encode, to choose between two runs in minutes."""
+"""Fixed samples of suites: ``quick``, to choose between two runs in minutes, and the sample of SIB-200 in ``all``."""
 
 from __future__ import annotations
 
@@ -33,19 +33,22 @@ QUICK: dict[str, Sample] = {
 }
 
 
-def quick_settings(suite: str, settings: Settings) -> Settings:
+#: The samples of the suites that are several. SIB-200's 164,000 sentences take longer than all other data together.
+SAMPLES: dict[str, dict[str, Sample]] = {"quick": QUICK, "all": {"sib200": Sample(100, 0.25)}}
+
+
+def sampled_settings(sample: Sample, settings: Settings) -> Settings:
     """The settings that find the sample of a suite; ``--languages`` overrides its languages."""
-    sample = QUICK[suite]
     languages = settings.languages or (list(sample.languages) if sample.languages else None)
     return replace(settings, first=sample.items, languages=languages)
 
 
-def quick_benchmark(benchmark: Benchmark) -> Benchmark:
+def sampled(benchmark: Benchmark, sample: Sample) -> Benchmark:
     """A benchmark of a sample, which is cached apart from that of all items."""
-    sample = QUICK[benchmark.suite]
     return replace(
         benchmark,
-        protocol=f"{benchmark.protocol}; quick: the first {sample.items} items of each language",
+        protocol=f"{benchmark.protocol}; sample: the first {sample.items} items of each language"
+        f"{' and split' if benchmark.suite == 'sib200' else ''}",
         work=benchmark.work * sample.share,
         fixed={**benchmark.fixed, "first": sample.items},
     )
