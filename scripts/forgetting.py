@@ -23,7 +23,6 @@ import argparse
 import gzip
 import hashlib
 import json
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -43,6 +42,7 @@ from update_tables import fill
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.answer_retrieval import sentence_spans
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.sts import load_sts_folder
@@ -75,8 +75,6 @@ DIRECTIONS = (0, 10, 20, 40)
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
 #: Languages of an MLQA question that is sampled.
 LANGUAGES_OF_A_QUESTION = 4
-
-_SENTENCE_END = re.compile(r"(?<=[.!?؟।])\s+|(?<=[。！？])")
 
 
 @dataclass(frozen=True)
@@ -208,17 +206,6 @@ class Answers:
             rows.append((precision, own_m[rank_nm[n].argmin()], 1 / (1 + better.sum())))
         means = 100 * np.mean(rows, axis=0)
         return dict(zip(("answers", "own_language_first", "answers_in_own_language"), map(float, means), strict=True))
-
-
-def sentence_spans(text: str, shortest: int = 15) -> Iterator[tuple[int, int]]:
-    """Sentences of a text, as start and exclusive end; very short ones belong to the next."""
-    start = 0
-    for match in _SENTENCE_END.finditer(text):
-        if match.end() - start > shortest:
-            yield start, match.end()
-            start = match.end()
-    if start < len(text):
-        yield start, len(text)
 
 
 class DevData:

@@ -248,9 +248,9 @@ def test_alpha_is_chosen_under_guards(base, aligned, dev, texts, tmp_path, capsy
 def test_nothing_is_written_if_nothing_can_be_gained(base, aligned, dev, texts, tmp_path, capsys):
     words = ["--alpha", "auto", "--dev", dev, "--texts", texts, "--max_structure_loss", 0, "-o", tmp_path / "out"]
     assert command(base, aligned, *words) == 1
-    assert (
-        "nothing was written: at alpha 0.1, this guard does not hold: similarity structure" in capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "without a loss: at alpha 0.1, this guard does not hold: similarity structure. Gain and cost: " in printed
+    assert printed.endswith(" Nothing was written.\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -259,7 +259,7 @@ def test_options_of_auto_belong_together(base, sw, dev, tmp_path, capsys):
         "needs data that show the gain": ["--alpha", "auto"],
         "Pass them with --alpha auto": ["--alpha", 0.5, "--dev", dev],
         "have the same name": ["--alpha", "auto", "--dev", dev, "--guard", dev],
-        "must be a number or 'auto'": ["--alpha", "most"],
+        "must be a number that is finite or 'auto'": ["--alpha", "most"],
         "no development data": ["--alpha", "auto", "--dev", tmp_path],
     }
     for said, words in cases.items():

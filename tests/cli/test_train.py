@@ -98,7 +98,7 @@ def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch,
     )
     assert json.loads((debiased / "run.json").read_text())["debias"]["directions"] == 5
     assert run("--languages", "de", "--debias", "5", recipe="wacse-language", output="c")[0] == 2
-    assert "Omit --merge and --debias" in capsys.readouterr().err
+    assert "Omit --merge, --debias and --guard" in capsys.readouterr().err
 
 
 def test_the_release_is_merged_with_the_start(run, tiny_encoder):
@@ -108,6 +108,48 @@ def test_the_release_is_merged_with_the_start(run, tiny_encoder):
     )
     for name, start in tiny_encoder.state_dict().items():
         torch.testing.assert_close(merged[name], torch.lerp(start, trained[name], 0.25), rtol=0, atol=1e-6)
+
+
+def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, monkeypatch, capsys):
+    """At this learning rate, every alpha loses something, and the frontier is shown."""
+    texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}
+    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda: texts)
+    pairs = [("one", "two"), ("three", "four"), *((row["source"], row["target"]) for row in bitext)] * 2
+    guard = tmp_path / "sts"
+    guard.mkdir()
+    rows = "".join(f'"{a}","{b}",{at % 5}\n' for at, (a, b) in enumerate(pairs))
+    (guard / "de-dev.csv").write_text(rows, encoding="utf-8")
+    options = (
+        "--languages",
+        "de",
+        "--merge",
+        "auto",
+        "--debias",
+        "3",
+        "--guard",
+        str(guard),
+        "--learning_rate",
+        "0.05",
+    )
+    assert run(*options)[0] == 2
+    assert "pass --dev" in capsys.readouterr().err
+    assert run(*options, "--merge", "2")[0] == 2
+    assert "'merge' must be a number from 0 to 1 or 'auto', but is 2" in capsys.readouterr().err
+    status, output = run(*options, "--dev", str(held_out), "--test", str(held_out))
+    assert status == 0
+    curve = json.loads((output / "alpha.json").read_text())
+    assert (output / "alpha.png").is_file()
+    assert [point["alpha"] for point in curve["points"]] == [0, 0.25, 0.5, 0.75, 1]
+    assert curve["points"][0]["guards"].keys() == {"similarity structure", "sts"}
+    assert not curve["gains"]
+    facts = json.loads((output / "run.json").read_text())["merge"]
+    assert facts["alpha"] == curve["alpha"]
+    printed, card = capsys.readouterr().out, (output / "README.md").read_text(encoding="utf-8")
+    assert f"plus {curve['alpha']:g} times what training changed" in card
+    assert "| other abilities: sts |" in card
+    assert "Other abilities, sts, 1 languages" in printed
+    assert "Nothing can be gained without a loss: at alpha 0" in printed
+    assert "Gain and cost by alpha" in (output / "report.html").read_text(encoding="utf-8")
 
 
 def test_from_a_file_to_a_release(run, bitext, capsys):
@@ -188,11 +230,11 @@ def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bit
     assert "Retention: far" in (output / "report.html").read_text(encoding="utf-8")
     printed = capsys.readouterr().out
     assert "held-out, 2 languages not trained on: " in printed
-    assert "Other abilities, similarity structure within 9 languages: -" in printed
+    assert "Other abilities, similarity structure, 9 languages: 100.0 → " in printed
     abilities, verdict = report["analysis"]["abilities"], report["analysis"]["verdict"]
-    assert abilities["verdict"] == "lost"  # at this learning rate
+    assert abilities["similarity structure"]["verdict"] == "lost"  # at this learning rate
     assert "worse at " in verdict.lower()
-    assert "other abilities" in verdict
+    assert "similarity structure" in verdict
     assert "kept" not in verdict
     for page in ("README.md", "report.html"):
         assert verdict in (output / page).read_text(encoding="utf-8")

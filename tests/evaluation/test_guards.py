@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaphrase.evaluation.guard_data import load_guard_data
 from metaphrase.evaluation.guards import ALPHAS, RULE, AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.merging import TaskVector
 
 
 def row(difference: float, holds: bool = True) -> dict[str, object]:
-    return {"before": 50.0, "after": 50 + difference, "difference": difference, "interval": [0, 1], "holds": holds}
+    scores = {"before": 50.0, "after": 50 + difference, "difference": difference, "interval": [0, 1]}
+    return scores | {"verdict": "tie" if holds else "worse", "holds": holds}
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +52,19 @@ def test_the_rule(linear, gains, held):
         for at, one in enumerate(held)
     ]
     curve = choose_alpha(base, vector, guard("dev", rows), guards)
-    best, gain = 0.0, 0
+    best, gain = None, 0
     for at, alpha in enumerate(ALPHAS):
         if alpha and not all(one[at] for one in held):
             break
         if alpha and gains[at] > gain:
             best, gain = alpha, gains[at]
-    assert curve.alpha == best
+    nearest = next((alpha for alpha, one in zip(ALPHAS, gains, strict=True) if alpha and one > 0), 0.0)
+    assert (curve.alpha, curve.gains) == ((nearest, False) if best is None else (best, True))
+    said = str(curve)
+    assert said.startswith(f"Alpha {best:g} was chosen" if curve.gains else "Nothing can be gained without a loss: ")
+    assert curve.gains or said.count("alpha ") >= len(ALPHAS)  # the frontier
     assert [point["alpha"] for point in curve.points] == list(ALPHAS)
-    assert curve.chosen["gain"]["difference"] == gain
+    assert curve.chosen["gain"]["difference"] == (gain if curve.gains else rows[nearest]["difference"])
     assert AlphaCurve(**json.loads(json.dumps(curve.to_dict()))) == curve
     assert curve.rule == RULE
 
@@ -86,7 +95,7 @@ def sts(tmp_path, bitext, tiny_encoder) -> Path:
 
 
 def test_a_guard_with_labels_holds_unless_it_is_worse(tiny_encoder, sts):
-    measure = data_guard(tiny_encoder, sts).measure
+    measure = data_guard(tiny_encoder, load_guard_data(sts)).measure
     same, near, far = (measure(model) for model in (tiny_encoder, moved(tiny_encoder, 1e-6), moved(tiny_encoder, 0.3)))
     assert (same["difference"], same["verdict"], same["holds"]) == (0.0, "tie", True)
     assert near["before"] == pytest.approx(100, abs=0.1)
@@ -95,16 +104,96 @@ def test_a_guard_with_labels_holds_unless_it_is_worse(tiny_encoder, sts):
     assert far["interval"][1] < 0
 
 
-def test_a_guard_of_parallel_sentences(tiny_encoder, tmp_path, bitext):
-    lines = [f"{one['source']}\t{one['target']}\n" for one in bitext]
-    (tmp_path / "de-en.dev.tsv").write_text("source\ttarget\n" + "".join(lines), encoding="utf-8")
-    (tmp_path / "de-en.test.tsv").write_text("damaged", encoding="utf-8")  # is not read
-    one = data_guard(tiny_encoder, tmp_path, max_items=10)
-    assert one.name == tmp_path.name
-    assert one.measure(moved(tiny_encoder, 0.1))["before"] % 5 == 0  # 10 pairs in two directions
-    (tmp_path / "de-en.dev.tsv").rename(tmp_path / "de-en.tsv")
-    (tmp_path / "de-en.test.tsv").unlink()
-    assert data_guard(tiny_encoder, tmp_path).measure(tiny_encoder)["verdict"] == "tie"
+def columns(rows: Iterable[Sequence[object]]) -> str:
+    return "".join("\t".join(map(str, row)) + "\n" for row in rows)
+
+
+def write_pairs(folder: Path, bitext) -> None:
+    rows = [(one["source"], one["target"]) for one in bitext]
+    for part in ("dev", "test"):
+        (folder / f"de-en.{part}.tsv").write_text(columns([("source", "target"), *rows]), encoding="utf-8")
+
+
+def write_topics(folder: Path, bitext) -> None:
+    for language, side in (("eng_Latn", "target"), ("deu_Latn", "source")):
+        for part, rows in (("train", bitext[:12]), ("dev", bitext[12:])):
+            table = [(f"{part}{at}", at % 2, one[side]) for at, one in enumerate(rows)]
+            content = columns([("index_id", "category", "text"), *table])
+            (folder / f"{language}.{part}.tsv").write_text(content, encoding="utf-8")
+
+
+def write_questions(folder: Path, bitext) -> None:
+    """MLQA's layout: paragraphs that are not yet split into sentences, and other questions in each language."""
+    for language, side in (("en", "target"), ("de", "source")):
+        texts = [f"{one[side].rstrip('.')} and so on, as everyone knows." for one in bitext[language == "de" :]]
+        questions = [
+            {
+                "id": str(at),
+                "question": text[:-20],
+                "answers": [{"text": "x", "answer_start": 3 + sum(map(len, texts[:at])) + at}],
+            }
+            for at, text in enumerate(texts)
+        ]
+        content = {"data": [{"title": "a", "paragraphs": [{"context": " ".join(texts), "qas": questions}]}]}
+        (folder / f"dev-{language}.json").write_text(json.dumps(content), encoding="utf-8")
+
+
+KINDS = {
+    "retrieval": (write_pairs, lambda one: one.sources),
+    "sib200": (
+        write_topics,
+        lambda one: [text for text, part in zip(one.texts, one.split, strict=True) if part == "dev"],
+    ),
+    "monolingual answers": (write_questions, lambda one: one.questions),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_folders_with_labels(tiny_encoder, tmp_path, bitext, kind):
+    write, items = KINDS[kind]
+    write(tmp_path, bitext)
+    whole, first, second = (
+        load_guard_data(tmp_path, part, halved=halved)
+        for part, halved in (("dev", False), ("dev", True), ("test", True))
+    )
+    assert whole.evaluate(tiny_encoder, whole.sets).suite == kind
+    for language in whole.sets:
+        halves = [set(items(one.sets[language])) for one in (first, second)]
+        if kind == "retrieval":  # a file for each part
+            assert halves[0] == halves[1] == set(items(whole.sets[language]))
+        else:
+            assert not halves[0] & halves[1]
+            assert halves[0] | halves[1] == set(items(whole.sets[language]))
+    few = load_guard_data(tmp_path, max_items=4)
+    assert {len(items(one)) for one in few.sets.values()} == {4}
+    row = data_guard(tiny_encoder, few, prompts=["x: "]).measure(tiny_encoder)
+    assert row["languages"].keys() == few.sets.keys()
+    assert row["verdict"] in ("tie", "worse")  # the original counts with its better prompt
+
+
+class Letters:
+    """A model that counts letters."""
+
+    prompts: ClassVar[dict[str, str]] = {}
+
+    def encode(self, texts, **_):
+        return np.array([[1.0 + text.count(letter) for letter in "ade"] for text in texts])
+
+
+def test_answers_are_ranked_among_the_sentences_of_their_language(tmp_path, bitext):
+    write_questions(tmp_path, bitext)
+    data = load_guard_data(tmp_path, max_items=6)
+    result = data.evaluate(Letters(), data.sets)
+    for language, one in data.sets.items():
+        assert len(one.sentences) == len(bitext) - (language == "de")
+        assert all(one.questions[at][:9] == one.sentences[one.answers[at]][:9] for at in range(6))
+        questions, sentences = (Letters().encode(texts) for texts in (one.questions, one.sentences))
+        reciprocal = []
+        for question, right in zip(questions, one.answers, strict=True):
+            cosines = [float(question @ s / np.linalg.norm(question) / np.linalg.norm(s)) for s in sentences]
+            reciprocal.append(1 / sum(cosine >= cosines[right] - 1e-6 for cosine in cosines))
+        assert 0 < np.mean(reciprocal) < 1
+        assert result.languages[language].score == pytest.approx(100 * np.mean(reciprocal), abs=1e-3)
 
 
 def test_similarity_structure_has_a_red_line(tiny_encoder, bitext):
@@ -126,6 +215,8 @@ def test_folders_without_development_data_are_refused(tiny_encoder, tmp_path):
     (tmp_path / "stsb-de-test.csv").write_text("a,b,1\n", encoding="utf-8")
     for folder in (tmp_path, tmp_path / "none"):
         with pytest.raises(MissingFileError, match="no development data"):
-            data_guard(tiny_encoder, folder)
+            load_guard_data(folder)
+    with pytest.raises(MissingFileError, match="no data for a guard"):
+        load_guard_data(tmp_path / "none", halved=True)
     with pytest.raises(UsageError, match="max_loss"):
         structure_guard(tiny_encoder, {}, max_loss=float("nan"))

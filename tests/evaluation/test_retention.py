@@ -23,14 +23,14 @@ def test_retention_names_the_worst():
 
 @pytest.mark.parametrize("pooled", ["better", "tie", "worse"])
 @pytest.mark.parametrize("languages", ["kept", "lost", "uncertain"])
-@pytest.mark.parametrize("abilities", ["kept", "lost", "uncertain", None])
+@pytest.mark.parametrize("abilities", ["kept", "lost", "uncertain", "better", "tie", "worse", None])
 def test_a_model_that_lost_something_keeps_nothing_in_words(pooled, languages, abilities):
-    row = None if abilities is None else {"verdict": abilities}
-    said = overall_verdict({"test": {"pooled": {"verdict": pooled}}}, {"udhr": {"verdict": languages}}, row).lower()
+    rows = {} if abilities is None else {"stsb": {"verdict": abilities}}
+    said = overall_verdict({"test": {"pooled": {"verdict": pooled}}}, {"udhr": {"verdict": languages}}, rows).lower()
     assert ("better at test" in said) == (pooled == "better")
-    worse = pooled == "worse" or "lost" in (languages, abilities)
+    worse = "worse" in (pooled, abilities) or "lost" in (languages, abilities)
     assert ("worse at " in said) == worse
     assert not (worse and "kept" in said)
     assert ("uncertain" in said) == ("uncertain" in (languages, abilities))
     assert "other languages (udhr)" in said or (worse and languages == "kept")
-    assert overall_verdict({}, {}, None) == ""
+    assert overall_verdict({}, {}, {}) == ""

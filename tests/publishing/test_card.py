@@ -128,14 +128,17 @@ def test_retention_is_a_row_for_each_test_set(card, tmp_path):
 
 def test_retention_of_other_abilities_is_a_row_of_its_own(card, tmp_path):
     found = {"n": 90, "before": 100.0, "after": 88.0, "difference": -12.0, "interval": [-13.0, -11.0], "limit": 4.0}
-    found |= {"verdict": "lost", "holds": False, "languages": {"de": 97.0, "sw": 80.0, "th": 87.0}}
-    card.add_abilities("similarity structure", found)
-    card.verdict = "Better at UDHR; worse at other abilities."
+    found |= {"verdict": "lost", "holds": False, "languages": {"de": -3.0, "sw": -20.0, "th": -13.0}}
+    card.add_ability("similarity structure", found)
+    card.add_ability("stsb", {name: value for name, value in found.items() if name != "limit"} | {"verdict": "worse"})
+    card.verdict = "Better at UDHR; worse at similarity structure, stsb."
     text = written(card, tmp_path).text
-    assert "**Better at UDHR; worse at other abilities.**" in text
-    (row,) = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| other")]
+    assert "**Better at UDHR; worse at similarity structure, stsb.**" in text
+    row, labelled = [line for line in text.split("### Retention")[1].splitlines() if line.startswith("| other")]
     numbers = ["3", "90", "100.0", "88.0", "-12.00 (-13.00 … -11.00)", "-4", "lost", "sw -20.0, th -13.0"]
     assert cells(row) == ["other abilities: similarity structure", *numbers]
+    numbers[-3:] = ["", "worse", "sw -20.0, th -13.0, de -3.0"]
+    assert cells(labelled) == ["other abilities: stsb", *numbers]
 
 
 def test_leakage_is_told_or_said_to_be_unknown(card, tmp_path):

@@ -39,19 +39,23 @@ def test_other_languages_are_spoken_of(verdict, said):
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"), [("kept", "were kept"), ("lost", "are worse"), ("uncertain", "may be worse")]
+    ("verdict", "said"),
+    [
+        ("kept", "was kept"),
+        ("lost", "is worse"),
+        ("uncertain", "may be worse"),
+        ("tie", "was kept (a tie)"),
+        ("worse", "is"),
+    ],
 )
 def test_other_abilities_are_spoken_of(verdict, said):
-    abilities = {
-        "verdict": verdict,
-        "limit": 4.0,
-        "languages": {"de": 1, "sw": 2},
-        "difference": -5.0,
-        "interval": [-6, -4],
-    }
-    (_, line) = verdict_in_words({"sw": row("tie", 0.0)}, None, {}, abilities)
-    assert line.startswith(f"Other abilities {said}")
-    assert "within 2 languages -5.0 [-6.0, -4.0] points, against a red line of -4." in line
+    abilities = {"verdict": verdict, "languages": {"de": 1, "sw": 2}, "difference": -5.0, "interval": [-6, -4]}
+    structure = abilities | {"limit": 4.0}
+    lines = verdict_in_words({"sw": row("tie", 0.0)}, None, {}, {"stsb": abilities, "similarity structure": structure})
+    assert lines[1].startswith(f"Stsb within 2 languages {said}")
+    assert lines[1].endswith(": -5.0 [-6.0, -4.0] points.")
+    assert lines[2].startswith(f"Similarity structure within 2 languages {said}")
+    assert lines[2].endswith(": -5.0 [-6.0, -4.0] points, against a red line of -4.")
 
 
 @pytest.mark.parametrize("settings", [{}, {"output_dir": "runs/mine", "force": True, "data_license": "cc0-1.0"}])

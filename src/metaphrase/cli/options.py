@@ -11,6 +11,7 @@ import inspect
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -304,10 +305,15 @@ def add_options(parser: argparse.ArgumentParser, cls: type, leading: Sequence[st
 
 
 def _scalar(kind: Any) -> Any:
-    """Reduce a union to the type that the command line parses: text if the default may be None, else the other type."""
+    """Reduce a union to the type that the command line parses: text if the default may be None, else the other type.
+
+    A number or a word is parsed as a number if possible.
+    """
     if get_origin(kind) not in (Union, UnionType):
         return kind
     parts = [part for part in get_args(kind) if part is not NoneType]
+    if float in parts and any(get_origin(part) is Literal for part in parts):
+        return _number_or_word
     if NoneType in get_args(kind):
         return str if str in parts else parts[0]
     return next(part for part in parts if part is not str)
@@ -339,6 +345,12 @@ def _add_option(parser: argparse.ArgumentParser, option: Field[Any], kind: Any) 
         parser.add_argument(*names, type=get_args(kind)[0], nargs="+", **settings)
     else:
         parser.add_argument(*names, type=kind, **settings)
+
+
+def _number_or_word(text: str) -> float | str:
+    with suppress(ValueError):
+        return float(text)
+    return text
 
 
 def _choice(choices: Sequence[Any]) -> Callable[[str], Any]:

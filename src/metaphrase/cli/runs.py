@@ -128,8 +128,10 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     yield from comparison_tables(result)
     for name, one in result.retention.items():
         yield retention_line(name, one)
-    if result.abilities is not None:
-        yield abilities_line(result.abilities)
+    for name, one in result.abilities.items():
+        yield ability_line(name, one)
+    if result.curve is not None:
+        yield f"\n{result.curve}"
     if result.verdict:
         yield f"\n{result.verdict}"
     if result.report is not None:
@@ -154,10 +156,11 @@ def retention_line(name: str, one: Mapping[str, Any]) -> str:
     )
 
 
-def abilities_line(one: Mapping[str, Any]) -> str:
-    """Retention of other abilities, as one line."""
+def ability_line(name: str, one: Mapping[str, Any]) -> str:
+    """Retention of an ability besides translations, as one line."""
     low, high = one["interval"]
+    line = f" against a red line of {-one['limit']:g}" if "limit" in one else ""
     return (
-        f"\nOther abilities, similarity structure within {len(one['languages'])} languages: {one['difference']:+.2f} points "
-        f"[{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: {one['verdict']}"
+        f"\nOther abilities, {name}, {len(one['languages'])} languages: {one['before']:.1f} → {one['after']:.1f}, "
+        f"{one['difference']:+.2f} points [{low:+.2f}, {high:+.2f}]{line}: {one['verdict']}"
     )

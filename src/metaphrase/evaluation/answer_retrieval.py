@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.parallel import add_file
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
@@ -44,6 +45,11 @@ AnswerText = Literal["sentence", "paragraph"]
 
 #: Files of XQuAD-R.
 ANSWER_FILE = re.compile(r"(?P<language>[a-z]{2,3})\.json(\.gz)?")
+#: Files of questions in SQuAD's format: XQuAD-R's, ``dev-xx.json``, ``xquad.xx.json``, and MLQA's own names.
+QUESTION_FILE = re.compile(
+    r"(?:(?P<split>dev|test)-(?:context-)?|xquad\.)?(?P<language>[a-z]{2,3})(?:-question-(?P=language))?\.json(\.gz)?"
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?؟।])\s+|(?<=[。！？])")
 #: Number of similarities held in memory (64 MB).
 _CHUNK = 1 << 24
 
@@ -76,16 +82,18 @@ class AnswerSet:
 
     def first_questions(self, n: int | None) -> AnswerSet:
         """The first questions, with the sentences of the paragraphs that have their answers; None for all."""
-        if n is None:
-            return self
-        paragraphs = {self.paragraphs[row] for row in self.answers[:n]}
+        return self if n is None else self.chosen(range(min(n, len(self.ids))))
+
+    def chosen(self, questions: Sequence[int]) -> AnswerSet:
+        """Some questions by number, with the sentences of the paragraphs that have their answers."""
+        paragraphs = {self.paragraphs[self.answers[at]] for at in questions}
         kept = [row for row, paragraph in enumerate(self.paragraphs) if paragraph in paragraphs]
         place = {row: at for at, row in enumerate(kept)}
         return AnswerSet(
             self.language,
-            self.ids[:n],
-            self.questions[:n],
-            tuple(place[row] for row in self.answers[:n]),
+            tuple(self.ids[at] for at in questions),
+            tuple(self.questions[at] for at in questions),
+            tuple(place[self.answers[at]] for at in questions),
             tuple(self.sentences[row] for row in kept),
             tuple(self.paragraphs[row] for row in kept),
         )
@@ -123,8 +131,43 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
     return sets
 
 
-def _read(path: Path, language: str) -> AnswerSet:
-    wanted = "SQuAD's JSON with 'sentences' and 'sentence_breaks' in each paragraph"
+def question_files(folder: Path) -> dict[str, dict[str, Path]]:
+    """The files of questions of a folder by split (``""`` without one) and language, in alphabetical order."""
+    files: dict[str, dict[str, Path]] = {}
+    for path in sorted(folder.iterdir()):
+        if match := QUESTION_FILE.fullmatch(path.name):
+            add_file(files.setdefault(match["split"] or "", {}), match["language"], path)
+    return files
+
+
+def load_questions(files: Mapping[str, Path]) -> dict[str, AnswerSet]:
+    """Read questions with their answers by language: XQuAD-R, or SQuAD's format, whose paragraphs are split into sentences.
+
+    The questions of the languages may differ, as in MLQA.
+
+    Raises:
+        DataError: A file has another format.
+    """
+    return {language: _read(path, language, split=True) for language, path in files.items()}
+
+
+def sentence_spans(text: str, shortest: int = 15) -> Iterator[tuple[int, int]]:
+    """Sentences of a text, as start and exclusive end; very short ones belong to the next.
+
+    >>> list(sentence_spans("Dr. Smith went home early. It rained."))
+    [(0, 27), (27, 37)]
+    """
+    start = 0
+    for match in _SENTENCE_END.finditer(text):
+        if match.end() - start > shortest:
+            yield start, match.end()
+            start = match.end()
+    if start < len(text):
+        yield start, len(text)
+
+
+def _read(path: Path, language: str, *, split: bool = False) -> AnswerSet:
+    wanted = "SQuAD's JSON" + " with 'sentences' and 'sentence_breaks' in each paragraph" * (not split)
     ids, questions, answers = [], [], []
     sentences: list[str] = []
     paragraphs: list[str] = []
@@ -132,6 +175,10 @@ def _read(path: Path, language: str) -> AnswerSet:
         with open_text(path) as file:
             content = json.load(file)
         for paragraph in chain.from_iterable(article["paragraphs"] for article in content["data"]):
+            context = str(paragraph["context"])
+            if split and "sentences" not in paragraph:
+                ends = list(sentence_spans(context))
+                paragraph |= {"sentence_breaks": ends, "sentences": [context[at:end].strip() for at, end in ends]}
             breaks = [range(*ends) for ends in paragraph["sentence_breaks"]]
             if len(breaks) != len(paragraph["sentences"]):
                 raise ValueError(f"{len(paragraph['sentences'])} sentences, but {len(breaks)} sentence_breaks")
@@ -144,7 +191,7 @@ def _read(path: Path, language: str) -> AnswerSet:
                 questions.append(str(question["question"]))
                 answers.append(len(sentences) + at)
             sentences += map(str, paragraph["sentences"])
-            paragraphs += [str(paragraph["context"])] * len(breaks)
+            paragraphs += [context] * len(breaks)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise DataError(f"{path} must be {wanted}: {type(error).__name__} {error}.") from error
     if not ids:
@@ -352,6 +399,61 @@ _MEASURES: dict[str, tuple[bool, Callable[[AnswerRanks, int], NDArray[np.float64
     "own-language bias": (True, lambda ranks, own: ranks.own_first_n - 1 / ranks.reciprocal_nl.shape[1]),
     "mAP lost to the own language": (True, lambda ranks, own: ranks.others_n - ranks.precision_n),
 }
+
+
+@checked
+def evaluate_monolingual_answers(
+    model: Any,
+    sets: Mapping[str, AnswerSet],
+    *,
+    name: str | None = None,
+    resamples: Resamples = STS_RESAMPLES,
+    seed: Seed = 0,
+    **encoding: Unpack[EncodingOptions],
+) -> Result:
+    """Measure the retrieval of answers within each language; the questions of the languages may differ.
+
+    Args:
+        model: A SentenceTransformer, or an object with its ``encode``.
+        sets: Questions and candidates per language, from `load_questions`.
+        name: Name of the model in the result.
+        resamples: Number of bootstrap samples of the intervals, over questions.
+        seed: Seed of the bootstrap.
+        **encoding: As in `evaluate_answer_retrieval`.
+
+    Returns:
+        A result whose scores are mean reciprocal ranks ×100; ``items`` are those of each question. Equally similar
+        candidates share one rank, the last of theirs.
+    """
+    start = time.perf_counter()
+    questions = embed_sides(model, (one.questions for one in sets.values()), **encoding)
+    passages = EncodingOptions(**{**encoding, "prompt": answer_prompt(model, encoding.get("prompt"))})
+    candidates = embed_sides(model, (one.sentences for one in sets.values()), **passages)
+    languages = {}
+    for (language, one), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
+        pool_mh = unit_rows(candidate_mh)
+        first_d, distinct_m = distinct_rows(pool_mh)
+        similarity_nm = (unit_rows(question_nh) @ pool_mh[first_d].T)[:, distinct_m]
+        right_n1 = np.take_along_axis(similarity_nm, np.array(one.answers)[:, None], axis=1)
+        items = (1 / np.count_nonzero(similarity_nm >= right_n1, axis=1)).round(6).tolist()
+        digest = _sha256({language: one}, "sentence")
+        languages[language] = Measurement(len(items), 100 * float(np.mean(items)), None, digest, {"items": items})
+    return Result(
+        suite="monolingual answers",
+        model=name or type(model).__name__,
+        measure="MRR in the own language",
+        protocol="the sentence with the answer among all sentences of its language, by cosine",
+        **with_intervals("shared_items", languages, resamples=resamples, seed=seed),
+        settings={
+            **encoding_settings(model, **encoding),
+            "answer_prompt": answer_prompt(model, encoding.get("prompt")),
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+    )
 
 
 def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:

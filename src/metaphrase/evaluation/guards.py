@@ -7,24 +7,19 @@ which needs no labels, holds if its whole interval lies above a red line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import chain
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import chain, takewhile
 from typing import Any, Unpack
 
-import numpy as np
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encode_texts
-from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.guard_data import LabelledData
 from metaphrase.evaluation.similarity_structure import similarity_structure
-from metaphrase.evaluation.sts import evaluate_sts, load_sts_folder
-from metaphrase.exceptions import MissingFileError
-from metaphrase.io.arguments import AtLeast0, Count, checked
+from metaphrase.io.arguments import AtLeast0, checked
 from metaphrase.merging import TaskVector
 
 #: Largest loss of similarity structure, in points of correlation ×100. In our measurements of encoders that were trained on a
@@ -35,8 +30,8 @@ ALPHAS = tuple(at / 10 for at in range(11))
 STRUCTURE = "similarity structure"
 RULE = (
     "The chosen alpha has the largest gain on the development data among those whose guards hold, at this alpha and at all "
-    "smaller ones; 0 if none gains anything. A guard with labels holds unless the 95 % interval of its difference to the "
-    f"base lies below zero; {STRUCTURE} holds if its whole interval lies above its red line."
+    "smaller ones. If none gains anything, it is the smallest that gains at all. A guard with labels holds unless the 95 % "
+    f"interval of its difference to the base lies below zero; {STRUCTURE} holds if its whole interval lies above a red line."
 )
 
 
@@ -59,16 +54,18 @@ class AlphaCurve:
     """Gain and cost of a task vector by its weight.
 
     Attributes:
-        alpha: The chosen weight.
+        alpha: The chosen weight. If none gains anything without a loss, the smallest one that gains anything; 0 if none.
         gain: Name of the data of the gain.
         points: For each weight its ``alpha``, its ``gain``, its ``guards`` by name, as `Guard.measure` returns them, and
             whether all of them ``hold``.
+        gains: Whether the weight gains something, and all guards hold.
         rule: How the weight was chosen.
     """
 
     alpha: float
     gain: str
     points: list[dict[str, Any]]
+    gains: bool = True
     rule: str = RULE
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,45 +77,59 @@ class AlphaCurve:
         """The point of the chosen weight."""
         return next(point for point in self.points if point["alpha"] == self.alpha)
 
+    def __str__(self) -> str:
+        """The choice in words; if nothing can be gained without a loss, with gain and cost of each weight."""
+        if self.gains:
+            return f"Alpha {self.alpha:g} was chosen: {self._changes(self.chosen)}."
+        point = next((point for point in self.points if not point["holds"]), None)
+        reason = f"no alpha finds more on {self.gain}"
+        if point is not None:
+            lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
+            reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
+        frontier = "; ".join(f"alpha {point['alpha']:g}: {self._changes(point)}" for point in self.points)
+        return f"Nothing can be gained without a loss: {reason}. Gain and cost: {frontier}."
+
+    def _changes(self, point: Mapping[str, Any]) -> str:
+        rows = {self.gain: point["gain"], **point["guards"]}
+        return ", ".join(
+            f"{name} {row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}] {row['verdict']}"
+            for name, row in rows.items()
+        )
+
 
 @checked
 def data_guard(
-    original: SentenceTransformer, folder: str | Path, *, max_items: Count = 300, **encoding: Unpack[EncodingOptions]
+    original: SentenceTransformer,
+    data: LabelledData,
+    *,
+    prompts: Sequence[str | None] = (),
+    **encoding: Unpack[EncodingOptions],
 ) -> Guard:
-    """A guard on a folder of STS data or of parallel sentences: their development split, or the files without a split.
+    """A guard on data with labels.
+
+    Its rows also have the differences by ``languages`` and the number ``n`` of items.
 
     Args:
-        original: The encoder that others are compared with.
-        folder: ``xx-dev.csv[.gz]`` for STS, ``xx-en[.dev].tsv[.gz]`` for retrieval.
-        max_items: Maximum number of pairs of a language, evenly spaced over its file.
+        original: The encoder that others are compared with. It is measured at once, and may be trained afterwards.
+        data: The data, see `load_guard_data`.
+        prompts: Further prompts to measure the original with; the best result counts.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
-
-    Raises:
-        MissingFileError: The folder does not exist, or has no such files.
     """
-    folder = Path(folder)
-    sets: Mapping[str, Any]
-    evaluate: Callable[..., Any]
-    if any(folder.glob("*-dev.csv*")):
-        sets, evaluate = load_sts_folder(folder, split="dev"), evaluate_sts
-    elif any(folder.glob("*-en*.tsv*")):
-        sets = load_parallel_folder(folder, split="dev" if any(folder.glob("*.dev.tsv*")) else None)
-        evaluate = evaluate_retrieval
-    else:
-        raise MissingFileError(
-            f"{folder} has no development data: neither STS pairs (de-dev.csv.gz) nor parallel sentences (de-en.dev.tsv.gz "
-            "or de-en.tsv.gz). Name a folder of one of these."
-        )
-    sets = {language: _sample(one, max_items) for language, one in sets.items()}
-    before = evaluate(original, sets, **encoding)
+    used = dict.fromkeys(resolve_prompt(original, one) for one in (encoding.get("prompt"), *prompts))
+    results = [data.evaluate(original, data.sets, **{**encoding, "prompt": prompt}) for prompt in used]
+    before = max(results, key=lambda result: result.average.score)
 
     def measure(model: SentenceTransformer) -> dict[str, Any]:
-        after = before if model is original else evaluate(model, sets, **encoding)
-        pooled = compare(before, after)["pooled"]
-        row = {key: pooled[key] for key in ("before", "after", "difference", "interval", "verdict")}
-        return row | {"holds": pooled["verdict"] != "worse"}
+        after = results[0] if model is original else data.evaluate(model, data.sets, **encoding)
+        comparison = compare(before, after)
+        pooled = comparison["pooled"]
+        return {
+            **{key: pooled[key] for key in ("before", "after", "difference", "interval", "verdict", "n")},
+            "holds": pooled["verdict"] != "worse",
+            "languages": {language: row["difference"] for language, row in comparison["languages"].items()},
+        }
 
-    return Guard(folder.resolve().name, measure)
+    return Guard(data.name, measure)
 
 
 @checked
@@ -131,7 +142,7 @@ def structure_guard(
 ) -> Guard:
     """A guard on the similarities within each language; see `similarity_structure`.
 
-    Its rows also have the scores by ``languages``, the number ``n`` of sentences, and the red line ``limit``.
+    Its rows also have the differences by ``languages``, the number ``n`` of sentences, and the red line ``limit``.
 
     Args:
         original: The encoder that others are compared with. It is encoded at once, and may be trained afterwards.
@@ -163,7 +174,7 @@ def structure_guard(
             "holds": verdict == "kept",
             "limit": max_loss,
             "n": sum(one.n or 0 for one in result.languages.values()),
-            "languages": {language: one.score for language, one in result.languages.items()},
+            "languages": {language: one.score - 100 for language, one in result.languages.items()},
         }
 
     return Guard(STRUCTURE, measure)
@@ -176,6 +187,7 @@ def choose_alpha(
     guards: Sequence[Guard],
     *,
     alphas: Sequence[float] = ALPHAS,
+    finish: Callable[[Any], Any] = lambda model: model,
     advance: Callable[[int], None] = lambda n: None,
 ) -> AlphaCurve:
     """Measure gain and cost of a task vector at several weights, and choose one by `RULE`.
@@ -186,32 +198,20 @@ def choose_alpha(
         gain: What should improve.
         guards: What must not be lost.
         alphas: The weights.
+        finish: What is done to a merged encoder before it is measured, and before its release.
         advance: Called with 1 after each weight.
     """
-    points = []
+    points: list[dict[str, Any]] = []
     for alpha in sorted({0.0, *alphas}):
-        model = vector.apply(base, alpha) if alpha else base
+        model = finish(vector.apply(base, alpha) if alpha else base)
         rows = {guard.name: guard.measure(model) for guard in guards}
         holds = all(row["holds"] for row in rows.values())
         points.append({"alpha": alpha, "gain": gain.measure(model), "guards": rows, "holds": holds})
         advance(1)
-    best = max(_holding(points), key=lambda point: point["gain"]["difference"])
-    return AlphaCurve(best["alpha"], gain.name, points)
-
-
-def _holding(points: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """The base, and the points up to the first whose guards do not hold."""
-    for point in points:
-        if point["alpha"] and not point["holds"]:
-            return
-        yield point
-
-
-def _sample(one: Any, size: int) -> Any:
-    """Evenly spaced items of an `STSSet` or a `ParallelSet`."""
-    names = ("sources", "targets") if isinstance(one, ParallelSet) else ("first", "second", "scores")
-    n = len(getattr(one, names[0]))
-    if n <= size:
-        return one
-    chosen = np.linspace(0, n - 1, size).round().astype(int)
-    return replace(one, **{name: tuple(getattr(one, name)[at] for at in chosen) for name in names})
+    gaining = [point for point in points if point["gain"]["difference"] > 0]
+    allowed = [point for point in takewhile(lambda point: point["holds"], points) if point in gaining]
+    if allowed:
+        best = max(allowed, key=lambda point: point["gain"]["difference"])
+    else:
+        best = next((point for point in gaining if point["alpha"]), points[0])
+    return AlphaCurve(best["alpha"], gain.name, points, gains=bool(allowed))

@@ -37,7 +37,9 @@ def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str,
 
 
 def overall_verdict(
-    comparisons: Mapping[str, Any], retained: Mapping[str, Mapping[str, Any]], abilities: Mapping[str, Any] | None
+    comparisons: Mapping[str, Any],
+    retained: Mapping[str, Mapping[str, Any]],
+    abilities: Mapping[str, Mapping[str, Any]],
 ) -> str:
     """What a model is better and worse at than before, as one sentence.
 
@@ -46,17 +48,17 @@ def overall_verdict(
     Args:
         comparisons: Output of `compare` by test set.
         retained: Output of `retention` by test set.
-        abilities: Row of `structure_guard`; None if other abilities were not measured.
+        abilities: Rows of guards (`metaphrase.evaluation.guards.Guard.measure`) by their names.
 
     >>> swahili, others = {"pooled": {"verdict": "better"}}, {"verdict": "kept"}
-    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"verdict": "lost"})
-    'Better at udhr; worse at other abilities.'
-    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"verdict": "kept"})
-    'Better at udhr; kept: other languages (udhr), other abilities.'
+    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"stsb": {"verdict": "worse"}})
+    'Better at udhr; worse at stsb.'
+    >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"similarity structure": {"verdict": "kept"}})
+    'Better at udhr; kept: other languages (udhr), similarity structure.'
     """
     verdicts = {name: one["pooled"]["verdict"] for name, one in comparisons.items()}
     verdicts |= {f"other languages ({name})": one["verdict"] for name, one in retained.items()}
-    verdicts |= {} if abilities is None else {"other abilities": abilities["verdict"]}
+    verdicts |= {name: row["verdict"] for name, row in abilities.items()}
     parts = {
         "better at ": [name for name, word in verdicts.items() if word == "better"],
         "worse at ": [name for name, word in verdicts.items() if word in ("worse", "lost")],

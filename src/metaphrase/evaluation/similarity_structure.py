@@ -14,6 +14,7 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
+from metaphrase.corpus.declaration import Articles, articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.measures import draw_counts, resampled_spearman, spearman
@@ -33,17 +34,24 @@ RESAMPLES = 200
 _FEWEST = 3
 
 
-def structure_texts(languages: Sequence[str] = LANGUAGES, *, english: int = 300) -> dict[str, list[str]]:
+def structure_texts(
+    languages: Sequence[str] = LANGUAGES, *, english: int = 300, articles: Articles | None = None
+) -> dict[str, list[str]]:
     """Packaged monolingual texts: the Declaration of Human Rights, and English strings of the demo's development sets.
 
     Args:
         languages: Languages of the declaration.
         english: Maximum number of English sentences; 0 for none.
+        articles: Articles with odd or even numbers, and every other English sentence; None for all.
     """
-    texts = {language: list(one.sources) for language, one in load_parallel_folder(UDHR, languages).items()}
+    declaration = load_parallel_folder(UDHR, languages)
+    declaration = declaration if articles is None else articles_of(declaration, articles)
+    texts = {language: list(one.sources) for language, one in declaration.items()}
     if english:
         sets = load_parallel_folder(DEMO, split="dev").values()
-        texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets for text in one.targets))[:english]
+        strings = list(dict.fromkeys(text for one in sets for text in one.targets))
+        strings = strings if articles is None else strings[articles == "even" :: 2]
+        texts[TARGET_LANGUAGE] = strings[:english]
     return texts
 
 

@@ -64,6 +64,8 @@ Weight = Annotated[float, Range(0, 1_000_000)]
 Temperature = Annotated[float, Range(0.0001, 10_000)]
 #: A temperature, or the one that the encoder was trained with, where it is known.
 OwnTemperature = Temperature | Literal["auto"]
+#: Weight of what training changed, or the best one under guards.
+MergeWeight = Share | Literal["auto"]
 #: Exponent of the sizes of languages in a mixture.
 LanguageTemperature = Annotated[float, Range(0, 10)]
 #: Texts or pairs to add for each pair.

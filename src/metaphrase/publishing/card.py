@@ -61,7 +61,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             the training data. None if it was not checked.
         corpus: One row per training file: `file`, `language`, `pairs`, `sha256` (for a data set on the Hub `revision`, its
             commit), and `origin` and `license` if they are known.
-        merge: How the weights were merged: `alpha`, the weight of what training changed, and `tuned`, names of the models.
+        merge: How the weights were merged: `alpha`, the weight of what training changed, `tuned`, names of the models, and
+            `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, and name of the `data`.
         command: The command that reproduces the model.
         seed: Random seed.
@@ -141,14 +142,14 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             | {"worst": {row["language"]: row["difference"] for row in rows if row["language"] in retention["worst"]}}
         )
 
-    def add_abilities(self, data: str, row: Mapping[str, Any]) -> None:
-        """Add a row of `evaluation.guards.structure_guard`, for what the model could do besides translations."""
+    def add_ability(self, data: str, row: Mapping[str, Any]) -> None:
+        """Add a row of a guard (`evaluation.guards.Guard.measure`), for what the model could do besides translations."""
         keys = ("n", "before", "after", "difference", "interval", "limit", "verdict")
-        below = {language: score - 100 for language, score in row["languages"].items() if score < 100 - row["limit"]}
-        worst = dict(sorted(below.items(), key=lambda item: item[1])[:5])
+        losses = {language: loss for language, loss in row["languages"].items() if loss < -row.get("limit", 0.0)}
+        worst = dict(sorted(losses.items(), key=lambda item: item[1])[:5])
         self.retention.append(
             {"data": f"other abilities: {data}", "languages": len(row["languages"])}
-            | {key: row[key] for key in keys}
+            | {key: row[key] for key in keys if key in row}
             | {"worst": worst}
         )
 
@@ -337,7 +338,8 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
     if merge is None:
         return None
     names = f" in {', '.join(merge['tuned'])}" if merge.get("tuned") else ""
-    return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}"
+    chosen = f". {merge['chosen']}" if merge.get("chosen") else ""
+    return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}{chosen}"
 
 
 def _debiased(debias: Mapping[str, Any] | None) -> str | None:
@@ -483,7 +485,7 @@ def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "Before": f"{row['before']:.1f}",
         "After": f"{row['after']:.1f}",
         "Difference (95 %)": f"{row['difference']:+.2f} ({low:+.2f} … {high:+.2f})",
-        "Red line": f"{-row['limit']:g}",
+        "Red line": f"{-row['limit']:g}" if "limit" in row else "",
         "Verdict": str(row["verdict"]),
         "Largest losses": ", ".join(f"{language} {loss:+.1f}" for language, loss in row["worst"].items()) or "none",
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.declaration import load_declaration
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder, model_folder
@@ -16,13 +17,14 @@ from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
-from metaphrase.io.files import UDHR
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.merging import hub_base, stated
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
+#: Name of the data if none are given. The other articles can measure the result.
+DECLARATION = "udhr, articles with odd numbers"
 
 
 @checked
@@ -35,8 +37,8 @@ class DebiasOptions:
     directions: Count = option(DIRECTIONS, "Number of directions to remove, fewer than there are languages.")
     data: str | None = option(
         None,
-        "Folder of texts xx-en.tsv.gz in many languages, with the same content in each. Default: the Declaration of Human "
-        "Rights, which is part of the package.",
+        "Folder of texts xx-en.tsv.gz in many languages, with the same content in each. Default: articles with odd numbers "
+        "of the Declaration of Human Rights, which is part of the package.",
     )
     split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.train.tsv.gz, …")
     prompt: str | None = option("auto", "Text before each sentence. 'auto': the query prompt that the model stores.")
@@ -101,9 +103,9 @@ def debias(
     return without_directions(model, direction_kh), share
 
 
-def parallel_texts(folder: Path = UDHR, split: str | None = None) -> dict[str, Sequence[str]]:
-    """The texts of a folder of translations by language; by default the packaged Declaration of Human Rights."""
-    sets = load_parallel_folder(folder, split=split)
+def parallel_texts(folder: Path | None = None, split: str | None = None) -> dict[str, Sequence[str]]:
+    """The texts of a folder of translations by language; by default articles with odd numbers of the packaged declaration."""
+    sets = load_declaration("odd") if folder is None else load_parallel_folder(folder, split=split)
     texts: dict[str, Sequence[str]] = {language: one.sources for language, one in sets.items()}
     texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets.values() for text in one.targets))
     return texts
@@ -129,7 +131,7 @@ def write_debiased(
         MissingFileError: The folder of texts does not exist, or has no texts.
     """
     check_destination(options.output_dir)
-    folder = UDHR if options.data is None else Path(options.data)
+    folder = None if options.data is None else Path(options.data)
     texts = parallel_texts(folder, options.split)
     model = load_encoder(options.model)
     count = sum(map(len, texts.values()))
@@ -149,7 +151,7 @@ def write_debiased(
         share=share,
         languages=sorted(texts),
         texts=count,
-        data=folder.resolve().name,
+        data=DECLARATION if folder is None else folder.resolve().name,
         versions=versions(),
     )
     source = model_folder(options.model)

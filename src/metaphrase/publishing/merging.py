@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +17,7 @@ from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.encoders.loading import STARTER, encoder_files, find_model, load_encoder, model_folder
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.evaluation.encoding import EncodingOptions
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS, load_guard_data
 from metaphrase.evaluation.guards import (
     ALPHAS,
     MAX_STRUCTURE_LOSS,
@@ -28,7 +28,7 @@ from metaphrase.evaluation.guards import (
 )
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import AtLeast0, Count, checked
+from metaphrase.io.arguments import AtLeast0, Count, Finite, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
@@ -71,7 +71,7 @@ class MergeOptions:
         help="The base, and models that were tuned from it: folders, Hub ids, 'starter', or files of task vectors "
         f"(*{SUFFIX}). May be the first arguments."
     )
-    alpha: str | None = option(
+    alpha: Finite | Literal["auto"] | None = option(
         None,
         "Weight of what training changed: 0 is the base, 1 the tuned model. The changes of several models are added, each "
         "with this weight. auto: the weight with the largest gain on --dev of which the guards hold. "
@@ -88,8 +88,7 @@ class MergeOptions:
     )
     guard: list[str] = option(
         [],
-        "auto: folders of what must not be lost, in addition to similarity structure: STS pairs (xx-dev.csv.gz) or parallel "
-        "sentences (xx-en.dev.tsv.gz or xx-en.tsv.gz).",
+        f"auto: folders of what must not be lost, in addition to similarity structure: {GUARD_FOLDERS}.",
     )
     texts: list[str] = option(
         [],
@@ -110,19 +109,6 @@ class MergeOptions:
         "auto", "auto: text before each sentence; auto is the query prompt that the base stores, none is no prompt."
     )
     batch_size: Count = option(32, "auto: sentences per forward pass.")
-
-    def weight(self) -> float | Literal["auto"] | None:
-        """The weight; "auto" if it is to be chosen, None if each vector has its own.
-
-        Raises:
-            UsageError: It is not a finite number.
-        """
-        if self.alpha in (None, "auto"):
-            return self.alpha  # type: ignore[return-value]
-        with suppress(ValueError):
-            if math.isfinite(weight := float(str(self.alpha))):
-                return weight
-        raise UsageError(f"--alpha must be a number or 'auto', but is {self.alpha!r}.")
 
 
 @dataclass(frozen=True)
@@ -181,23 +167,22 @@ def merge(
     for name in tuned:
         notify(f"Loading {name} …")
         vectors.append(_vector(base, base_name, name))
-    weight = options.weight()
     curve = None
-    if weight == "auto":
+    if options.alpha == "auto":
         vector = combine(vectors, 1.0)
         curve = _choose(options, base, vector, begin)
         vector = replace(vector, alpha=curve.alpha)
     else:
-        vector = combine(vectors, weight)
-    written = curve is None or curve.alpha > 0
+        vector = combine(vectors, options.alpha)
+    written = curve is None or curve.gains
     if written:
         _write(options, base, vector, command)
     if curve is not None:
-        _write_curve(options, curve, written)
+        write_curve(curve, Path(options.output_dir) if options.output_dir and written else None, options.curve)
     return Merge(
         base=base_name,
         tuned=tuned,
-        alpha=vector.alpha,
+        alpha=vector.alpha if written else 0.0,
         curve=None if curve is None else curve.to_dict(),
         weights=len(vector.differences),
         parameters=_size(vector),
@@ -220,7 +205,7 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
     texts = {language: one[: options.max_items] for language, one in texts.items()}
     guards = [structure_guard(base, texts, max_loss=options.max_structure_loss, **encoding)]
     gain, *others = (
-        data_guard(base, folder, max_items=options.max_items, **encoding)
+        data_guard(base, load_guard_data(folder, max_items=options.max_items), **encoding)
         for folder in (str(options.dev), *options.guard)
     )
     advance = begin("Measuring alpha from 0 to 1", len(ALPHAS))
@@ -249,14 +234,12 @@ def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector,
             draft.publish()
 
 
-def _write_curve(options: MergeOptions, curve: AlphaCurve, written: bool) -> None:
-    """Write the curve as JSON, and its plot."""
-    path = Path(options.curve) if options.curve else None
-    if path is None and options.output_dir is not None and written:
-        path = Path(options.output_dir) / CURVE
-    if path is not None:
-        write_json(path, curve.to_dict())
-        save_picture(alpha_chart(curve.to_dict()), path.with_suffix(".png"))
+def write_curve(curve: AlphaCurve, folder: Path | None, path: str | Path | None = None) -> None:
+    """Write a curve as JSON to a file, or to a folder, with its plot next to it."""
+    if path is not None or folder is not None:
+        file = Path(path) if path is not None else Path(str(folder)) / CURVE
+        write_json(file, curve.to_dict())
+        save_picture(alpha_chart(curve.to_dict()), file.with_suffix(".png"))
 
 
 def _check(options: MergeOptions) -> None:
@@ -270,7 +253,7 @@ def _check(options: MergeOptions) -> None:
         raise UsageError(f"A task vector is a file *{SUFFIX}, but --vector is {options.vector}.")
     if options.output_dir is not None:
         check_destination(options.output_dir)
-    auto = options.weight() == "auto"
+    auto = options.alpha == "auto"
     if auto and options.dev is None:
         raise UsageError("--alpha auto needs data that show the gain. Pass a folder of development sets with --dev.")
     if not auto and (options.dev or options.guard or options.texts or options.curve):
@@ -362,7 +345,8 @@ def describe(result: Merge) -> Sequence[str]:
     """Sentences about what was written."""
     sentences = []
     if result.curve is not None:
-        sentences.append(_chosen(result))
+        nothing = "" if result.curve["gains"] else " Nothing was written."
+        sentences.append(f"{AlphaCurve(**result.curve)}{nothing}")
     if result.output_dir is not None:
         sentences.append(
             f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. Load it with "
@@ -374,22 +358,3 @@ def describe(result: Merge) -> Sequence[str]:
             f'{result.weights} weights. Load it with load_encoder("{result.base} + {result.vector}").'
         )
     return sentences
-
-
-def _chosen(result: Merge) -> str:
-    """A sentence about the chosen weight."""
-    assert result.curve is not None
-    curve = AlphaCurve(**result.curve)
-    if not curve.alpha:
-        point = next((point for point in curve.points if point["alpha"] and not point["holds"]), None)
-        reason = f"no alpha finds more on {curve.gain}"
-        if point is not None:
-            lost = ", ".join(name for name, row in point["guards"].items() if not row["holds"])
-            reason = f"at alpha {point['alpha']:g}, this guard does not hold: {lost}"
-        return f"Nothing can be gained without a loss, and nothing was written: {reason}."
-    rows = {curve.gain: curve.chosen["gain"], **curve.chosen["guards"]}
-    changes = (
-        f"{name} {row['difference']:+.1f} [{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}], {row['verdict']}"
-        for name, row in rows.items()
-    )
-    return f"Alpha {curve.alpha:g} was chosen: {'; '.join(changes)}."

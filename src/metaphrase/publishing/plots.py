@@ -92,6 +92,8 @@ def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
             f"red line at {-one['limit']:g} points; mean {one['pooled']['difference']:+.2f}, {one['verdict']}",
             partial(draw_retention, retention=one),
         )
+    if "alpha" in analysis:
+        found["alpha"] = alpha_chart(analysis["alpha"])
     if curves := learning_curves(report["run"].get("log_history", ())):
         found["curves"] = Chart(f"{', '.join(curves)} over training steps", partial(draw_curves, curves=curves))
     if tokens := analysis.get("tokens"):

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
@@ -171,8 +172,8 @@ def write_report(
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
         analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; ``abilities``, a row of
-            :func:`metaphrase.evaluation.guards.structure_guard`, and ``verdict``, a sentence. All are optional.
+            ``alignments``, ``margins``, ``errors``, ``cost``; ``abilities``, rows of guards by name; ``alpha``, an
+            :class:`metaphrase.evaluation.guards.AlphaCurve` as data; and ``verdict``, a sentence. All are optional.
 
     Returns:
         Path of ``report.html``.
@@ -227,7 +228,8 @@ def _page(report: Mapping[str, Any]) -> str:
             for name, after in report["after"].items()
         ],
         retention={name: {"models": {}, **one} for name, one in analysis.get("retention", {}).items()},
-        abilities=analysis.get("abilities"),
+        abilities=analysis.get("abilities", {}),
+        alpha=AlphaCurve(**analysis["alpha"]) if "alpha" in analysis else None,
         verdict_line=analysis.get("verdict"),
         tokens=analysis.get("tokens"),
         alignments=[_shaded(one) for one in analysis.get("alignments") or ()],

@@ -19,11 +19,13 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, encoder_settings
+from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.significance import RESAMPLES
@@ -36,6 +38,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import damage_in
 from metaphrase.mining.bulk import encode
 from metaphrase.publishing import analysis
+from metaphrase.publishing.merging import CURVE
 from metaphrase.publishing.plots import save_pictures
 from metaphrase.publishing.report import describe_model, usage_lines, write_report
 
@@ -133,7 +136,10 @@ def report_run(
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
     subjects = _load_subjects(options, facts, earlier)
-    sets = _measurable(read_sets(options.data or default_folders(earlier)), subjects, trained)
+    tests = read_sets(options.data or default_folders(earlier))
+    if facts.get("debias"):  # its directions were estimated on the other articles
+        tests = {name: articles_of(by_language, "even") for name, by_language in tests.items()}
+    sets = _measurable(tests, subjects, trained)
     focus = next((name for name, by_language in sets.items() if trained & by_language.keys()), None)
     if focus is None:
         raise UsageError(
@@ -150,6 +156,9 @@ def report_run(
         | {"models": {side: describe_model(result) for side, result in pair.items()}}
         for name, pair in others.items()
     }
+    with damage_in(folder / CURVE):
+        if (curve := _read_json(folder / CURVE)) is not None:
+            analyses["alpha"] = AlphaCurve(**curve).to_dict()
     on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
     machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
     analyses["cost"] = {

@@ -30,8 +30,10 @@ from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS
+from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
-from metaphrase.io.arguments import CountOr0, Range, Seed, Share, Weight, checked
+from metaphrase.io.arguments import CountOr0, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
@@ -85,9 +87,12 @@ class AdaptationConfig:
         "Weight of the objective that keeps embeddings close to the original encoder's; 0 for none (default: the "
         "recipe's). It is added to a recipe without it, for the English side.",
     )
-    merge: Share = option(
-        0.5, "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one."
+    merge: MergeWeight = option(
+        "auto",
+        "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one. auto: the "
+        "weight that gains most on held-out pairs while the guards hold: similarity structure, and those of --guard.",
     )
+    guard: list[str] = option([], f"Folders of what must not be lost: {GUARD_FOLDERS}.")
     debias: CountOr0 = option(20, "Directions of language identity to project out of the release; 0 for none.")
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
     retention_languages: list[str] = option(
@@ -130,6 +135,8 @@ class AdaptationResult:
             "verdict": self.verdict,
             "languages": self.languages,
             "retention": self.retention,
+            "abilities": self.run.abilities,
+            "curve": None if self.run.curve is None else self.run.curve.to_dict(),
             "plan": asdict(self.plan),
             "read": self.read.to_dict(),
             "findings": [finding.to_dict() for finding in self.findings],
@@ -314,6 +321,7 @@ class Adaptation:
             output_dir=str(self.output),
             data_license=self.config.data_license,
             merge=self.config.merge,
+            guard=self.config.guard,
             debias=self.config.debias,
             seed=self.config.seed,
             max_steps=plan.max_steps,
@@ -361,8 +369,9 @@ class Adaptation:
         ):
             if (value := getattr(self.config, name)) is not None:
                 words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
-        if self.config.retention_languages:
-            words += ["--retention_languages", *self.config.retention_languages]
+        for name in ("guard", "retention_languages"):
+            if value := getattr(self.config, name):
+                words += [f"--{name}", *value]
         return [*words, "--force"] if self.config.force else words
 
     def _judge(self, result: RunResult, plan: Plan) -> AdaptationResult:
@@ -371,7 +380,7 @@ class Adaptation:
         names = {language: language_name(language) for language in own}
         verdict = AdaptationResult(
             run=result,
-            verdict=verdict_in_words(own, retained, names, result.abilities),
+            verdict=verdict_in_words(own, retained, names, result.abilities, result.curve),
             languages=own,
             retention=retained,
             plan=plan,
@@ -528,15 +537,17 @@ def verdict_in_words(
     languages: Mapping[str, Mapping[str, Any]],
     retained: Mapping[str, Any] | None,
     names: Mapping[str, str],
-    abilities: Mapping[str, Any] | None = None,
+    abilities: Mapping[str, Mapping[str, Any]] | None = None,
+    curve: AlphaCurve | None = None,
 ) -> list[str]:
-    """The changes as sentences: one for each language, one for the other languages, and one for other abilities.
+    """The changes as sentences: one for each language, for the other languages and for each guard, and the choice of alpha.
 
     Args:
         languages: For each adapted language its row of `compare`.
         retained: Retention of the languages that were not adapted; None if none was measured.
         names: Names of languages.
-        abilities: Row of `structure_guard`; None if other abilities were not measured.
+        abilities: Rows of guards by their names.
+        curve: Gain and cost by the weight of what training changed, if it was chosen.
     """
     verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
     lines = []
@@ -561,13 +572,13 @@ def verdict_in_words(
             f"{len(retained['languages'])} languages that were not trained on {kept}: {pooled['difference']:+.1f} "
             f"[{low:+.1f}, {high:+.1f}] on average."
         )
-    if abilities is not None:
-        low, high = abilities["interval"]
-        words = {"kept": "were kept", "lost": "are worse", "uncertain": "may be worse (uncertain)"}[
-            abilities["verdict"]
-        ]
+    words = {"kept": "was kept", "lost": "is worse", "uncertain": "may be worse (uncertain)"}
+    words |= {"better": "is better", "tie": "was kept (a tie)", "worse": "is worse"}
+    for name, row in (abilities or {}).items():
+        low, high = row["interval"]
+        line = f", against a red line of {-row['limit']:g}" if "limit" in row else ""
         lines.append(
-            f"Other abilities {words}: similarity structure within {len(abilities['languages'])} languages "
-            f"{abilities['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points, against a red line of {-abilities['limit']:g}."
+            f"{name[:1].upper()}{name[1:]} within {len(row['languages'])} languages {words[row['verdict']]}: "
+            f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}] points{line}."
         )
-    return lines
+    return lines if curve is None else [*lines, str(curve)]

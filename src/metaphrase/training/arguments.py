@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Annotated, Literal
 
 import torch
 from sentence_transformers import SentenceTransformerTrainingArguments
+from transformers.integrations.integration_utils import (
+    INTEGRATION_TO_CALLBACK,
+    get_available_reporting_integrations,
+)
 
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
-from metaphrase.io.configuration import option
+from metaphrase.io.configuration import did_you_mean, option
 from metaphrase.io.environment import install_command
 from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
 logger = logging.getLogger(__name__)
+
+#: Trackers of transformers whose availability cannot be determined.
+UNVERIFIABLE_TRACKERS = ("azure_ml", "flyte")
 
 
 @dataclass
@@ -136,3 +143,15 @@ def _has_bfloat16_instructions() -> bool:
     """Whether this CPU has AVX512-BF16, AMX or Arm's bfloat16 instructions."""
     capabilities = torch.cpu.get_capabilities()
     return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
+def check_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that are unknown or not installed."""
+    known, installed = list(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
+    for name in names:
+        if name not in known:
+            raise UsageError(
+                f"Unknown tracker {name!r}{did_you_mean(name, known)}; --report_to takes {', '.join(known)}, all or none."
+            )
+        if name not in (*installed, *UNVERIFIABLE_TRACKERS):
+            raise MissingExtraError(f"--report_to {name} requires a package that is not installed: pip install {name}")

@@ -10,13 +10,12 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.compare import compare
-from metaphrase.evaluation.guards import Guard, structure_guard
 from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolve_prompt
-from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
@@ -90,8 +89,19 @@ def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluatio
     """Separate the languages that are trained on from the others, and add the retention sets.
 
     Tests are unchanged if none of their languages is trained on. A recipe with a language embedding cannot embed other
-    languages.
+    languages. If directions of language identity are removed, the declaration is measured on articles that they are not
+    estimated on.
     """
+    split = _split_retention(tests, config, recipe)
+    if config.debias:
+        parts = (
+            {name: articles_of(one, "even") for name, one in sets.items()} for sets in (split.trained, split.retention)
+        )
+        split = EvaluationSets(*parts)
+    return split
+
+
+def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:
     if config.retention == ["none"] or not (tests or config.retention):
         return EvaluationSets(tests)
     if not tests:
@@ -190,18 +200,6 @@ def measure_baseline(
     if results != known:
         write_part(path, {"subject": subject, "results": results})
     return Baseline(trained, others)
-
-
-def abilities_guard(
-    model: SentenceTransformer, tests: EvaluationSets, config: RunConfig, recipe: Recipe
-) -> Guard | None:
-    """A guard on abilities besides translations, made before training; None if retention is not measured.
-
-    A recipe with a language embedding releases several models, whose similarities are not measured.
-    """
-    if not tests.trained or config.retention == ["none"] or recipe.language_embedding:
-        return None
-    return structure_guard(model, structure_texts(english=100))
 
 
 def read_baseline(path: Path, subject: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, fields
 from enum import Enum
@@ -14,15 +15,17 @@ from typing import Any
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
+from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import (
     Count,
     CountOr0,
     LanguageTemperature,
     Length,
+    MergeWeight,
     Positive,
     Ratio,
-    Share,
+    check_value,
     check_values,
     checked,
     hints_of,
@@ -65,9 +68,15 @@ class RunOptions:
     )
     keep_adapter: bool = option(False, "Also write the adapter to the folder 'adapter' of the release.")
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
-    merge: Share | None = option(
+    merge: str | None = option(  # a number or "auto"; HfArgumentParser has no type for it
         None,
-        "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one (default: 1).",
+        "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one (default). "
+        "auto: the weight that gains most on --dev while the guards hold: similarity structure, and those of --guard.",
+    )
+    guard: list[str] = option(
+        [],
+        "Folders of what must not be lost, measured before and after, and to choose the weight with --merge auto: "
+        f"{GUARD_FOLDERS}.",
     )
     debias: CountOr0 = option(
         0, "Directions of language identity to project out of the release, as `metaphrase debias` does; 0 for none."
@@ -144,6 +153,8 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
             if name not in options:
                 raise UsageError(f"Unknown option {name!r}{did_you_mean(name, options)}.")
         check_values(hints_of(type(self)), settings, type(self).__name__)
+        if settings.get("merge") is not None:
+            settings["merge"] = merge_weight(settings["merge"])
         name = str(settings.get("recipe", options["recipe"].default))
         defaults = recipe_settings(name, paper_training=bool(settings.get("paper_training")))
         for name, one in options.items():
@@ -184,6 +195,15 @@ def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any
     """The training settings of a recipe."""
     recipe = Recipe.load(name)
     return {**recipe.training, **(recipe.paper_training if paper_training else {})}
+
+
+def merge_weight(value: Any) -> Any:
+    """The option ``merge``, as a number or "auto"."""
+    if isinstance(value, str):
+        with suppress(ValueError):
+            value = float(value)
+    check_value(value, MergeWeight, "'merge'")
+    return value
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:

@@ -3,44 +3,117 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.io.files import UDHR
-from metaphrase.merging import interpolate
-from metaphrase.publishing.debiasing import debias, parallel_texts
+from metaphrase.evaluation.guard_data import LabelledData, Part, load_guard_data, spread
+from metaphrase.evaluation.guards import AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.similarity_structure import structure_texts
+from metaphrase.merging import TaskVector
+from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
+from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
+
+#: Weights of what training changed that are measured with ``merge: auto``.
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
+#: Most items of a language in a guard, most dev pairs of all languages, and most texts of a language for the directions of
+#: language identity, with which each weight is measured.
+GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
+
+
+@dataclass(frozen=True)
+class Finished:
+    """An encoder that is ready for its release.
+
+    Attributes:
+        encoder: The encoder.
+        facts: The facts ``merge`` and ``debias`` for its card.
+        curve: Gain and cost by weight, if the weight was chosen.
+    """
+
+    encoder: SentenceTransformer
+    facts: dict[str, Any] = field(default_factory=dict)
+    curve: AlphaCurve | None = None
+
+
+def release_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:
+    """Guards on what an encoder can do besides finding translations, made before training.
+
+    Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text.
+    """
+    texts = structure_texts(english=100, articles="odd" if part == "dev" else "even")
+    folders = [load_guard_data(folder, part, halved=True, max_items=GUARD_ITEMS) for folder in config.guard]
+    return [structure_guard(original, texts), *(data_guard(original, one, prompts=["auto"]) for one in folders)]
 
 
 def finish(
-    model: SentenceTransformer, config: RunConfig, *, pooling: str, show_progress: bool = False
-) -> tuple[SentenceTransformer, dict[str, Any]]:
+    model: SentenceTransformer,
+    config: RunConfig,
+    *,
+    pooling: str,
+    dev: Mapping[str, ParallelSet],
+    show_progress: bool = False,
+) -> Finished:
     """Merge a trained encoder with its start, and project language identity out of it, as the configuration says.
 
     Args:
         model: The trained encoder. It does not change.
-        config: The configuration of its run.
+        config: The configuration of its run. If the weight is to be chosen, its curve is written to the output folder.
         pooling: Pooling of a start that has none.
+        dev: Pairs that show the gain, if the weight is to be chosen.
         show_progress: Show a progress bar.
-
-    Returns:
-        The encoder to release, and the facts ``merge`` and ``debias`` for its card.
 
     Raises:
         UsageError: The languages of the packaged texts do not differ in so many directions.
     """
     facts: dict[str, Any] = {}
+    curve = None
+    texts = parallel_texts() if config.debias else {}
     if config.merge is not None:
         start = load_encoder(config.model, pooling=config.pooling, default_pooling=pooling, device=str(model.device))
         start.max_seq_length = model.max_seq_length
-        merged = interpolate(start, shared_copy(model), config.merge)
+        vector = TaskVector.between(start, shared_copy(model))
+        alpha: Any = config.merge
+        if alpha == "auto":
+            curve = _choose(start, vector, config, texts, dev)
+            write_curve(curve, Path(str(config.output_dir)))
+            alpha = curve.alpha
+        merged = vector.apply(start, alpha)
         merged.model_card_data = copy.copy(model.model_card_data)
-        model, facts["merge"] = merged.eval(), {"alpha": config.merge}
+        model, facts["merge"] = merged.eval(), {"alpha": alpha}
+        if curve is not None:
+            facts["merge"] |= {"chosen": str(curve)}
     if config.debias:
-        texts = parallel_texts()
-        model, _ = debias(model, texts, config.debias, prompt="auto", show_progress=show_progress)
-        facts["debias"] = {"directions": config.debias, "languages": len(texts), "data": UDHR.name}
-    return model, facts
+        model, _ = debias(model, texts, config.debias, show_progress=show_progress)
+        facts["debias"] = {"directions": config.debias, "languages": len(texts), "data": DECLARATION}
+    return Finished(model, facts, curve)
+
+
+def _choose(
+    start: SentenceTransformer,
+    vector: TaskVector,
+    config: RunConfig,
+    texts: Mapping[str, Any],
+    dev: Mapping[str, ParallelSet],
+) -> AlphaCurve:
+    """Choose the weight by its gain on the dev pairs, under guards."""
+    sample = {language: spread(one, TEXTS) for language, one in texts.items()}
+
+    def finished(model: SentenceTransformer) -> SentenceTransformer:
+        return debias(model, sample, config.debias)[0] if config.debias else model
+
+    pairs = {}
+    for language, one in dev.items():
+        rows = spread(range(len(one.sources)), max(20, DEV_PAIRS // len(dev)))
+        sources, targets = (tuple(side[at] for at in rows) for side in (one.sources, one.targets))
+        pairs[language] = replace(one, sources=sources, targets=targets)
+    gain = data_guard(start, LabelledData("dev", pairs, evaluate_retrieval), prompts=["auto"])
+    return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)

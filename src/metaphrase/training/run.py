@@ -22,10 +22,6 @@ from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import PrinterCallback, TrainerCallback, set_seed
-from transformers.integrations.integration_utils import (
-    INTEGRATION_TO_CALLBACK,
-    get_available_reporting_integrations,
-)
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.corpus.files import find_files
@@ -34,10 +30,10 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import overall_verdict
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
-from metaphrase.io.configuration import did_you_mean
 from metaphrase.io.environment import hardware, install_command, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
@@ -50,11 +46,11 @@ from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE
 from metaphrase.publishing.report import usage_lines, write_report
+from metaphrase.training.arguments import check_trackers
 from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
     Sets,
-    abilities_guard,
     measure,
     measure_baseline,
     measure_retention,
@@ -73,7 +69,7 @@ from metaphrase.training.corpora import (
     selected,
     with_columns,
 )
-from metaphrase.training.finishing import finish
+from metaphrase.training.finishing import finish, release_guards
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.releases import TRANSFORMS, describe, usage_by_language, write_release
@@ -81,9 +77,6 @@ from metaphrase.training.resuming import checkpoint_to_resume
 from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
-
-#: Trackers of transformers whose availability cannot be determined.
-UNVERIFIABLE_TRACKERS = ("azure_ml", "flyte")
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,8 @@ class RunResult:
         after: Results of the release, by test set.
         comparisons: Before and after compared, by test set.
         retention: Retention of languages that were not trained on, by test set.
-        abilities: Retention of other abilities, a row of `structure_guard`; None if retention was not measured.
+        abilities: Retention of other abilities: rows of guards by their names.
+        curve: Gain and cost by the weight of what training changed, if it was chosen.
         verdict: What the release is better and worse at than the encoder before, as one sentence.
         report: The HTML report; ``report.json`` is in the same folder. None without test sets.
         usage: Python that loads the release.
@@ -112,7 +106,8 @@ class RunResult:
     after: Mapping[str, Any] = field(default_factory=dict)
     comparisons: Mapping[str, Any] = field(default_factory=dict)
     retention: Mapping[str, Any] = field(default_factory=dict)
-    abilities: Mapping[str, Any] | None = None
+    abilities: Mapping[str, Any] = field(default_factory=dict)
+    curve: AlphaCurve | None = None
     verdict: str = ""
     report: Path | None = None
     usage: str = ""
@@ -121,7 +116,13 @@ class RunResult:
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data: the facts with ``output``, comparisons, retention, verdict and ``pushed``."""
         names = ("comparisons", "retention", "abilities", "verdict", "pushed")
-        return {**self.facts, "output": str(self.output), **{name: getattr(self, name) for name in names}}
+        curve = None if self.curve is None else self.curve.to_dict()
+        return {
+            **self.facts,
+            "output": str(self.output),
+            **{name: getattr(self, name) for name in names},
+            "curve": curve,
+        }
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,10 @@ class TrainingRun:
             MissingFileError: The corpus does not exist.
         """
         check(self.config)
+        if self.config.merge == "auto" and not (self.config.dev or self.inputs.dev):
+            raise UsageError("--merge auto needs pairs that show the gain: pass --dev, or a number with --merge.")
+        if self.config.guard and self.config.merge != "auto" and not (self.config.test or self.inputs.tests):
+            raise UsageError("--guard is measured with the test sets: also pass --test.")
         check_files([self.output / RECIPE], [self.config.recipe])
         check_trackers(self.arguments.report_to or ())
         check_text(self.recipe, self.config)
@@ -296,7 +301,9 @@ class TrainingRun:
         self.baseline = self.inputs.baseline or measure_baseline(
             self.encoder, self.tests, self.output, name=self.config.model, show_progress=self._show_progress
         )
-        self.guard = abilities_guard(self.encoder, self.tests, self.config, self.recipe)
+        guarded: Any = self.config.guard or self.config.retention != ["none"]
+        guarded = guarded and self.tests.trained and not self.recipe.language_embedding
+        self.guards = release_guards(self.encoder, self.config, "test") if guarded else []
 
     def load_corpus(self) -> None:
         """Read the training bitext with the columns that the recipe reads, and the dev bitext."""
@@ -361,10 +368,11 @@ class TrainingRun:
         Raises:
             UsageError: The languages of the packaged texts do not differ in so many directions.
         """
-        self.encoder, finished = finish(
-            self.encoder, self.config, pooling=self.recipe.pooling, show_progress=self._show_progress
+        finished = finish(
+            self.encoder, self.config, pooling=self.recipe.pooling, dev=self.dev, show_progress=self._show_progress
         )
-        facts |= finished
+        self.encoder, self.curve = finished.encoder, finished.curve
+        facts |= finished.facts
 
     def build_loss(self) -> None:
         """Build the recipe's loss over the encoder.
@@ -384,10 +392,10 @@ class TrainingRun:
             logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
         if self.language_embedding is None:
             return
-        if self.config.debias or self.config.merge is not None:
+        if self.config.debias or self.config.merge is not None or self.config.guard:
             raise UsageError(
-                f"Recipe {self.recipe.name!r} learns an input vector for each language, so its encoder is neither merged nor "
-                "debiased. Omit --merge and --debias."
+                f"Recipe {self.recipe.name!r} learns an input vector for each language, so its encoder is not merged, "
+                "debiased or guarded. Omit --merge, --debias and --guard."
             )
         if self.config.push_to_hub:
             raise UsageError(
@@ -472,7 +480,7 @@ class TrainingRun:
         Returns:
             The result of the run.
         """
-        result = RunResult(self.output, self.config.model, facts)
+        result = RunResult(self.output, self.config.model, facts, curve=self.curve)
         tests, before, name = self.tests.trained, self.baseline.trained, str(self.output)
         if not tests:
             return result
@@ -486,9 +494,9 @@ class TrainingRun:
             card.add_comparison(test, comparison)
         for test, one in retained.items():
             card.add_retention(test, one)
-        abilities = None if self.guard is None else self.guard.measure(trained)
-        if abilities is not None:
-            card.add_abilities("similarity structure", abilities)
+        abilities = {guard.name: guard.measure(trained) for guard in self.guards}
+        for ability, row in abilities.items():
+            card.add_ability(ability, row)
         card.verdict = overall_verdict(comparisons, retained, abilities)
         self.release(card)
         embedding = self.language_embedding
@@ -502,7 +510,8 @@ class TrainingRun:
             comparisons=comparisons,
             run=facts,
             usage=usage,
-            analysis={"retention": retained, "abilities": abilities, "verdict": card.verdict},
+            analysis={"retention": retained, "abilities": abilities, "verdict": card.verdict}
+            | ({} if self.curve is None else {"alpha": self.curve.to_dict()}),
         )
         measured: dict[str, Any] = {
             "before": before,
@@ -556,18 +565,6 @@ def check(config: RunConfig) -> None:
     if config.clean not in CLEANINGS:
         raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
     find_files(config.corpus, **selected(config))
-
-
-def check_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that are unknown or not installed."""
-    known, installed = list(INTEGRATION_TO_CALLBACK), get_available_reporting_integrations()
-    for name in names:
-        if name not in known:
-            raise UsageError(
-                f"Unknown tracker {name!r}{did_you_mean(name, known)}; --report_to takes {', '.join(known)}, all or none."
-            )
-        if name not in (*installed, *UNVERIFIABLE_TRACKERS):
-            raise MissingExtraError(f"--report_to {name} requires a package that is not installed: pip install {name}")
 
 
 def configured_recipe(config: RunConfig) -> Recipe:

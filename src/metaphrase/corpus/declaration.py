@@ -1,0 +1,41 @@
+"""The packaged Declaration of Human Rights in two parts that share no article.
+
+What is estimated or chosen on one part is measured on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.text import open_text
+from metaphrase.io.files import UDHR
+
+#: Articles with odd numbers; articles with even numbers and the preamble.
+Articles = Literal["odd", "even"]
+
+
+def load_declaration(articles: Articles) -> dict[str, ParallelSet]:
+    """A part of the declaration in 94 languages, with English translations."""
+    return articles_of(load_parallel_folder(UDHR), articles)
+
+
+def articles_of(sets: Mapping[str, ParallelSet], articles: Articles) -> dict[str, ParallelSet]:
+    """The pairs of some articles; sets of other data are returned unchanged."""
+    return {language: _part(one, articles) for language, one in sets.items()}
+
+
+def _part(one: ParallelSet, articles: Articles) -> ParallelSet:
+    if one.path is None or one.path.parent.resolve() != UDHR.resolve():
+        return one
+    with open_text(one.path) as file:
+        sections = [line.rstrip("\n").split("\t")[2] for line in file][1:]
+    rows = [at for at, section in enumerate(sections) if (_number(section) % 2 == 1) == (articles == "odd")]
+    return replace(one, sources=tuple(one.sources[at] for at in rows), targets=tuple(one.targets[at] for at in rows))
+
+
+def _number(section: str) -> int:
+    """Number of an article, 0 for the preamble."""
+    return int(section.rpartition("-")[2]) if section != "preamble" else 0

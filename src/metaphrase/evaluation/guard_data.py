@@ -1,0 +1,170 @@
+"""The data of guards with labels: a folder of STS pairs, parallel sentences, topics, or questions with answers.
+
+A folder that has development and test data separates them by file. Of a folder that has only one of them, the two parts are
+every other item, so that a choice on one part can be judged on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.evaluation.answer_retrieval import (
+    AnswerSet,
+    evaluate_monolingual_answers,
+    load_questions,
+    question_files,
+)
+from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.sib200 import ENGLISH, TopicSet, evaluate_topics, load_topic_folder, topic_files
+from metaphrase.evaluation.sts import STSSet, evaluate_sts, load_sts_folder
+from metaphrase.exceptions import MissingFileError
+
+#: Parts of a folder's data: for choosing, and for judging the choice.
+Part = Literal["dev", "test"]
+#: The folders of data that a guard takes, in words.
+GUARD_FOLDERS = (
+    "STS pairs (xx-dev.csv.gz), parallel sentences (xx-en.dev.tsv.gz or xx-en.tsv.gz), topics (xxx_Scpt.dev.tsv.gz) or "
+    "questions with answers (dev-xx.json.gz or xx.json.gz)"
+)
+#: Languages of a folder that are measured at most, evenly spaced over its languages.
+MAX_LANGUAGES = 24
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """Data with labels, and how an encoder is measured on them.
+
+    Attributes:
+        name: Name of the data.
+        sets: The data by language.
+        evaluate: Takes an encoder, the sets and `EncodingOptions`, and returns a result.
+    """
+
+    name: str
+    sets: Mapping[str, Any]
+    evaluate: Callable[..., Result]
+
+
+def load_guard_data(
+    folder: str | Path, part: Part = "dev", *, halved: bool = False, max_items: int = 300
+) -> LabelledData:
+    """Read the development or the test data of a folder.
+
+    Args:
+        folder: STS pairs ``xx-dev.csv[.gz]``; parallel sentences ``xx-en[.dev].tsv[.gz]``; topics in SIB-200's layout
+            ``xxx_Scpt.dev.tsv[.gz]``, with ``train`` in English; or questions in SQuAD's format, ``[dev-]xx.json[.gz]``.
+        part: Part of the data.
+        halved: If the folder does not have both parts, take every other item of what it has. Otherwise, data without a part
+            in their names count as either.
+        max_items: Maximum number of items of a language, evenly spaced.
+
+    Raises:
+        MissingFileError: The folder does not exist, or has no such files.
+        DataError: A file is malformed.
+    """
+    folder = Path(folder)
+    kind, parts = next(
+        ((kind, found) for kind in _KINDS if folder.is_dir() and (found := kind.parts(folder))), (_KINDS[0], ())
+    )
+    read = next((one for one in (part, "", *(sorted(parts) if halved else ())) if one in parts), None)
+    if read is None:
+        raise MissingFileError(
+            f"{folder} has no {'' if halved else 'development '}data for a guard. Name a folder of one of these: "
+            f"{GUARD_FOLDERS}."
+        )
+    start, step = (part == "test", 2) if halved and not ("dev" in parts and "test" in parts) else (0, 1)
+    sets = kind.load(folder, read)
+    kept = spread([language for language in sets if language != ENGLISH], MAX_LANGUAGES)
+    sets = {
+        language: kind.pick(one, spread(range(start, kind.size(one), step), max_items))
+        for language, one in sets.items()
+        if language in kept or language == ENGLISH
+    }
+    return LabelledData(folder.resolve().name, sets, kind.evaluate)
+
+
+class _Kind(NamedTuple):
+    """A kind of data: the parts that a folder has, how one is read, measured, counted, and some of its items picked."""
+
+    parts: Callable[[Path], Collection[str]]
+    load: Callable[[Path, str], Mapping[str, Any]]
+    evaluate: Callable[..., Result]
+    size: Callable[[Any], int]
+    pick: Callable[[Any, Sequence[int]], Any]
+
+
+def _matching(pattern: str, *parts: str) -> Callable[[Path], set[str]]:
+    return lambda folder: {part for part in parts if any(folder.glob(pattern.format(part)))}
+
+
+def _topic_parts(folder: Path) -> set[str]:
+    return {"dev", "test"} & topic_files(folder).get(ENGLISH, {}).keys()
+
+
+def _load_topics(folder: Path, part: str) -> dict[str, TopicSet]:
+    """Topics whose measured split is the part."""
+    sets = load_topic_folder(folder)
+    rows = [at for at, split in enumerate(sets[ENGLISH].split) if split in ("train", part)]
+    return {language: _columns(one, ("split", "ids", "topics", "texts"), rows) for language, one in sets.items()}
+
+
+def _topics_at(one: TopicSet, items: Sequence[int]) -> TopicSet:
+    """Some of the measured sentences, and all others."""
+    measured = [at for at, split in enumerate(one.split) if split != "train"]
+    kept = {measured[item] for item in items}
+    rows = [at for at, split in enumerate(one.split) if split == "train" or at in kept]
+    return _columns(one, ("split", "ids", "topics", "texts"), rows)
+
+
+def _columns(one: Any, names: Sequence[str], rows: Sequence[int]) -> Any:
+    return replace(one, **{name: tuple(getattr(one, name)[at] for at in rows) for name in names})
+
+
+def _pairs_at(one: ParallelSet, items: Sequence[int]) -> ParallelSet:
+    return _columns(one, ("sources", "targets"), items)
+
+
+def _sts_at(one: STSSet, items: Sequence[int]) -> STSSet:
+    return _columns(one, ("first", "second", "scores"), items)
+
+
+def spread(items: Sequence[Any], most: int) -> list[Any]:
+    """Evenly spaced items."""
+    if len(items) <= most:
+        return list(items)
+    return [items[at] for at in np.linspace(0, len(items) - 1, most).round().astype(int)]
+
+
+_KINDS = (
+    _Kind(
+        _matching("*-{}.csv*", "dev", "test"),
+        lambda folder, part: load_sts_folder(folder, split=part),
+        evaluate_sts,
+        lambda one: len(one.scores),
+        _sts_at,
+    ),
+    _Kind(
+        lambda folder: _matching("*-en.{}.tsv*", "dev", "test")(folder) or _matching("*-en{}.tsv*", "")(folder),
+        lambda folder, part: load_parallel_folder(folder, split=part or None),
+        evaluate_retrieval,
+        lambda one: len(one.sources),
+        _pairs_at,
+    ),
+    _Kind(
+        _topic_parts, _load_topics, evaluate_topics, lambda one: len(one.split) - one.split.count("train"), _topics_at
+    ),
+    _Kind(
+        lambda folder: question_files(folder).keys(),
+        lambda folder, part: load_questions(question_files(folder)[part]),
+        evaluate_monolingual_answers,
+        lambda one: len(one.ids),
+        AnswerSet.chosen,
+    ),
+)
