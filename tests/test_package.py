@@ -76,3 +76,17 @@ def test_a_process_is_kept_out_of_denormal_numbers():
     code = "import torch; from metaphrase.io.environment import prepare_process; prepare_process(); print((torch.tensor([1e-39]) * 1).item())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert float(done.stdout) == 0
+
+
+def test_the_container_installs_and_runs_the_demo():
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    steps = [line.split(" ", 1) for line in lines if line and not line.startswith("#")]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    image = re.fullmatch(r"python:(\d+\.\d+)-slim", next(value for name, value in steps if name == "FROM"))
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert {name for name, _ in steps} == {"FROM", "RUN", "ENV", "WORKDIR", "COPY", "CMD"}
+    assert f'requires-python = ">={image[1]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert steps.index(["COPY", ". ."]) < steps.index(["RUN", "make install"])
+    assert steps[-1] == ["CMD", '["make", "demo"]']
+    assert {"install", "demo"} <= targets
+    assert not {"Makefile", "README.md", "configs", "src", "scripts"} & set(ignored)  # setuptools reads the README
