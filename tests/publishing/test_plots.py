@@ -24,8 +24,7 @@ def test_learning_curves_are_finite_scalars_with_two_points():
     }
 
 
-@pytest.mark.parametrize("across", [True, False])
-def test_differences_are_drawn_with_their_intervals_and_verdicts(across):
+def test_differences_are_drawn_with_their_intervals_and_verdicts():
     rows = [
         {"language": "sw", "difference": -8.0, "interval": [-11.0, -6.0], "verdict": "worse"},
         {"language": "te", "difference": 1.0, "interval": [-1.0, 4.0], "verdict": "tie"},
@@ -33,14 +32,14 @@ def test_differences_are_drawn_with_their_intervals_and_verdicts(across):
     ]
     rows = [{"before": 50.0, "after": 50.0 + row["difference"], **row} for row in rows]
     axes = Figure().subplots()
-    plots.draw_differences(axes, rows, across=across)
+    plots.draw_differences(axes, rows)
     assert [drawn.get_label() for drawn in axes.containers] == ["worse", "tie", "better"]
     for place, (row, drawn) in enumerate(zip(rows, axes.containers, strict=True)):
         line, _, (bar,) = drawn
         ends = np.array(bar.get_segments()[0])
-        assert sorted(ends[:, 0 if across else 1]) == row["interval"]
-        assert (line.get_xdata() if across else line.get_ydata())[0] == row["difference"]
-        assert (ends[:, 1 if across else 0] == place).all()
+        assert sorted(ends[:, 0]) == row["interval"]
+        assert line.get_xdata()[0] == row["difference"]
+        assert (ends[:, 1] == place).all()
 
 
 def results(accuracies):
@@ -67,7 +66,7 @@ def test_accuracies_are_drawn_with_their_intervals_and_the_largest_gain_on_top()
             points[line.get_marker()].append((line.get_xdata()[0], round(line.get_ydata()[0])))
         elif line.get_linewidth() == 4:
             bars.append(list(line.get_xdata()))
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["vi", "te", "sw"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Vietnamese (vi)", "Telugu (te)", "Swahili (sw)"]
     assert points == {"s": [(80.0, 0), (50.0, 1), (40.0, 2)], "o": [(50.0, 0), (51.0, 1), (75.0, 2)]}
     assert bars == [[76, 83], [46, 53], [46, 53], [47, 54], [36, 43], [71, 78]]
     assert sorted(drawn[0].get_xdata()[0] for drawn in moved.containers) == [-30.0, 1.0, 35.0]
@@ -87,9 +86,9 @@ def test_the_red_line_of_retention():
     plots.draw_retention(figure, retention=retention)
     (axes,) = figure.axes
     lines = {line.get_label(): line for line in axes.get_lines()}
-    assert list(lines["red line, -1"].get_ydata()) == [-1.0, -1.0]
-    assert list(lines["mean"].get_ydata()) == [retention["pooled"]["difference"]]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["mean", "de", "fr"]
+    assert list(lines["red line, -1"].get_xdata()) == [-1.0, -1.0]
+    assert list(lines["mean"].get_xdata()) == [retention["pooled"]["difference"]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["mean", "German (de)", "French (fr)"]
 
 
 def test_maps_draw_the_points_on_one_scale():
@@ -149,6 +148,15 @@ def test_markup_is_deterministic_and_needs_nothing_else():
         assert not re.search(r"https?:|url\(|<style|<image|<metadata|<!--|<g id=", markup)
         assert set(re.findall(r'xlink:href="#(\w+)"', markup)) <= set(re.findall(r'id="(\w+)"', markup))
         assert not re.search(r"#[0-9a-f]{6}", re.sub(r'href="#\w+"', "", markup))  # colours follow the theme
+
+
+def test_charts_are_legible_on_a_phone():
+    """A width of 360 points, of which a phone of 400 pixels shows 372 pixels, and no text below 8 points."""
+    for name, chart in plots.charts(report()).items():
+        if name != "alignments":
+            markup = plots.svg(name, chart)
+            assert float(re.match(r'<svg viewBox="0 0 ([\d.]+) ', markup)[1]) <= 360
+            assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", markup)) >= 8
 
 
 def test_markup_of_two_charts_shares_no_id():

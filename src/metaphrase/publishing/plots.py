@@ -1,7 +1,7 @@
 """Charts of a report, drawn by matplotlib: as SVG markup for the page, and as PNG files.
 
 A chart shows the data of ``report.json`` and nothing else. In the markup colours are variables of the page's style sheet,
-so that a chart follows the page's light or dark theme.
+so that a chart follows the page's light or dark theme. A chart is narrow enough to be read on a phone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
 
+from metaphrase.corpus.identification import language_name
 from metaphrase.exceptions import UsageError
 from metaphrase.publishing.analysis import SIDES
 
@@ -53,6 +54,10 @@ _VERDICTS = {
     "tie": ("o", COLOURS["soft"]),
     "better": ("^", COLOURS["better"]),
 }
+#: Width of a chart, in inches.
+_WIDTH = 5.0
+#: Factor by which a page enlarges a chart if it has the space.
+_ZOOM = 1.25
 #: Longest label of an axis, in characters.
 _LABEL_LENGTH = 24
 #: Scalars of the training log that are not curves.
@@ -133,8 +138,10 @@ def svg(name: str, chart: Chart) -> str:
     text = re.sub(r"font: (?:\d+ )?([\d.]+px) [^;\"]*", r"font-size: \1", text)
     for colour_name, colour in COLOURS.items():
         text = text.replace(colour, f"var(--{colour_name})")
-    size = f'viewBox="0 0 {width:g} {height:g}" width="{width * 4 / 3:.0f}" height="{height * 4 / 3:.0f}"'
-    return f'<svg {size} role="img" aria-label="{html.escape(chart.label)}">{text}'
+    pixels = f'width="{width * 4 / 3 * _ZOOM:.0f}" height="{height * 4 / 3 * _ZOOM:.0f}"'
+    return (
+        f'<svg viewBox="0 0 {width:g} {height:g}" {pixels} role="img" aria-label="{html.escape(chart.label)}">{text}'
+    )
 
 
 def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
@@ -151,7 +158,7 @@ def save_picture(chart: Chart, path: str | Path) -> Path:
         UsageError: The format is unknown.
     """
     with _style({}):
-        figure = Figure(layout="constrained", dpi=150)
+        figure = Figure(layout="constrained", dpi=200)
         kinds = figure.canvas.get_supported_filetypes()
         if (suffix := Path(path).suffix.removeprefix(".")) not in kinds:
             raise UsageError(
@@ -206,7 +213,7 @@ def draw_accuracy(
         for language, row in means["after"].items()
     }
     languages = sorted(means["after"], key=gain.__getitem__)
-    figure.set_size_inches(9, 1.2 + 0.32 * len(languages))
+    figure.set_size_inches(_WIDTH, 1.2 + 0.3 * len(languages))
     axes, *others = figure.subplots(
         1, 1 + bool(tests), sharey=True, width_ratios=[3, 2][: 1 + bool(tests)], squeeze=False
     )[0]
@@ -227,19 +234,20 @@ def draw_accuracy(
             )
             for artist in (*bar, *point):
                 artist.set_gid(f"{_TOOLTIP}{language}: {words}")
-    axes.set(xlabel="accuracy in percent, 95 % interval", ylim=(-0.6, len(languages) - 0.4))
-    axes.set_yticks(range(len(languages)), [_shortened(language) for language in languages])
+    axes.set(xlabel="accuracy in percent", ylim=(-0.6, len(languages) - 0.4))
+    axes.set_yticks(range(len(languages)), [_shortened(language_name(language)) for language in languages])
     axes.grid(axis="x")
     for moved in others:
-        draw_differences(moved, [{"language": language, **tests[language]} for language in languages], across=True)
+        draw_differences(moved, [{"language": language, **tests[language]} for language in languages])
         moved.axvline(0, color=COLOURS["soft"], lw=0.8, zorder=0)
-        moved.set(xlabel="difference in points, 95 % interval")
+        moved.set(xlabel="difference in points")
         moved.grid(axis="x")
-    figure.legend(loc="outside upper center", ncols=5)
+    figure.supxlabel("with 95 % intervals", fontsize=8)
+    figure.legend(loc="outside upper center", ncols=3 if tests else 1)
 
 
-def draw_differences(axes: Any, rows: Sequence[Mapping[str, Any]], *, across: bool = False) -> None:
-    """Differences with their intervals, marked by verdict; ``across`` draws a line of the chart per row."""
+def draw_differences(axes: Any, rows: Sequence[Mapping[str, Any]], *, size: float = 6) -> None:
+    """Differences with their intervals, a line of the chart per row, marked by verdict."""
     labelled: set[str] = set()
     for verdict, (marker, colour) in _VERDICTS.items():
         for place, row in enumerate(rows):
@@ -251,32 +259,29 @@ def draw_differences(axes: Any, rows: Sequence[Mapping[str, Any]], *, across: bo
             ]
             label = "_nolegend_" if verdict in labelled else verdict
             labelled.add(verdict)
-            style: dict[str, Any] = {"fmt": marker, "color": colour, "label": label}
-            if across:
-                drawn = axes.errorbar([row["difference"]], [place], xerr=ends, ms=6, lw=1.2, **style)
-            else:
-                drawn = axes.errorbar([place], [row["difference"]], yerr=ends, ms=4, lw=0.8, **style)
+            style: dict[str, Any] = {"fmt": marker, "color": colour, "label": label, "ms": size, "lw": size / 5}
+            drawn = axes.errorbar([row["difference"]], [place], xerr=ends, **style)
             text = f"{row['before']:.1f} before and {row['after']:.1f} after ({row['difference']:+.1f}, {verdict})"
             drawn.lines[0].set_gid(f"{_TOOLTIP}{row['language']}: {text}")
 
 
 def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
-    """Difference per language from the largest loss to the largest gain, and their mean, with the red line."""
+    """Their mean, and the difference per language from the largest loss to the largest gain, with the red line."""
     rows, pooled, limit = retention["languages"], retention["pooled"], retention["limit"]
-    figure.set_size_inches(max(5, 1.4 + 0.1 * len(rows)), 3.8)
+    figure.set_size_inches(_WIDTH, 1.5 + 0.17 * len(rows))
     axes = figure.subplots()
-    draw_differences(axes, rows)
-    axes.plot([-2, -2], pooled["interval"], color=COLOURS["ink"], lw=3, alpha=0.4)
-    (mean,) = axes.plot(-2, pooled["difference"], ls="", marker="D", color=COLOURS["ink"], label="mean")
+    draw_differences(axes, rows, size=4)
+    axes.plot(pooled["interval"], [-2, -2], color=COLOURS["ink"], lw=3, alpha=0.4)
+    (mean,) = axes.plot(pooled["difference"], -2, ls="", marker="D", color=COLOURS["ink"], label="mean")
     mean.set_gid(f"{_TOOLTIP}mean: {pooled['difference']:+.2f}, {retention['verdict']}")
-    axes.axhline(0, color=COLOURS["soft"], lw=0.8)
-    axes.axhspan(-limit, 0, color=COLOURS["red"], alpha=0.15, lw=0)
-    axes.axhline(-limit, color=COLOURS["red"], ls="--", lw=1, label=f"red line, {-limit:g}")
-    axes.set(ylabel="difference in points", xlim=(-3, len(rows)))
-    axes.set_xticks([-2, *range(len(rows))], ["mean", *(_shortened(row["language"]) for row in rows)], rotation=90)
-    axes.tick_params(axis="x", labelsize=6.5)
-    axes.grid(axis="y")
-    figure.legend(loc="outside upper left", ncols=5, fontsize=8)
+    axes.axvline(0, color=COLOURS["soft"], lw=0.8)
+    axes.axvspan(-limit, 0, color=COLOURS["red"], alpha=0.15, lw=0)
+    axes.axvline(-limit, color=COLOURS["red"], ls="--", lw=1, label=f"red line, {-limit:g}")
+    axes.set(xlabel="difference in points, with 95 % intervals", ylim=(len(rows), -3))
+    names = [_shortened(language_name(row["language"])) for row in rows]
+    axes.set_yticks([-2, *range(len(rows))], ["mean", *names], fontsize=8)
+    axes.grid(axis="x")
+    figure.legend(loc="outside upper center", ncols=5, fontsize=8, columnspacing=1)
 
 
 def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
@@ -305,13 +310,13 @@ def draw_alpha(figure: Figure, *, curve: Mapping[str, Any]) -> None:
 
 def draw_curves(figure: Figure, *, curves: Mapping[str, Sequence[tuple[int, float]]]) -> None:
     """A panel for each scalar of the training log."""
-    columns = min(3, len(curves))
+    columns = min(2, len(curves))
     lines = -(-len(curves) // columns)
-    figure.set_size_inches(3 * columns, 2.1 * lines)
+    figure.set_size_inches(_WIDTH / 2 * columns, 1.8 * lines)
     panels = figure.subplots(lines, columns, squeeze=False).flat
     for (name, points), axes in zip(curves.items(), panels, strict=False):
         axes.plot(*zip(*points, strict=True), color=COLOURS["after"])
-        axes.set_title(f"{_shortened(name)}, last {points[-1][1]:.3g}", fontsize=9)
+        axes.set_title(f"{_shortened(name)}, last {points[-1][1]:.3g}", fontsize=8)
         axes.set_xlabel("step", fontsize=8)
         axes.tick_params(labelsize=8)
         axes.grid(axis="y")
@@ -323,7 +328,7 @@ def draw_tokens(figure: Figure, *, tokens: Mapping[str, Any]) -> None:
     """Maps of words, coloured by language: both projections, before and after."""
     sides = [side for side in SIDES if side in tokens]
     kinds = {"pca": "PCA", "tsne": "t-SNE"}
-    figure.set_size_inches(4.2 * len(sides), 4 * len(kinds) + 0.3)
+    figure.set_size_inches(_WIDTH / 2 * len(sides), 2.5 * len(kinds) + 0.5)
     grid = figure.subplots(len(kinds), len(sides), squeeze=False)
     numbers = {language: number for number, language in enumerate(tokens["languages"])}
     styles = {
@@ -333,26 +338,27 @@ def draw_tokens(figure: Figure, *, tokens: Mapping[str, Any]) -> None:
     for (kind, title), row in zip(kinds.items(), grid, strict=True):
         for side, axes in zip(sides, row, strict=True):
             for (x, y), language, word in zip(tokens[side][kind], tokens["language_of"], tokens["words"], strict=True):
-                (point,) = axes.plot(x, y, ls="", ms=4, mew=0, alpha=0.8, **styles[language])
+                (point,) = axes.plot(x, y, ls="", ms=3, mew=0, alpha=0.8, **styles[language])
                 point.set_gid(f"{_TOOLTIP}{word} ({language})")
             axes.set(title=f"{title}, {side}", xticks=[], yticks=[], aspect="equal", adjustable="datalim")
     for language, style in styles.items():
-        grid[0][0].plot([], [], ls="", label=language, **style)
-    figure.legend(loc="outside upper center", ncols=len(styles))
+        grid[0][0].plot([], [], ls="", label=language_name(language), **style)
+    figure.legend(loc="outside upper center", ncols=3)
 
 
 def draw_margins(figure: Figure, *, margins: Mapping[str, Any]) -> None:
     """Histograms of the margins of translations and of the best wrong targets."""
     sides = [side for side in SIDES if side in margins]
-    figure.set_size_inches(4.5 * len(sides), 3)
+    figure.set_size_inches(_WIDTH / 2 * len(sides), 2.3)
     for side, axes in zip(sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
         one = margins[side]
-        axes.stairs(
-            one["translations"], one["edges"], fill=True, color=COLOURS["after"], alpha=0.5, label="translations"
-        )
-        axes.stairs(one["others"], one["edges"], color=COLOURS["worse"], ls="--", lw=1.5, label="best wrong targets")
-        axes.set(title=side, xlabel="ratio margin", ylabel="pairs")
-        axes.legend(fontsize=8)
+        parts = [("translations", COLOURS["after"]), ("others", COLOURS["worse"])]
+        for (key, colour), label in zip(parts, ("translations", "best wrong targets"), strict=True):
+            style: dict[str, Any] = {"fill": True, "alpha": 0.5} if key == "translations" else {"ls": "--", "lw": 1.5}
+            axes.stairs(one[key], one["edges"], color=colour, label=label if side == "after" else None, **style)
+        axes.set(title=side, xlabel="ratio margin")
+    figure.supylabel("pairs", fontsize=9)
+    figure.legend(loc="outside upper center", ncols=2)
 
 
 def draw_alignments(figure: Figure, *, alignments: Sequence[Mapping[str, Any]]) -> None:
@@ -366,7 +372,7 @@ def draw_alignments(figure: Figure, *, alignments: Sequence[Mapping[str, Any]]) 
             axes.imshow(one[side]["cosine"], cmap="Blues", vmin=min(values), vmax=max(values), aspect="auto")
             for s, t in one[side]["links"]:
                 axes.plot(t, s, marker="o", ms=9, mfc="none", mec=COLOURS["worse"], mew=1.5)
-            axes.set(title=f"{one['language']} {one['number']}, {side}")
+            axes.set(title=f"{language_name(one['language'])} {one['number']}, {side}")
             axes.set_xticks(range(len(one[side]["target"])), one[side]["target"], rotation=45, ha="right", fontsize=7)
             axes.set_yticks(range(len(one[side]["source"])), one[side]["source"], fontsize=7)
 
@@ -380,6 +386,8 @@ def _style(settings: Mapping[str, Any]) -> Iterator[None]:
     colours = dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), COLOURS["soft"])
     common = {
         "font.family": list(_fonts()),
+        "font.size": 9,
+        "axes.titlesize": 10,
         "text.parse_math": False,
         "text.color": COLOURS["ink"],
         "xtick.labelcolor": COLOURS["ink"],

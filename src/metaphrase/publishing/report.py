@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import yaml
 from markupsafe import Markup
 from rich.table import Table
 from rich.text import Text
 
+from metaphrase.corpus.identification import language_name
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
@@ -207,7 +209,9 @@ def _page(report: Mapping[str, Any]) -> str:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    analysis, run, before = report["analysis"], report["run"], report["before"]
+    environment.filters["named"] = language_name
+    analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
+    recipe = run.pop("recipe", None)
     drawn = {
         name: chart for name, chart in charts(report).items() if name != "alignments"
     }  # the page has tables of them
@@ -237,6 +241,7 @@ def _page(report: Mapping[str, Any]) -> str:
         errors=analysis.get("errors"),
         sides=SIDES if before else SIDES[1:],
         usage=report["usage"],
+        recipe=recipe and yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True, width=60),
         facts=_facts({key: value for key, value in run.items() if key != "log_history"}),
         cost=analysis.get("cost"),
     )
