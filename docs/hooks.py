@@ -1,15 +1,21 @@
-"""Hooks of the documentation site: links to files outside docs/, and reST roles in docstrings."""
+"""Hooks of the documentation site: generated parts, links to files outside docs/, and reST roles in docstrings."""
 
 import posixpath
 import re
+import runpy
+from pathlib import Path
 from typing import Any
 
 _LINK = re.compile(r"\]\((\.\.?/[^)#\s]+)(#[^)]*)?\)")
+_GENERATED = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 _ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(<code>)~?")
 
 
 def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> str:
-    """Point links to files outside ``docs/`` at the repository."""
+    """Write the generated parts, and point links to files outside ``docs/`` at the repository."""
+    if _GENERATED.search(markdown):
+        parts = runpy.run_path(str(Path(__file__).with_name("generated.py")))["GENERATED"]
+        markdown = _GENERATED.sub(lambda match: parts[match[1]](), markdown)
     folder = posixpath.dirname(page.file.src_uri)
 
     def target(match: re.Match[str]) -> str:

@@ -37,6 +37,11 @@ def test_train(trained, contract):
     for name in ("run", "report"):
         assert contract(f"train.{name}", read(output / f"{name}.json")) == []
     assert contract("train.manifest", read(output / "checkpoint-4" / "manifest.json")) == []
+    assert contract("train.release", read(output / "release.json")) == []
+
+
+def test_compare(trained, contract):
+    assert contract("compare.stdout", json.loads(command("compare", trained[0], "--json"))) == []
 
 
 def test_evaluate_retrieval(trained, test_sets, tiny_encoder_dir, contract, tmp_path):
