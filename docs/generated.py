@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -99,11 +99,8 @@ def described(cls: type) -> dict[str, str]:
 
 def _help(*argv: str) -> str:
     printed = io.StringIO()
-    with patch.dict(os.environ, {"COLUMNS": "100"}), redirect_stdout(printed):
-        try:
-            main(argv)
-        except SystemExit:
-            pass
+    with patch.dict(os.environ, {"COLUMNS": "100"}), redirect_stdout(printed), suppress(SystemExit):
+        main(argv)
     return printed.getvalue()
 
 

@@ -337,14 +337,14 @@ def evaluate_answer_retrieval(
     Returns:
         Results by measure; the scores of a language are those of its questions, and ``items`` those of each question:
 
-        - ``"mAP"``: mean average precision over the whole pool.
-        - ``"mAP in one language"``: over the candidates of a single language, averaged over these languages. With one
-          right answer, this is the mean reciprocal rank. ``answers`` has the score for each language of the candidates.
-        - ``"MRR in the own language"``: over the candidates of the question's language.
-        - ``"own-language bias"``: share of first candidates in the question's language, minus the share of that
-          language among the languages; lower is better.
-        - ``"mAP lost to the own language"``: mAP of the pool without the candidates of the question's language, minus
-          mAP of the whole pool; lower is better.
+            - ``"mAP"``: mean average precision over the whole pool.
+            - ``"mAP in one language"``: over the candidates of a single language, averaged over these languages. With one
+              right answer, this is the mean reciprocal rank. ``answers`` has the score for each language of the candidates.
+            - ``"MRR in the own language"``: over the candidates of the question's language.
+            - ``"own-language bias"``: share of first candidates in the question's language, minus the share of that
+              language among the languages; lower is better.
+            - ``"mAP lost to the own language"``: mAP of the pool without the candidates of the question's language, minus
+              mAP of the whole pool; lower is better.
 
     Raises:
         DataError: There are fewer than two languages.
