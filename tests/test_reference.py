@@ -138,7 +138,7 @@ def test_every_key_of_yaml_files_is_explained(generated):
 
 
 #: Names of languages, test sets, files and quantiles, which are keys too.
-NAMES = re.compile(r"\d+|ar|de|en|fi|fr|hi|ru|sw|th|zh|de-en|.*\..*|held-out.*|sts\w+")
+NAMES = re.compile(r"\d+|ar|de|en|fi|fr|hi|ru|sw|th|zh|de-en|.*\..*|held-out.*|sts\w+|similarity structure")
 
 
 def keys_of(shape: Any) -> Iterator[str]:
