@@ -248,7 +248,6 @@ HEADLINES = {
     "ud probe accuracy": "Universal Dependencies, POS tags by a probe, {languages} languages",
     "pawsx probe accuracy": "PAWS-X, paraphrases by a probe, {languages} languages",
     "xnli probe accuracy": "XNLI, inference by a probe, {languages} languages",
-    "xquad probe f1": "XQuAD, answers by a probe, {languages} languages",
 }
 
 

@@ -11,7 +11,7 @@ mining     a folder of BUCC files                 each BUCC protocol whose split
 sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language and across; STS22 always from the Hub
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
            or ``xxyy.src-tgt``, ``xxyy.gold``
-nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` probes, or fine-tuning at a small scale, in English; all languages
+nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` probes, or fine-tuning at a small scale, in English
 answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
 sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
@@ -80,7 +80,7 @@ SUITES: dict[str, Suite] = {
         ),
         Suite("nli", "xnli/dev-xx.tsv.gz", partial(find_finetuned, "nli"), _PROBED),
         Suite("paraphrase", "pawsx/dev-xx.tsv.gz", partial(find_finetuned, "paraphrase"), _PROBED),
-        Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), _PROBED[1:]),
+        Suite("qa", "xquad/xquad.xx.json.gz", partial(find_finetuned, "qa"), ("languages",)),
         Suite(
             "pos",
             "ud/xx_…-ud-test.conllu.gz, including English dev",

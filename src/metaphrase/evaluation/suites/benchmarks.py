@@ -86,10 +86,11 @@ class Settings:
     trained_languages: list[str] | None = option(
         None, "SIB-200: languages that the encoder was trained on, which are averaged separately."
     )
-    transfer: Literal["probe", "finetune"] = option(
-        "probe",
-        "nli, paraphrase, qa, pos. probe: a linear probe on the frozen encoder, in minutes; finetune: the whole encoder is "
-        "fine-tuned at a small scale, which takes about an hour.",
+    transfer: Literal["auto", "probe", "finetune"] = option(
+        "auto",
+        "nli, paraphrase, pos. probe: a linear probe on the frozen encoder; finetune: the whole encoder is fine-tuned at a "
+        "small scale, as qa always is. auto: a probe for paraphrase and pos; nli is fine-tuned, because a probe does not "
+        "see what its sentence embeddings keep and its tokens lose.",
     )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")

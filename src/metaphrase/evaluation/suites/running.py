@@ -22,6 +22,7 @@ from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepa
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, sampled, sampled_settings
+from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
 from metaphrase.io.configuration import option
@@ -54,7 +55,7 @@ _APPLIES = {
     **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
     "text_equality": {"retrieval"},
     "strip_quotes": {"retrieval", "mteb"},
-    "transfer": _FINE_TUNED,
+    "transfer": set(PROBED_BY["probe"]),
     "prompt": _EMBEDDING,
     "pooling": _EMBEDDING,
     "layer": set(SUITES),
@@ -146,8 +147,8 @@ class EvaluateOptions(Settings):
         for name, applies in _APPLIES.items():
             if getattr(self, name) == defaults[name]:
                 continue
-            if self.transfer == "finetune" and name in ("prompt", "pooling", "layer", "max_length"):
-                applies = applies - _FINE_TUNED
+            if name in ("prompt", "pooling", "layer", "max_length"):
+                applies = applies - (_FINE_TUNED - set(PROBED_BY[self.transfer]))
             if not applies & set(self.suites):
                 raise UsageError(
                     f"--{name} applies to --suite {', '.join(sorted(applies))} and has no effect with --suite {self.suite}."

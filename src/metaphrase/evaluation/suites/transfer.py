@@ -47,11 +47,10 @@ SMALL_SCALE: dict[str, dict[str, Any]] = {
 
 _HALVES = "trained on half of the English items, measured on the other half in all languages"
 _TAGS = "trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy"
-#: What a probe reads of the frozen encoder.
+#: The probes by their suites.
 _PROBES = {
-    "nli": "logistic regression on |u − v| and u ∗ v of sentence embeddings",
-    "paraphrase": "logistic regression on |u − v| and u ∗ v of sentence embeddings",
-    "qa": "linear model of pieces and of their similarity with the question, encoded separately",
+    "nli": "logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings",
+    "paraphrase": "logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings",
     "pos": "logistic regression on the states of words in the last layer",
 }
 
@@ -76,7 +75,7 @@ class FineTunedTask:
     work: float
     run: Callable[[Any, FineTuningArguments], Mapping[str, Any]]
     options: type
-    probe_work: float
+    probe_work: float = 0
     sources: Mapping[str, str] = field(default_factory=lambda: {"halves": "{}@dev"})
     protocol: str = _HALVES
 
@@ -87,9 +86,13 @@ _SPLITS = {"train": "{}@dev", "test": "{}@test"}
 FINETUNED = {
     "xnli": FineTunedTask("nli", _PAIRS, 1.0, finetune_classification, ClassificationOptions, 0.15),
     "pawsx": FineTunedTask("paraphrase", _PAIRS, 2.2, finetune_classification, ClassificationOptions, 0.35),
-    "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions, 0.08),
+    "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions),
     "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, 0.04, _SPLITS, _TAGS),
 }
+
+
+#: The suites that train a probe, by the value of `Settings.transfer`.
+PROBED_BY = {"auto": ("paraphrase", "pos"), "probe": tuple(_PROBES), "finetune": ()}
 
 
 def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterator[Benchmark]:
@@ -101,7 +104,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
         files = {path: match[1] for path in folder.iterdir() if (match := re.fullmatch(task.pattern, path.name))}
         wanted = wanted_languages(sorted(set(files.values())), settings)
         used = tuple(sorted(path for path, language in files.items() if language in {*wanted, ENGLISH}))
-        if wanted and settings.transfer == "probe":
+        if wanted and suite in PROBED_BY[settings.transfer]:
             yield Benchmark(
                 f"{name} probe",
                 suite,

@@ -1,11 +1,10 @@
 """The transfer tasks in minutes: linear probes on the features of a frozen encoder, trained on English.
 
-- Pairs of sentences (XNLI, PAWS-X): logistic regression on ``|u − v|`` and ``u ∗ v`` of the two embeddings.
+- Pairs of sentences (XNLI, PAWS-X): logistic regression on ``u``, ``v``, ``|u − v|`` and ``u ∗ v`` of the two embeddings.
 - Tags (Universal Dependencies): logistic regression on the states of words.
-- Answers (XQuAD): a start and an end in the context, by a linear model of each piece's state, of its product with the
-  question, and of its similarity with the question. Contexts and questions are encoded separately.
 
-A probe shows what is in the features, and a fine-tuned encoder what it can learn: compare probes only with probes.
+A probe shows what is in the features, and a fine-tuned encoder what it can learn: compare probes only with probes. Answers
+(XQuAD) have no probe, because features of a context without its question hold no answer.
 """
 
 from __future__ import annotations
@@ -22,14 +21,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
-from torch.nn import functional as F
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.words import Words
 from metaphrase.evaluation.transfer.classification import TASKS, score_classes
 from metaphrase.evaluation.transfer.data import (
     ENGLISH,
-    QUESTIONS,
     Format,
     TransferData,
     digest,
@@ -38,20 +35,15 @@ from metaphrase.evaluation.transfer.data import (
 )
 from metaphrase.evaluation.transfer.options import FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark
-from metaphrase.evaluation.transfer.question_answering import Window, best_answer, score_answers
 from metaphrase.evaluation.transfer.running import average
 from metaphrase.evaluation.transfer.tagging import score_tags
 from metaphrase.evaluation.transfer.tasks import Score
 from metaphrase.mining.search import unit_rows
 
 #: Inverse strength of the L2 penalty of the logistic regressions, on features of unit variance.
-C = 0.01
-#: Strength of the L2 penalty of the answer probe, on weights whose features have mean square 1.
-SPAN_PENALTY = 3e-3
-#: Iterations of the probes.
+C = {"pairs": 1e-3, "tags": 1e-2}
+#: Iterations of the regressions.
 ITERATIONS = 300
-#: Pieces on each side over which the similarity with the question is averaged.
-WIDTHS = (2, 8, 32)
 
 
 @dataclass(frozen=True)
@@ -65,18 +57,6 @@ class Features:
 
     embed: Callable[[Sequence[str]], NDArray[Any]]
     states: EmbeddingAligner
-
-    def piece_states(self, texts: Sequence[str]) -> list[tuple[Tensor, NDArray[np.int64]]]:
-        """States of the pieces of each text, shape ``(pieces, hidden)``, and their spans in characters."""
-        encodings = self.states.model.tokenizer(list(texts), add_special_tokens=False).encodings
-        sentences = [
-            Words(text, tuple(dict.fromkeys(span for span in encoding.offsets if span[0] < span[1])))
-            for text, encoding in zip(texts, encodings, strict=True)
-        ]
-        return [
-            (states_th, np.array(words.spans)[kept])
-            for words, (kept, states_th) in zip(sentences, self.states.word_states(sentences), strict=True)
-        ]
 
 
 class ProbedTask(NamedTuple):
@@ -119,12 +99,12 @@ def run_probe(name: str, sources: Mapping[str, Any], languages: Sequence[str], f
         },
         "languages": rows,
         "average": average(rows),
-        "settings": {"C": C, "span_penalty": SPAN_PENALTY, "limit_test": task.limit_test},
+        "settings": {"c": C, "limit_test": task.limit_test},
     }
 
 
-def _fit(features_nf: NDArray[Any], labels: Sequence[Any]) -> Pipeline:
-    return make_pipeline(StandardScaler(), LogisticRegression(C=C, max_iter=ITERATIONS)).fit(features_nf, labels)
+def _fit(features_nf: NDArray[Any], labels: Sequence[Any], c: float) -> Pipeline:
+    return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=ITERATIONS)).fit(features_nf, labels)
 
 
 # Pairs of sentences
@@ -137,10 +117,10 @@ def _probe_pairs(task: str, benchmark: TransferData, features: Features) -> dict
         first_nh, second_nh = (
             unit_rows(np.asarray(features.embed(list(data[column])))) for column in (columns.first, columns.second)
         )
-        return np.concatenate([np.abs(first_nh - second_nh), first_nh * second_nh], axis=1)
+        return np.concatenate([first_nh, second_nh, np.abs(first_nh - second_nh), first_nh * second_nh], axis=1)
 
     english = benchmark.train[ENGLISH]
-    probe = _fit(of(english), english["label"])
+    probe = _fit(of(english), english["label"], C["pairs"])
     return {
         language: score_classes(probe.predict(of(data)).tolist(), data["label"])
         for language, data in benchmark.test.items()
@@ -157,7 +137,7 @@ def _probe_tags(benchmark: TransferData, features: Features) -> dict[str, Score]
     english = benchmark.train[ENGLISH]
     states = of(english)
     tags = [row[word] for row, (words, _) in zip(english["tags"], states, strict=True) for word in words]
-    probe = _fit(torch.cat([states_wh for _, states_wh in states]).numpy(), tags)
+    probe = _fit(torch.cat([states_wh for _, states_wh in states]).numpy(), tags, C["tags"])
     scores = {}
     for language, data in benchmark.test.items():
         predicted = []
@@ -178,107 +158,6 @@ def _joined(words: Iterable[str]) -> Words:
     return Words(text, tuple(spans))
 
 
-# Answers
-
-
-class _Question(NamedTuple):
-    """A question: its number among the contexts, its embedding, and the similarities of each piece of its context."""
-
-    context: int
-    embedding_h: Tensor
-    similarity_tk: Tensor
-
-
-def _probe_answers(benchmark: TransferData, features: Features) -> dict[str, Score]:
-    english = benchmark.train[ENGLISH]
-    contexts, questions = _read_questions(english, features)
-    spans = [
-        _answer_pieces(contexts[one.context][1], row["answers"])
-        for one, row in zip(questions, english.to_list(), strict=True)
-    ]
-    weights = _fit_spans([states_th for states_th, _ in contexts], questions, spans)
-    scores = {}
-    for language, data in benchmark.test.items():
-        contexts, questions = _read_questions(data, features)
-        answers = {}
-        for one, row in zip(questions, data.to_list(), strict=True):
-            states_th, offsets_t2 = contexts[one.context]
-            logits_2t = _span_logits(weights, states_th, one).numpy()
-            window = Window({}, offsets_t2, np.ones(len(offsets_t2), dtype=bool))
-            answers[row["item"]] = best_answer(row["context"], [window], [logits_2t])
-        scores[language] = score_answers(answers, data.to_list(), None)
-    return scores
-
-
-def _read_questions(
-    data: Dataset, features: Features
-) -> tuple[list[tuple[Tensor, NDArray[np.int64]]], list[_Question]]:
-    """States and spans of each distinct context, and the questions."""
-    texts = list(dict.fromkeys(data["context"]))
-    contexts = [(_scaled(states_th), offsets_t2) for states_th, offsets_t2 in features.piece_states(texts)]
-    questions = []
-    for context, (states_qh, _) in zip(data["context"], features.piece_states(data["question"]), strict=True):
-        at = texts.index(context)
-        states_th, embedding_h = contexts[at][0], _scaled(states_qh.mean(dim=0))
-        pieces_tq = states_th @ _scaled(states_qh).T / states_th.shape[1]
-        near = [states_th @ embedding_h / len(embedding_h), pieces_tq.amax(dim=1)]
-        near += [_smoothed(one_t, width) for one_t in list(near) for width in WIDTHS]
-        similarity_tk = torch.stack(near, dim=1)
-        spread_k = similarity_tk.std(dim=0).clamp(min=1e-6)
-        questions.append(_Question(at, embedding_h, (similarity_tk - similarity_tk.mean(dim=0)) / spread_k))
-    return contexts, questions
-
-
-def _scaled(states_h: Tensor) -> Tensor:
-    """States whose components have mean square 1."""
-    return F.normalize(states_h, dim=-1) * states_h.shape[-1] ** 0.5
-
-
-def _smoothed(values_t: Tensor, width: int) -> Tensor:
-    """Mean over a piece and ``width`` pieces on each side, as far as there are pieces."""
-    kernel = torch.ones(1, 1, 2 * width + 1)
-    sums, counts = (
-        F.conv1d(one[None, None], kernel, padding=width)[0, 0] for one in (values_t, torch.ones_like(values_t))
-    )
-    return sums / counts
-
-
-def _answer_pieces(offsets_t2: NDArray[np.int64], answers: Mapping[str, Any]) -> tuple[int, int]:
-    """First and last piece of the first answer."""
-    start = answers["answer_start"][0]
-    end = start + len(answers["text"][0])
-    inside = np.flatnonzero((offsets_t2[:, 1] > start) & (offsets_t2[:, 0] < end))
-    return (int(inside[0]), int(inside[-1])) if len(inside) else (0, 0)
-
-
-def _span_logits(weights: Mapping[str, Tensor], states_th: Tensor, question: _Question) -> Tensor:
-    """Scores of each piece as a start and as an end, shape ``(2, pieces)``."""
-    of_states_2h = weights["state"] + weights["product"] * question.embedding_h
-    return of_states_2h @ states_th.T + weights["similarity"] @ question.similarity_tk.T
-
-
-def _fit_spans(
-    contexts: Sequence[Tensor], questions: Sequence[_Question], spans: Sequence[tuple[int, int]]
-) -> dict[str, Tensor]:
-    """Weights that maximize the probabilities of starts and ends among the pieces of their contexts."""
-    hidden, similarities = contexts[0].shape[1], questions[0].similarity_tk.shape[1]
-    sizes = {"state": hidden, "product": hidden, "similarity": similarities}
-    weights = {name: torch.zeros(2, size, requires_grad=True) for name, size in sizes.items()}
-    optimizer = torch.optim.LBFGS(list(weights.values()), max_iter=40, line_search_fn="strong_wolfe")
-
-    def loss() -> Tensor:
-        optimizer.zero_grad()
-        total = SPAN_PENALTY * sum((one**2).sum() for one in weights.values())
-        for one, span in zip(questions, spans, strict=True):
-            logits_2t = _span_logits(weights, contexts[one.context], one)
-            total = total + F.cross_entropy(logits_2t, torch.tensor(span)) / len(questions)
-        total.backward()
-        return total
-
-    optimizer.step(loss)
-    return {name: one.detach() for name, one in weights.items()}
-
-
 def _pairs_task(name: str, limit_test: int) -> ProbedTask:
     columns, classes = TASKS[name]
     return ProbedTask(
@@ -290,6 +169,5 @@ def _pairs_task(name: str, limit_test: int) -> ProbedTask:
 PROBED: dict[str, ProbedTask] = {
     "xnli": _pairs_task("xnli", 600),
     "pawsx": _pairs_task("pawsx", 600),
-    "xquad": ProbedTask(QUESTIONS, _probe_answers, 300),
     "ud": ProbedTask(treebank_format(), _probe_tags, 300),
 }

@@ -223,15 +223,11 @@ class QuestionTask(Task):
             row["item"]: best_answer(row["context"], part, [next(logits) for _ in part], **self.limits)
             for row, part in zip(rows, cut, strict=True)
         }
+        golds = {row["item"]: row["answers"]["text"] for row in rows}
         by_language = self.scoring == "mlqa" and language in ARTICLES
-        return score_answers(answers, rows, language if by_language else None)
-
-
-def score_answers(answers: Mapping[str, str], rows: Sequence[Row], language: str | None) -> Score:
-    """F1 and exact match of the answers to questions, by item; without a language as SQuAD does."""
-    scores = answer_scores(answers, {row["item"]: row["answers"]["text"] for row in rows}, language)
-    metrics = {"f1": scores.f1, "exact_match": scores.exact_match}
-    return Score(metrics, bootstrap_interval(scores.f1_n), scores.f1_n)
+        scores = answer_scores(answers, golds, language if by_language else None)
+        metrics = {"f1": scores.f1, "exact_match": scores.exact_match}
+        return Score(metrics, bootstrap_interval(scores.f1_n), scores.f1_n)
 
 
 def _logits(output: Any, windows: Sequence[Window]) -> list[NDArray[np.floating]]:
