@@ -14,6 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from metaphrase.encoders.debiasing import without_directions
 from metaphrase.evaluation.guard_data import load_guard_data
 from metaphrase.evaluation.guards import ALPHAS, RULE, AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
 from metaphrase.exceptions import MissingFileError, UsageError
@@ -209,6 +210,16 @@ def test_similarity_structure_has_a_red_line(tiny_encoder, bitext):
     same = structure_guard(tiny_encoder, texts, max_loss=0.001).measure(tiny_encoder)
     assert [same["difference"], *same["interval"]] == pytest.approx([0, 0, 0], abs=1e-9)
     assert same["holds"]
+
+
+def test_similarity_structure_does_not_count_the_removal_of_directions(tiny_encoder, bitext):
+    texts = {"de": [one["source"] for one in bitext]}
+    direction = torch.linalg.qr(torch.randn(32, 5, generator=torch.Generator().manual_seed(0))).Q.T
+    guard = structure_guard(tiny_encoder, texts)
+    assert guard.measure(without_directions(tiny_encoder, direction))["difference"] == pytest.approx(0, abs=0.2)
+    far, near = (guard.measure(one) for one in (moved(tiny_encoder, 0.02), moved(tiny_encoder, 0.002)))
+    assert guard.measure(without_directions(moved(tiny_encoder, 0.02), direction))["difference"] < -1
+    assert far["difference"] < near["difference"] < 0
 
 
 def test_folders_without_development_data_are_refused(tiny_encoder, tmp_path):

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense, Normalize
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from metaphrase.encoders.adapters import shared_copy
@@ -74,3 +74,24 @@ def without_directions(model: SentenceTransformer, direction_kh: Tensor) -> Sent
     ends_normalised = isinstance(model[-1], Normalize)
     model.insert(len(model) - ends_normalised, dense.to(model.device))
     return model.eval()
+
+
+def projection(model: SentenceTransformer) -> Tensor | None:
+    """The map of `without_directions` at the end of a model, shape ``(hidden, hidden)``, or None.
+
+    It is recognised by its form, so also in a model that was saved and loaded: a bias-free ``Dense`` module with identity
+    activation whose matrix is symmetric and equal to its square, to 1e-3.
+    """
+    modules = list(model)[: -1 if isinstance(model[-1], Normalize) else None]
+    last = modules[-1]
+    if (
+        not isinstance(last, Dense)
+        or last.linear.bias is not None
+        or not isinstance(last.activation_function, nn.Identity)
+    ):
+        return None
+    weight_hh = last.linear.weight.detach().double().cpu()
+    if weight_hh.shape[0] != weight_hh.shape[1]:
+        return None
+    is_projection = all((other - weight_hh).abs().max() < 1e-3 for other in (weight_hh.T, weight_hh @ weight_hh))
+    return weight_hh if is_projection else None
