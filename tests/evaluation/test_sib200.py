@@ -1,10 +1,13 @@
 import gzip
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sib200 import (
     XLMR_LANGUAGES,
@@ -15,6 +18,7 @@ from metaphrase.evaluation.sib200 import (
     probe_hits,
     topic_pairs,
 )
+from metaphrase.evaluation.significance import bootstrap_interval
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 
 LANGUAGES = ("eng_Latn", "ewe_Latn", "swh_Latn", "tat_Cyrl")
@@ -157,6 +161,33 @@ def test_groups_of_retrieval(tmp_path):
     result = evaluate_retrieval(Topical(), pairs, groups=language_groups(list(pairs)), resamples=20)
     assert result.groups.keys() == {"not in XLM-R", "Latn"}
     assert result.groups["Latn"].score == result.languages["swh_Latn"].score == 100
+
+
+def test_the_average_is_as_uncertain_as_the_sentences_that_languages_share(tmp_path):
+    """If all languages find and miss the same sentences, more languages do not make the average more certain."""
+    model, sets = Topical(lost=("swh_Latn",)), topic_pairs(load_topic_folder(write_topics(tmp_path)))
+    sets = {language: replace(one, sources=sets["swh_Latn"].sources) for language, one in sets.items()}
+    options = {"groups": {}, "resamples": 2000}
+    shared = evaluate_retrieval(model, sets, shared_items=True, **options)
+    assert shared.average.interval == shared.languages["swh_Latn"].interval
+    low, high = evaluate_retrieval(model, sets, **options).average.interval
+    assert high - low < 0.8 * (shared.average.interval[1] - shared.average.interval[0])
+    other = replace(shared, languages={**shared.languages, "ewe_Latn": _turned(shared.languages["ewe_Latn"])})
+    rows = compare(other, shared, resamples=2000)
+    hits = [shared.items(language) - other.items(language) for language in shared.languages]
+    expected = bootstrap_interval(np.mean(hits, axis=0) + 1, resamples=2000)
+    assert rows["pooled"]["interval"] == pytest.approx(np.array(expected) - 100)
+    longer = {"x": ParallelSet("x", ("a",) * 43, ("b",) * 43)}
+    with pytest.raises(DataMismatchError, match="42 to 43 pairs"):
+        evaluate_retrieval(model, sets | longer, shared_items=True)
+
+
+def _turned(one):
+    """A measurement with the opposite hits."""
+    details = {
+        direction: {"hits": one.details[direction]["hits"].translate({48: 49, 49: 48})} for direction in DIRECTIONS
+    }
+    return replace(one, details=details)
 
 
 def test_the_evaluator_logs_fractions(tmp_path, tiny_encoder):

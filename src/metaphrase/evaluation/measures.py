@@ -99,6 +99,18 @@ class Hits(MeanOfItems):
         return np.mean([[hit == "1" for hit in details[direction]["hits"]] for direction in DIRECTIONS], axis=0)
 
 
+class SharedHits(Hits):
+    """Accuracy of retrieval among translations of one set: the languages share the resampled pairs."""
+
+    test = "paired bootstrap over pairs, mean of both directions, the same pairs in all languages"
+
+    def resample(self, before: Mapping[str, Any], after: Mapping[str, Any], *, resamples: int, seed: int) -> Resampled:
+        """Resample the differences of each language, and their means over languages."""
+        differences = list(item_differences(before, after).values())
+        pooled = resampled_means({"": np.mean(differences, axis=0)}, resamples=resamples, seed=seed)
+        return super().resample(before, after, resamples=resamples, seed=seed)._replace(pooled=pooled)
+
+
 class Misses(Hits):
     """The xsim error of retrieval."""
 
@@ -235,6 +247,7 @@ class ErrorRate(ScoreOfSamples):
 #: Measures by the name that results store as ``statistic``.
 MEASURES: dict[str, Measure] = {
     "hits": Hits(),
+    "shared_hits": SharedHits(),
     "misses": Misses(),
     "items": MeanOfItems(),
     "shared_items": SharedItems(),

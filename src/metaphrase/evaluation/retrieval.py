@@ -33,6 +33,7 @@ from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, pooled_bootstrap_interval
+from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.environment import versions
 from metaphrase.mining.margins import neighbour_scores
@@ -219,6 +220,7 @@ def evaluate_retrieval(
     text_equality: bool = False,
     margin_k: Count | None = None,
     groups: Mapping[str, Sequence[str]] = TATOEBA_GROUPS,
+    shared_items: bool = False,
     resamples: Resamples = RESAMPLES,
     seed: Seed = 0,
     **encoding: Unpack[EncodingOptions],
@@ -234,6 +236,8 @@ def evaluate_retrieval(
             only the translation's own row counts, as in the papers.
         margin_k: Retrieve by ratio margin over this number of neighbours, see `retrieval_hits`; None uses the cosine.
         groups: Groups of languages to average if all their languages are available.
+        shared_items: Whether pairs with the same number are translations of each other in all languages. They are then
+            resampled together: an average over languages is as uncertain as its items, however many languages it has.
         resamples: Number of bootstrap samples of the intervals.
         seed: Seed of the bootstrap.
         **encoding: ``prompt``, ``batch_size``, ``show_progress`` and ``encode``; see
@@ -253,7 +257,15 @@ def evaluate_retrieval(
         the items that :func:`metaphrase.evaluation.compare.compare` tests.
     """
     start = time.perf_counter()
+    if shared_items and len(sizes := {len(one.sources) for one in sets.values()}) > 1:
+        raise DataMismatchError(
+            f"Shared items must be in every language, but the languages have {min(sizes)} to {max(sizes)} pairs. Pass "
+            "shared_items=False."
+        )
     hits = find_translations(model, sets, text_equality=text_equality, margin_k=margin_k, **encoding)
+
+    def resampled(by_language: dict[str, Any]) -> dict[str, Any]:
+        return {"": np.mean(list(by_language.values()), axis=0)} if shared_items else by_language
 
     def summary(languages: Sequence[str]) -> dict[str, Any]:
         chosen = {language: hits[language] for language in languages}
@@ -265,7 +277,7 @@ def evaluate_retrieval(
         return {
             key: {
                 "accuracy": 100 * float(np.mean([np.mean(score) for score in by_language.values()])),
-                "interval": list(pooled_bootstrap_interval(by_language, resamples=resamples, seed=seed)),
+                "interval": list(pooled_bootstrap_interval(resampled(by_language), resamples=resamples, seed=seed)),
             }
             for key, by_language in scores.items()
         }
@@ -284,7 +296,7 @@ def evaluate_retrieval(
         suite="retrieval",
         model=name or type(one).__name__,
         measure="accuracy",
-        statistic="hits",
+        statistic="shared_hits" if shared_items else "hits",
         protocol=f"top-1 by {'cosine' if margin_k is None else f'ratio margin, k={margin_k}'}, both directions",
         languages=languages,
         groups={

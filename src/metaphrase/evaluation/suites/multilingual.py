@@ -79,6 +79,7 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
                 used,
                 text_size(used),
                 partial(_measure_sib200, folder, wanted, settings.first),
+                {"intervals": "shared items"},
             )
 
 
@@ -91,6 +92,7 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
         subject.model,
         topic_pairs(sets),
         groups=language_groups(languages, trained),
+        shared_items=True,
         resamples=subject.settings.resamples,
         **subject.options(),
     )
