@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
-from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.modules import Normalize, Pooling
 from torch import nn
 
+from metaphrase.encoders.debiasing import without_directions
 from metaphrase.exceptions import (
     MetaphraseError,
     MissingFileError,
@@ -113,6 +114,30 @@ def test_the_tuned_model_comes_back(tiny_encoder):
     for name, weight in tuned.state_dict().items():
         assert torch.allclose(merged.state_dict()[name], weight, rtol=1e-6, atol=1e-7), name
     assert merged.encode(["Guten Morgen"]) == pytest.approx(tuned.encode(["Guten Morgen"]), abs=1e-5)
+
+
+@pytest.mark.parametrize("normalised", [True, False])
+def test_directions_of_a_tuned_model_are_kept(tiny_encoder, tmp_path, normalised):
+    if normalised:
+        tiny_encoder.append(Normalize())
+    directions = torch.linalg.qr(torch.randn(32, 3, dtype=torch.float64))[0].T
+    moved = copy.deepcopy(tiny_encoder)
+    with torch.no_grad():
+        for parameter in moved.parameters():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    tuned = without_directions(moved, directions)
+    vector = TaskVector.between(tiny_encoder, tuned)
+    assert vector.differences.keys() == TaskVector.between(tiny_encoder, moved).differences.keys()
+    same = TaskVector.load(vector.save(tmp_path / "v.safetensors")).apply(tiny_encoder)
+    assert [type(module) for module in same] == [type(module) for module in tuned]
+    for one, model in ((same, tuned), (vector.apply(tiny_encoder, 0.0), without_directions(tiny_encoder, directions))):
+        assert one.encode(["the dog", "a cat"]) == pytest.approx(model.encode(["the dog", "a cat"]), abs=1e-3)
+    again = TaskVector.between(tuned, without_directions(moved, directions))  # both have the map: an ordinary weight
+    assert again.directions is None
+    total = (vector + TaskVector.between(tiny_encoder, moved)).directions
+    assert (total.T @ total).numpy() == pytest.approx((directions.T @ directions).numpy(), abs=1e-6)
+    with pytest.raises(ModelError, match="differ in the shape or presence"):
+        TaskVector.between(tuned, tiny_encoder)
 
 
 def test_only_changed_weights_are_kept_and_the_others_are_shared():

@@ -32,7 +32,8 @@ from metaphrase.checkpoints.folders import publish
 from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.writing import write_corpus
-from metaphrase.encoders.loading import load_encoder, origin_of
+from metaphrase.encoders.debiasing import without_directions
+from metaphrase.encoders.loading import find_model, load_encoder, origin_of
 from metaphrase.exceptions import (
     CorpusError,
     HubAccessError,
@@ -1189,3 +1190,59 @@ class TestHeadsOfCheckpoints:
         heads = {n: load_file(tmp_path / "run" / f"checkpoint-{n}" / "heads" / "model.safetensors") for n in (1, 2, 3)}
         same = {n: all(torch.equal(tensor, pulled[name]) for name, tensor in heads[n].items()) for n in heads}
         assert same == {1: False, 2: True, 3: False}
+
+
+class TestVector:
+    """A repository that holds what training changed, and nothing else."""
+
+    @pytest.fixture
+    def tuned(self, online, released, tmp_path) -> Path:
+        """A run that was tuned from a base on the Hub, and debiased."""
+        push(released, "acme/base")
+        model = load_encoder("acme/base", device="cpu")
+        with torch.no_grad():
+            for parameter in model[0].auto_model.encoder.parameters():
+                parameter.add_(0.01 * torch.randn_like(parameter))
+        model = without_directions(model, torch.linalg.qr(torch.randn(32, 2))[0].T)
+        card = AlignmentModelCardData.adopt(model, language=["sw"], license="mit")
+        release(model, tmp_path / "run", recipe=RECIPE, card=card)
+        (tmp_path / "run" / "run.json").write_text(json.dumps({"model": "acme/base"}))
+        return tmp_path / "run"
+
+    def test_it_is_pushed_and_loaded_with_its_base(self, online, tuned, tmp_path, capsys):
+        assert main(["push", str(tuned), "--vector", "--bits", "16", "--repo", "acme/vector"]) == 0
+        assert remote_files(online, "acme/vector") == ["README.md", "task_vector.safetensors"]
+        entry = repository(online, "acme/vector").resolve("main").tree["README.md"]
+        card = online.blobs[entry.blob].decode()
+        assert 'load_encoder("acme/vector")' in card
+        assert '"acme/vector" --output_dir merged' in card
+        metadata = ModelCard(card).data.to_dict()
+        assert (metadata["base_model"], metadata["language"], metadata["license"]) == ("acme/base", ["sw"], "mit")
+        wanted = load_encoder(tuned, device="cpu").encode(TEXTS)
+        loaded = load_encoder("acme/vector", device="cpu")
+        assert loaded.encode(TEXTS) == pytest.approx(wanted, abs=1e-3)
+        assert load_encoder(origin_of(loaded), device="cpu").encode(TEXTS) == pytest.approx(wanted, abs=1e-3)
+        assert main(["merge", "acme/base", "acme/vector", "--output_dir", str(tmp_path / "merged")]) == 0
+        alone = SentenceTransformer(str(tmp_path / "merged"), device="cpu")
+        assert alone.encode(TEXTS) == pytest.approx(wanted, abs=1e-3)
+        with pytest.raises(UsageError, match="metaphrase merge BASE VECTOR"):
+            find_model("acme/vector")
+
+    def test_a_file_is_pushed_unless_nobody_could_load_it(self, online, tuned, released, tmp_path, capsys):
+        vector = tmp_path / "v.safetensors"
+        assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
+        assert main(["push", str(vector), "--repo", "acme/vector"]) == 0
+        assert load_encoder("acme/base + acme/vector", device="cpu").encode(TEXTS) is not None
+        own = tmp_path / "own.safetensors"
+        assert main(["merge", str(released), str(tuned), "--vector", str(own)]) == 0
+        (tuned / "run.json").unlink()
+        cases = {
+            "is not on a Hub": [str(own)],
+            "has no readable run.json": [str(tuned), "--vector"],
+            "Omit --with_heads": [str(vector), "--with_heads"],
+        }
+        for said, words in cases.items():
+            capsys.readouterr()
+            assert main(["push", *words, "--repo", "acme/other"]) == 2
+            assert said in capsys.readouterr().err
+        assert ("model", "acme/other") not in online.repositories

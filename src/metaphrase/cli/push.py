@@ -1,10 +1,13 @@
-"""`metaphrase push`: upload a release, or an aligned corpus, to a Hub."""
+"""`metaphrase push`: upload a release, a task vector or an aligned corpus to a Hub."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Literal
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
@@ -15,14 +18,16 @@ from metaphrase.io.redaction import without_tokens
 SUMMARY = "Push a released encoder or a bitext to the Hub"
 
 DESCRIPTION = (
-    "metaphrase push RUN --repo me/name uploads the release of a run, and no other file of its folder. metaphrase push "
-    "ALIGNED.parquet --repo me/corpus uploads a bitext as a data set. If a push fails, run it again: it uploads what is "
+    "metaphrase push RUN --repo me/name uploads the release of a run, and no other file of its folder; with --vector, only "
+    "what training changed. metaphrase push VECTOR.safetensors --repo me/name uploads a task vector, and metaphrase push "
+    "ALIGNED.parquet --repo me/corpus a bitext as a data set. If a push fails, run it again: it uploads what is "
     "missing. The access token comes from HF_TOKEN or `hf auth login`, never from the command line."
 )
 
 EXAMPLES = (
     "metaphrase push runs/sw --repo me/swahili",
     "metaphrase push runs/sw --repo me/swahili --private --with_heads --revision next",
+    "metaphrase push runs/sw --vector --bits 4 --repo me/swahili-vector",
     "metaphrase push aligned.parquet --repo me/swahili-english --license cc-by-4.0",
 )
 
@@ -39,6 +44,11 @@ class PushOptions:
     check: bool = option(
         True, "Compare the model with its reference embeddings before, and its files with a download after the push."
     )
+    vector: bool = option(
+        False,
+        "Push only what training changed, as a small file that load_encoder adds to the encoder before training.",
+    )
+    bits: Literal[16, 8, 4] = option(8, "Bits for each value of --vector: 16, 8 or 4.")
     license: str | None = option(None, "Licence of a corpus, as the Hub spells it, e.g. cc-by-4.0.")
 
 
@@ -48,9 +58,12 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase push", (PushOptions,), flags, description=DESCRIPTION, examples=EXAMPLES)
     if what is None:
         raise UsageError("Nothing to push. Name a run's folder or a corpus first: metaphrase push RUN --repo me/name.")
-    corpus = Path(what).is_file()
-    if corpus and options.with_heads:
-        raise UsageError(f"{what} is a corpus, which has no heads. Omit --with_heads.")
+    vector = what.endswith(".safetensors") and Path(what).is_file()
+    corpus = Path(what).is_file() and not vector
+    if options.with_heads and (corpus or vector or options.vector):
+        raise UsageError(f"{what} is a corpus or a vector, which has no heads. Omit --with_heads.")
+    if corpus and options.vector:
+        raise UsageError(f"{what} is not the folder of a run, so it has no task vector. Omit --vector.")
     if not corpus and options.license:
         raise UsageError(
             "--license applies to corpora only; the licence of a release is that of its base model. Omit it."
@@ -58,13 +71,37 @@ def run(argv: Sequence[str]) -> int:
     from metaphrase.publishing import hub  # imported after the options are parsed: it takes seconds
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
-    if corpus:
+    if vector or options.vector:
+        with TemporaryDirectory(prefix="metaphrase-") as place:
+            file = what if vector else write_vector_of_run(Path(what), Path(place), options.bits)
+            url = hub.push_vector(file, options.repo, check=options.check, **common)
+    elif corpus:
         url = hub.push_corpus(what, options.repo, license=options.license, **common)
     else:
         url = hub.push(what, options.repo, with_heads=options.with_heads, check=options.check, **common)
     pushed = without_tokens(what)
     emit({"pushed": pushed, "repo": options.repo, "url": url}, f"Pushed {pushed} to {options.repo}: {url}")
     return 0
+
+
+def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str:
+    """Write what a run changed in its encoder as a task vector.
+
+    Raises:
+        UsageError: The folder does not say which encoder the run started from.
+    """
+    from metaphrase.publishing.merging import MergeOptions, merge
+
+    try:
+        base = str(json.loads((run / "run.json").read_text(encoding="utf-8"))["model"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            f"{run} has no readable run.json, which names the encoder before training. Write the vector with `metaphrase "
+            "merge BASE TUNED --vector FILE.safetensors --alpha 1`, and push the file."
+        ) from error
+    file = str(folder / "task_vector.safetensors")
+    merge(MergeOptions([base, str(run)], alpha=1.0, vector=file, bits=bits))
+    return file
 
 
 def _split(argv: Sequence[str]) -> tuple[str | None, list[str]]:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import torch
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from metaphrase.encoders.adapters import shared_copy
 from metaphrase.exceptions import NonFiniteError, UsageError
 from metaphrase.io.arguments import Count, checked
+from metaphrase.merging.projection import project_out
 
 
 @checked
@@ -61,37 +61,8 @@ def language_directions(embeddings: Mapping[str, Tensor], count: Count) -> tuple
 def without_directions(model: SentenceTransformer, direction_kh: Tensor) -> SentenceTransformer:
     """Return a view of a model whose embeddings have no component along some directions; it shares the weights.
 
-    The projection ``I − VᵀV`` is a bias-free ``Dense`` module with identity activation, before a final ``Normalize``.
-
-    Args:
-        model: The model. It does not change.
-        direction_kh: Orthonormal directions, the rows of V, shape ``(directions, hidden)``.
+    See :func:`metaphrase.merging.projection.project_out`. The model itself does not change.
     """
-    size = direction_kh.shape[1]
-    weight_hh = torch.eye(size, dtype=torch.float64) - direction_kh.T @ direction_kh
-    dense = Dense(size, size, bias=False, activation_function=None, init_weight=weight_hh.to(model.dtype))
     model = shared_copy(model)
-    ends_normalised = isinstance(model[-1], Normalize)
-    model.insert(len(model) - ends_normalised, dense.to(model.device))
+    project_out(model, direction_kh)
     return model.eval()
-
-
-def projection(model: SentenceTransformer) -> Tensor | None:
-    """The map of `without_directions` at the end of a model, shape ``(hidden, hidden)``, or None.
-
-    It is recognised by its form, so also in a model that was saved and loaded: a bias-free ``Dense`` module with identity
-    activation whose matrix is symmetric and equal to its square, to 1e-3.
-    """
-    modules = list(model)[: -1 if isinstance(model[-1], Normalize) else None]
-    last = modules[-1]
-    if (
-        not isinstance(last, Dense)
-        or last.linear.bias is not None
-        or not isinstance(last.activation_function, nn.Identity)
-    ):
-        return None
-    weight_hh = last.linear.weight.detach().double().cpu()
-    if weight_hh.shape[0] != weight_hh.shape[1]:
-        return None
-    is_projection = all((other - weight_hh).abs().max() < 1e-3 for other in (weight_hh.T, weight_hh @ weight_hh))
-    return weight_hh if is_projection else None

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 STARTER = "starter"
 #: Between a model and the files of the task vectors that are added to it.
 _PLUS = " + "
+#: File of the task vector in a folder or a repository that has nothing else to load.
+VECTOR_FILE = "task_vector.safetensors"
 
 #: Names of the E5 models that are trained with the temperature 0.01; e5-mistral is trained with 0.02.
 _E5 = re.compile(r"(^|/)(multilingual-)?e5-(small|base|large)\b")
@@ -75,7 +77,8 @@ def load_encoder(
     Args:
         name_or_path: ``"starter"``, a folder, or a Hub id with an optional commit, tag or branch:
             ``organisation/name@revision``. ``"starter + vector.safetensors"`` adds a task vector, or several, each with its
-            own alpha (see :class:`metaphrase.merging.TaskVector`).
+            own alpha (see :class:`metaphrase.merging.TaskVector`). A folder or a repository that holds a vector alone
+            (`metaphrase push --vector`) is the base that it names, with the vector.
         pooling: Pooling mode of sentence-transformers (``"cls"``, ``"mean"``, …) that replaces the encoder's own.
         default_pooling: Pooling mode of an encoder that has none, such as ``xlm-roberta-base``.
         max_length: Maximum number of tokens of a text; None keeps the encoder's own limit.
@@ -95,8 +98,19 @@ def load_encoder(
         HubError: The Hub has no such model, denies access to it, or all attempts fail.
     """
     base, files = split_vectors(str(name_or_path))
-    vectors = [TaskVector.load(file) for file in files]
-    name, folder = find_model(base)
+    vectors = [TaskVector.load(vector_file(file) or file) for file in files]
+    name, folder = find_folder(base)
+    if has_vector(folder):
+        vector = TaskVector.load(folder / VECTOR_FILE)
+        if vector.base_name is None:
+            raise ModelFileError(
+                f"The task vector of {base} does not name its base. Load it as BASE + {folder / VECTOR_FILE}."
+            )
+        place = str(folder) if folder == Path(name) else f"{name}@{folder.name}"
+        parts = _PLUS.join([vector.base_name, place, *files])
+        return load_encoder(
+            parts, pooling=pooling, default_pooling=default_pooling, max_length=max_length, device=device
+        )
     with open_model(name, folder) as copy:
         kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
         if _accepts_pooling_flag(copy):
@@ -172,10 +186,31 @@ def find_model(name_or_path: str | Path) -> tuple[str, Path]:
 
     The name of a local folder or of the starter is the path of its folder.
     """
-    if split_vectors(str(name_or_path))[1]:
+    place = None if split_vectors(str(name_or_path))[1] else find_folder(name_or_path)
+    if place is None or has_vector(place[1]):
         raise UsageError(
             f"{name_or_path} is not a folder of one model. Write one first: metaphrase merge BASE VECTOR --output_dir DIR."
         )
+    return place
+
+
+def has_vector(folder: Path) -> bool:
+    """Whether a folder holds a task vector instead of a model."""
+    return (folder / VECTOR_FILE).is_file() and not (
+        (folder / MODULES_FILE).exists() or (folder / "config.json").exists()
+    )
+
+
+def vector_file(name: str) -> Path | None:
+    """The file of the task vector that a name stands for: a file, or a folder or repository that holds one alone."""
+    if name.endswith(Path(VECTOR_FILE).suffix) and not Path(name).is_dir():
+        return Path(name)
+    folder = find_folder(name)[1]
+    return folder / VECTOR_FILE if has_vector(folder) else None
+
+
+def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
+    """The name without its revision, and the folder, of a model or of a task vector; see `find_model`."""
     name, revision = split_revision(str(name_or_path))
     if not name:
         raise UsageError("The name of a model is empty. Pass 'starter', a folder or a Hub id.")
@@ -220,7 +255,7 @@ def encoder_files(name: str | None) -> list[Path]:
     """The local files that :func:`load_encoder` reads; none for the starter and a model on the Hub."""
     folder = model_folder(name)
     files = [path for pattern in _FILES for path in folder.glob(pattern) if path.is_file()] if folder else []
-    return files + [Path(file) for file in split_vectors(name or "")[1]]
+    return files + [Path(file) for file in split_vectors(name or "")[1] if Path(file).is_file()]
 
 
 def _download_model(name: str, revision: str | None) -> Path:

@@ -15,7 +15,6 @@ from typing import Any, Unpack
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.encoders.debiasing import projection
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import CachedEncoder, EncodingOptions, encode_texts
@@ -23,6 +22,7 @@ from metaphrase.evaluation.guard_data import LabelledData
 from metaphrase.evaluation.similarity_structure import similarity_structure
 from metaphrase.io.arguments import AtLeast0, checked
 from metaphrase.merging import TaskVector
+from metaphrase.merging.projection import find_projection
 
 #: Largest loss of similarity structure, in points of correlation ×100. In our measurements of encoders that were trained on a
 #: bitext, a loss of four points went with a loss of one point on STS-B (Spearman ×100).
@@ -161,11 +161,11 @@ def structure_guard(
     cached.add(texts, prompt, encode_texts(original, texts, **encoding))
 
     def measure(model: SentenceTransformer) -> dict[str, Any]:
-        kept_hh = projection(model)
+        removed = find_projection(model)
 
         def encode_original(texts: Sequence[str], **settings: Any) -> NDArray[Any]:
             rows_nh = cached.encode(texts, **settings)
-            return rows_nh if kept_hh is None else rows_nh @ kept_hh.numpy()
+            return rows_nh if removed is None else rows_nh - (rows_nh @ removed[1].T.numpy()) @ removed[1].numpy()
 
         result = similarity_structure(
             cached,

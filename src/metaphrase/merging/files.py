@@ -1,7 +1,7 @@
 """The file of a task vector: safetensors, with the facts of the vector as JSON in its metadata.
 
-Each changed weight ``name`` is stored as ``name/values`` and, in 8 and 4 bits, ``name/scales`` (see `quantization`). A digest
-of everything reveals damage.
+Each changed weight ``name`` is stored as ``name/values`` and, in 8 and 4 bits, ``name/scales`` (see `quantization`), and
+directions to project out as ``directions``. A digest of everything reveals damage.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from metaphrase.merging.quantization import Bits, dequantize, quantize
 VERSION = 1
 #: Name of the metadata.
 KEY = "task_vector"
+#: Name of the tensor of directions.
+DIRECTIONS = "directions"
 #: Facts of a vector, and their types.
 _FACTS: dict[str, Any] = {
     "base": str,
@@ -38,9 +40,16 @@ _FACTS: dict[str, Any] = {
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 
 
-def write_vector(path: str | Path, differences: Mapping[str, Tensor], facts: Mapping[str, Any], bits: Bits) -> Path:
+def write_vector(
+    path: str | Path,
+    differences: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    bits: Bits,
+    *,
+    directions: Tensor | None = None,
+) -> Path:
     """Write a file atomically; see `TaskVector.save`."""
-    tensors = {}
+    tensors = {} if directions is None else {DIRECTIONS: directions.float().cpu().contiguous()}
     for name, difference in differences.items():
         for part, tensor in quantize(difference.cpu(), bits).items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
@@ -62,8 +71,8 @@ def write_vector(path: str | Path, differences: Mapping[str, Tensor], facts: Map
     return Path(path)
 
 
-def read_vector(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the differences and the facts of a file; see `TaskVector.load`."""
+def read_vector(path: str | Path) -> tuple[dict[str, Tensor], Tensor | None, dict[str, Any]]:
+    """Read the differences, the directions and the facts of a file; see `TaskVector.load`."""
     if not Path(path).is_file():
         raise MissingFileError(
             f"There is no task vector {path}. Write one with `metaphrase merge BASE TUNED --vector`."
@@ -72,7 +81,10 @@ def read_vector(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             content = _content(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is not a mapping
-        return _differences(content, tensors), {name: content[name] for name in _FACTS}
+        directions = tensors.get(DIRECTIONS)
+        if directions is not None and (directions.dim() != 2 or not directions.isfinite().all()):
+            raise ValueError("its directions are not finite rows")
+        return _differences(content, tensors), directions, {name: content[name] for name in _FACTS}
     except Exception as error:  # the errors of safetensors have no common class
         if isinstance(error, MemoryError):
             raise
@@ -101,6 +113,8 @@ def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
 def _differences(content: dict[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     stored: dict[str, dict[str, Tensor]] = {name: {} for name in content["shapes"]}
     for key, tensor in tensors.items():
+        if key == DIRECTIONS:
+            continue
         name, _, part = key.rpartition("/")
         if name not in stored:
             raise ValueError(f"its metadata do not list {key!r}")

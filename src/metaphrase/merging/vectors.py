@@ -22,6 +22,7 @@ from metaphrase.exceptions import ModelError, NonFiniteError
 from metaphrase.io.arguments import Finite, checked
 from metaphrase.io.digests import module_settings, weights_digest
 from metaphrase.merging.files import read_vector, write_vector
+from metaphrase.merging.projection import find_projection, project_out
 from metaphrase.merging.quantization import Bits
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -39,6 +40,8 @@ class TaskVector:
         recipe: The recipe of the tuned model, as data.
         license: Licence of the vector, as the Hub spells it.
         card: Text of a model card.
+        directions: Orthonormal directions that the tuned model projects out of its embeddings, shape
+            ``(directions, hidden)``, as after `metaphrase debias`; they are removed with any alpha.
 
     >>> base, one, other = (nn.Linear(2, 1) for _ in range(3))
     >>> both = TaskVector.between(base, one) + TaskVector.between(base, other)
@@ -54,6 +57,7 @@ class TaskVector:
     recipe: Mapping[str, Any] | None = None
     license: str | None = None
     card: str | None = None
+    directions: Tensor | None = None
 
     @classmethod
     def between(cls, base: nn.Module, tuned: nn.Module, **facts: Any) -> TaskVector:
@@ -70,7 +74,13 @@ class TaskVector:
             NonFiniteError: A difference is NaN or infinite.
         """
         old, new = base.state_dict(), tuned.state_dict()
-        _check_alike(base, tuned)
+        modules = module_settings(tuned)
+        if len(modules) > len(module_settings(base)) and (found := find_projection(tuned)) is not None:
+            place, facts["directions"] = found
+            del modules[place]
+            new = {name: one for name, one in new.items() if not name.startswith(f"{place}.")}
+        _check_alike(old, new)
+        _check_modules(module_settings(base), modules)
         differences = {}
         for name, old_tensor in old.items():
             difference = new[name].to(old_tensor.device).float() - old_tensor.float()
@@ -87,7 +97,7 @@ class TaskVector:
 
     @checked
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
-        """Return ``base + alpha · difference``: a copy of the base that shares its other weights.
+        """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -120,13 +130,16 @@ class TaskVector:
                 places[name].copy_(torch.add(old, difference.to(old.device), alpha=weight))
                 if not torch.isfinite(places[name]).all():
                     raise NonFiniteError(f"{name} is NaN or infinite with alpha {weight:g}. Choose a smaller alpha.")
+        if self.directions is not None:
+            project_out(merged, self.directions)
         return merged
 
     def __add__(self, other: TaskVector) -> TaskVector:
         """Add the differences of two vectors of one base.
 
         The sum keeps the facts on which both agree. Licences are joined by ``AND``, cards one after the other, and an
-        alpha on which they do not agree is 1.
+        alpha on which they do not agree is 1. Of the directions of both, it has the principal ones, as many as the larger
+        number.
 
         Raises:
             ModelError: The vectors belong to different bases.
@@ -143,14 +156,14 @@ class TaskVector:
             if name in total and total[name].shape != difference.shape:
                 raise ModelError(f"{name} has another shape in one of the vectors. Make them again from their models.")
             total[name] = total[name] + difference.to(total[name].device) if name in total else difference
-        facts = {
-            one.name: getattr(self, one.name)
-            for one in fields(self)
-            if one.name != "differences" and getattr(self, one.name) == getattr(other, one.name)
-        }
+        others = other._facts()
+        facts = {name: value for name, value in self._facts().items() if value == others[name]}
         joined = {"license": " AND ", "card": "\n\n"}
         for name, mark in joined.items():
             facts[name] = mark.join(dict.fromkeys(filter(None, (getattr(self, name), getattr(other, name))))) or None
+        spans = [one.directions for one in (self, other) if one.directions is not None]
+        if spans:
+            facts["directions"] = torch.linalg.svd(torch.cat(spans).double())[2][: max(map(len, spans))]
         return TaskVector(total, **facts)
 
     @checked
@@ -169,7 +182,7 @@ class TaskVector:
         Raises:
             NonFiniteError: A difference is NaN, infinite or too large for float16.
         """
-        return write_vector(path, self.differences, self._facts(), bits)
+        return write_vector(path, self.differences, self._facts(), bits, directions=self.directions)
 
     @classmethod
     def load(cls, path: str | Path) -> TaskVector:
@@ -179,11 +192,12 @@ class TaskVector:
             MissingFileError: There is no such file.
             ModelFileError: The file is damaged, is no task vector, or was written by a later version of this library.
         """
-        differences, facts = read_vector(path)
-        return cls(differences, **facts)
+        differences, directions, facts = read_vector(path)
+        return cls(differences, directions=directions, **facts)
 
     def _facts(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self) if one.name != "differences"}
+        tensors = ("differences", "directions")
+        return {one.name: getattr(self, one.name) for one in fields(self) if one.name not in tensors}
 
 
 @checked
@@ -204,20 +218,20 @@ def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVe
     return total if alpha is None else replace(total, alpha=alpha)
 
 
-def _check_alike(base: nn.Module, tuned: nn.Module) -> None:
-    """Check that two models differ in the values of their weights only."""
-    shapes = [{name: tuple(one.shape) for name, one in model.state_dict().items()} for model in (base, tuned)]
+def _check_alike(old: Mapping[str, Tensor], new: Mapping[str, Tensor]) -> None:
+    """Check that the weights of two models differ in their values only."""
+    shapes = [{name: tuple(one.shape) for name, one in weights.items()} for weights in (old, new)]
     other = [name for name in shapes[0] | shapes[1] if shapes[0].get(name) != shapes[1].get(name)]
     if other:
         raise ModelError(
             f"Models are merged weight by weight, but these two differ in the shape or presence of {_some(other)}. Merge "
             "models that were tuned from one base, with its vocabulary and its layers."
         )
-    if module_settings(base) != module_settings(tuned):
-        raise ModelError(
-            f"The modules of the two models differ: {module_settings(base)} and {module_settings(tuned)}. Merge models "
-            "with the same pooling."
-        )
+
+
+def _check_modules(old: list[Any], new: list[Any]) -> None:
+    if old != new:
+        raise ModelError(f"The modules of the two models differ: {old} and {new}. Merge models with the same pooling.")
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -346,6 +346,8 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     """How language identity was removed, in words."""
     if debias is None:
         return None
+    if "languages" not in debias:
+        return f"a linear layer projects out {debias['directions']} directions"
     return (
         f"a linear layer projects out the {debias['directions']} directions in which the mean embeddings of "
         f"{debias['languages']} languages differ most, estimated on {debias['data']}"

@@ -26,6 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from metaphrase.checkpoints.folders import TRAINING_ARGS
+from metaphrase.encoders.loading import STARTER, VECTOR_FILE
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -37,8 +38,10 @@ from metaphrase.exceptions import (
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import RETRY_PAUSES, download, hub_errors, retry, status_of
 from metaphrase.io.redaction import redact, without_tokens
+from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import MODEL_ID_PLACEHOLDER, corpus_card
 from metaphrase.publishing.contents import CARD, belongs_to_release, copy_release
+from metaphrase.publishing.merging import stated_languages, vector_card
 from metaphrase.publishing.release import compare_with_reference
 
 logger = logging.getLogger(__name__)
@@ -150,6 +153,58 @@ def push_corpus(
         (Path(place) / CARD).write_text(card, encoding="utf-8")
         return repository.commit(
             {CARD: Path(place, CARD), CORPUS_FILE: Path(path)}, commit_message or "Corpus by metaphrase", revision
+        )
+
+
+def push_vector(
+    path: str | Path,
+    repo_id: str,
+    *,
+    private: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    commit_message: str | None = None,
+    check: bool = True,
+) -> str:
+    """Upload a task vector with its card; ``load_encoder("organisation/name")`` adds it to its base.
+
+    The commit deletes files of a release in the repository. Other files are kept.
+
+    Args:
+        path: A file that ``metaphrase merge --vector`` wrote.
+        repo_id: `organisation/name`; the repository is created if it does not exist.
+        private: Make a new repository private.
+        revision: Branch to commit to; created if it does not exist.
+        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
+        commit_message: Title of the commit.
+        check: Compare the files with a download after the upload.
+
+    Returns:
+        URL of the commit; of the current one if nothing has changed.
+
+    Raises:
+        MissingFileError: The file does not exist.
+        ModelFileError: The file is damaged, or is no task vector.
+        UsageError: The base is a local folder, which others cannot load, or `repo_id` is not a valid name.
+        HubError: The Hub refuses the token, cannot be reached, or the upload failed.
+    """
+    vector = TaskVector.load(path)
+    if vector.base_name != STARTER and "@" not in (vector.base_name or ""):
+        raise UsageError(
+            f"The base of {path} is {vector.base_name or 'unknown'}, which is not on a Hub, so nobody could load the vector. "
+            "Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
+        )
+    command = push_command(path, repo_id, private=private, revision=revision)
+    repository = _Repository(repo_id, None, private=private, token=token, hint=_hint(command))
+    card = vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
+    with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
+        (Path(place) / CARD).write_text(redact(card), encoding="utf-8")
+        return repository.commit(
+            {CARD: Path(place, CARD), VECTOR_FILE: Path(path)},
+            commit_message or "Task vector by metaphrase",
+            revision,
+            replaces=belongs_to_release,
+            check=check,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -14,7 +14,16 @@ from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
-from metaphrase.encoders.loading import STARTER, encoder_files, find_model, load_encoder, model_folder
+from metaphrase.encoders.loading import (
+    STARTER,
+    encoder_files,
+    find_folder,
+    find_model,
+    load_encoder,
+    model_folder,
+    split_revision,
+    vector_file,
+)
 from metaphrase.encoders.starter import HUB_ID
 from metaphrase.evaluation.encoding import EncodingOptions
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS, load_guard_data
@@ -55,10 +64,10 @@ _CARD = """\
 # {title}
 
 A task vector: {parameters:,} differences of weights, which change {base} into an encoder that was tuned from it. Its best
-weight, alpha, is {alpha:g}. With [metaphrase](https://pypi.org/project/metaphrase/), `load_encoder("{base} + {file}")` is the
-changed encoder. To write it as a plain folder that Sentence Transformers loads alone:
+weight, alpha, is {alpha:g}{directions}. With [metaphrase](https://pypi.org/project/metaphrase/), `load_encoder("{loaded}")`
+is the changed encoder. To write it as a plain folder, which Sentence Transformers loads without metaphrase:
 
-    metaphrase merge "{base}" "{file}" --output_dir merged
+    metaphrase merge "{base}" "{place}" --output_dir merged
 """
 
 
@@ -222,6 +231,8 @@ def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector,
         language=sorted({language for name in tuned for language in stated(name, "language")}) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
     )
+    if vector.directions is not None:
+        card.debias = {"directions": len(vector.directions)}
     card.base_model, card.base_model_revision = hub_base(base, base_name)
     with ExitStack() as stack:
         draft = None
@@ -229,7 +240,9 @@ def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector,
             merged = vector.apply(base)
             draft = stack.enter_context(drafted(merged, options.output_dir, source=model_folder(base_name), card=card))
         if options.vector is not None:
-            replace(vector, card=_vector_card(vector, options.vector, card)).save(options.vector, bits=options.bits)
+            file = Path(options.vector).name
+            text = vector_card(vector, file, f"{vector.base_name or 'BASE'} + {file}", languages=card.language)
+            replace(vector, card=text).save(options.vector, bits=options.bits)
         if draft is not None:
             draft.publish()
 
@@ -273,8 +286,8 @@ def _check(options: MergeOptions) -> None:
 
 def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
     """The task vector in a file, or between the base and a tuned model."""
-    if name.endswith(SUFFIX) and not Path(name).is_dir():
-        return TaskVector.load(name)
+    if (file := vector_file(name)) is not None:
+        return TaskVector.load(file)
     tuned = load_encoder(name, device=str(base.device))
     licenses = dict.fromkeys([*stated(base_name, "license"), *stated(name, "license")])
     return TaskVector.between(
@@ -294,7 +307,7 @@ def stated(name: str, key: str) -> Iterator[str]:
     if name == STARTER or Path(name).is_file():
         return
     try:
-        found: Any = (metadata_load(find_model(name)[1] / CARD) or {}).get(key)
+        found: Any = (metadata_load(find_folder(name)[1] / CARD) or {}).get(key)
     except (OSError, ValueError, yaml.YAMLError):
         return
     for one in found if isinstance(found, list) else [found]:
@@ -317,24 +330,34 @@ def _public_name(base: SentenceTransformer, name: str) -> str:
     return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
 
 
-def _vector_card(vector: TaskVector, path: str, card: AlignmentModelCardData) -> str:
-    """Text of a card for a task vector."""
+def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Any) -> str:
+    """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder."""
+    base = vector.base_name
     metadata = {
         "license": vector.license,
-        "language": card.language,
-        "base_model": card.base_model,
+        "language": languages,
+        "base_model": HUB_ID if base == STARTER else split_revision(base)[0] if base and "@" in base else None,
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
     }
-    file = Path(path).name
+    removed = "" if vector.directions is None else f", and {len(vector.directions)} directions are projected out"
     return _CARD.format(
         metadata=yaml.safe_dump({key: value for key, value in metadata.items() if value}, sort_keys=False),
-        title=cell(file.removesuffix(SUFFIX)),
+        title=cell(place.removesuffix(SUFFIX)),
         parameters=_size(vector),
-        base=cell(vector.base_name or "the base"),
+        base=cell(base or "the base"),
         alpha=vector.alpha,
-        file=cell(file),
+        directions=removed,
+        loaded=cell(loaded),
+        place=cell(place),
     )
+
+
+def stated_languages(card: str | None) -> Any:
+    """The languages in the metadata of the text of a card."""
+    with suppress(yaml.YAMLError, IndexError, AttributeError):
+        return yaml.safe_load(str(card).split("---")[1]).get("language")
+    return None
 
 
 def _size(vector: TaskVector) -> int:
