@@ -1,0 +1,203 @@
+"""Compute benchmark scores a second time: from raw files and embeddings, with NumPy and scikit-learn alone.
+
+    python scripts/embed_benchmarks.py MODEL DATA EMBEDDINGS --languages en,de
+    metaphrase evaluate MODEL --suite sib200 --data DATA --languages en,de --prompt none --output results.json
+    python scripts/check_benchmarks.py DATA EMBEDDINGS --results results.json
+
+Nothing here is imported from the package. The definitions are those of the papers and of their released code: SIB-200
+(Adelani et al. 2024), LAReQA (Roy et al. 2020), SimAlign's itermax (Jalili Sabet et al. 2020), and the alignment error rate
+(Och and Ney 2003). With ``--results``, scores that differ by more than 0.1 are errors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.metrics.pairwise import cosine_similarity
+from sklearn.preprocessing import normalize
+
+TOLERANCE = 0.1
+NEIGHBOURS = 4
+
+
+def read(path: Path) -> str:
+    """Text of a file, compressed or not."""
+    return gzip.decompress(path.read_bytes()).decode() if path.suffix == ".gz" else path.read_text(encoding="utf-8")
+
+
+# Raw files
+
+
+def topics(data: Path, language: str, split: str) -> list[list[str]]:
+    """Rows ``index_id, category, text`` of SIB-200."""
+    lines = read(next((data / "sib200").glob(f"{language}.{split}.tsv*"))).splitlines()
+    return [line.split("\t") for line in lines[1:]]
+
+
+def questions(data: Path, language: str) -> tuple[list[str], list[int], list[str]]:
+    """Questions of XQuAD-R, the number of the sentence that answers each, and all sentences."""
+    asked, right, sentences = [], [], []
+    for article in json.loads(read(next((data / "xquad-r").glob(f"{language}.json*"))))["data"]:
+        for paragraph in article["paragraphs"]:
+            for question in paragraph["qas"]:
+                start = question["answers"][0]["answer_start"]
+                breaks = paragraph["sentence_breaks"]
+                (inside,) = [number for number, (first, end) in enumerate(breaks) if first <= start < end]
+                asked.append(question["question"])
+                right.append(len(sentences) + inside)
+            sentences += paragraph["sentences"]
+    return asked, right, sentences
+
+
+def gold_links(path: Path) -> Iterator[tuple[set[tuple[int, int]], set[tuple[int, int]]]]:
+    """Sure and possible links of each line; ``1-2`` is sure, ``1p2`` possible, words are counted from 1."""
+    for line in read(path).splitlines():
+        links: dict[str, set[tuple[int, int]]] = {"-": set(), "p": set()}
+        for link in line.split():
+            mark = "-" if "-" in link else "p"
+            first, second = link.split(mark)
+            links[mark].add((int(first) - 1, int(second) - 1))
+        yield links["-"], links["-"] | links["p"]
+
+
+# Scores
+
+
+def topic_accuracy(data: Path, embeddings: Path) -> dict[str, float]:
+    """Accuracy of a logistic regression on English embeddings of length 1, for each embedded language."""
+    folder = embeddings / "sib200"
+    english = [row[1] for row in topics(data, "eng_Latn", "train")]
+    probe = LogisticRegression(max_iter=1000).fit(normalize(np.load(folder / "eng_Latn.train.npy")), english)
+    scores = {}
+    for path in sorted(folder.glob("*.dev.npy")):
+        language = path.name.partition(".")[0]
+        gold = [row[1] for row in topics(data, language, "dev")]
+        scores[language] = 100 * probe.score(normalize(np.load(path)), gold)
+    return scores
+
+
+def mean_average_precision(data: Path, embeddings: Path) -> dict[str, float]:
+    """MAP of the questions of each language over one pool of the sentences of all embedded languages."""
+    folder = embeddings / "xquad-r"
+    languages = sorted(path.name.partition(".")[0] for path in folder.glob("*.questions.npy"))
+    rights, pool, first = [], [], 0
+    for language in languages:
+        _, right, sentences = questions(data, language)
+        rights.append(np.array(right) + first)
+        pool.append(np.load(folder / f"{language}.sentences.npy"))
+        first += len(sentences)
+    pool_mh, right_nl = np.concatenate(pool), np.array(rights).T
+    scores = {}
+    for language in languages:
+        similarity_nm = cosine_similarity(np.load(folder / f"{language}.questions.npy"), pool_mh)
+        precisions = []
+        for similarity_m, right_l in zip(similarity_nm, right_nl, strict=True):
+            relevant_m = np.zeros(first, dtype=bool)
+            relevant_m[right_l] = True
+            precisions.append(average_precision_score(relevant_m, similarity_m))
+        scores[language] = 100 * float(np.mean(precisions))
+    return scores
+
+
+def itermax(similarity_st: np.ndarray, rounds: int = 2, discount: float = 0.9) -> np.ndarray:
+    """SimAlign's itermax, one pair and one cell at a time."""
+    n, m = similarity_st.shape
+
+    def mutual(matrix_st: np.ndarray) -> set[tuple[int, int]]:
+        best_s, best_t = matrix_st.argmax(axis=1), matrix_st.argmax(axis=0)
+        return {(s, int(best_s[s])) for s in range(n) if best_t[best_s[s]] == s}
+
+    links = mutual(similarity_st)
+    for _ in range(rounds - 1):
+        linked_s, linked_t = {s for s, _ in links}, {t for _, t in links}
+        if min(n, m) <= 2 or len(linked_s) == n or len(linked_t) == m:
+            break
+        weighted_st = similarity_st.copy()
+        for s in range(n):
+            for t in range(m):
+                taken = (s in linked_s) + (t in linked_t)
+                weighted_st[s, t] *= (1.0, discount, 0.0)[taken]
+        links |= {(s, t) for s, t in mutual(weighted_st) if not (s in linked_s and t in linked_t)}
+    return np.array(sorted(links), dtype=int).reshape(-1, 2)
+
+
+def alignment_error(data: Path, embeddings: Path, *, spaces: bool = False) -> dict[str, float]:
+    """AER of the links between words any of whose pieces itermax links, by gold file.
+
+    SentencePiece can cut the space before a word off as a piece of its own, which has no character of the word. It is not
+    linked here; with ``spaces`` it is a piece of the word, as in SimAlign's released code.
+    """
+    scores = {}
+    for path in sorted((embeddings / "alignment-gold").glob("*.source.npy")):
+        name = path.name.partition(".")[0]
+        sides = []
+        for side in ("source", "target"):
+            states_ph = np.load(path.with_name(f"{name}.{side}.npy"))
+            words_p3 = np.load(path.with_name(f"{name}.{side}.words.npy"))
+            kept_p = words_p3[:, 2] == 1 if not spaces else np.ones(len(words_p3), dtype=bool)
+            sides.append((states_ph[kept_p], words_p3[kept_p]))
+        predicted = sure = right = allowed = 0
+        for number, (surely, possibly) in enumerate(gold_links(data / "alignment-gold" / f"{name}.gold")):
+            (source_sh, source_s), (target_th, target_t) = (
+                (states_ph[words_p3[:, 0] == number], words_p3[words_p3[:, 0] == number, 1])
+                for states_ph, words_p3 in sides
+            )
+            similarity_st = (1 + cosine_similarity(source_sh, target_th)) / 2
+            links = {(int(source_s[s]), int(target_t[t])) for s, t in itermax(similarity_st)}
+            predicted, sure = predicted + len(links), sure + len(surely)
+            right, allowed = right + len(links & surely), allowed + len(links & possibly)
+        scores[name] = 100 * (1 - (right + allowed) / (predicted + sure))
+    return scores
+
+
+def compare(found: dict[str, dict[str, float]], results: dict[str, Any]) -> int:
+    """Print both scores side by side; the number of those that differ."""
+    wrong = 0
+    for name, scores in found.items():
+        for language, score in scores.items():
+            ours = results["scores"].get(name, {}).get("languages", {}).get(language, {}).get("score")
+            if ours is not None:
+                differs = abs(ours - score) > TOLERANCE
+                wrong += differs
+                print(f"{name:24} {language:16} {score:8.3f} {ours:8.3f} {'DIFFERENT' if differs else 'equal'}")
+    return wrong
+
+
+def scores(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
+    """All scores whose embeddings are there, by the names that `metaphrase evaluate` gives them."""
+    found: dict[str, dict[str, float]] = {}
+    if (embeddings / "sib200").is_dir():
+        found["sib200 topics"] = topic_accuracy(data, embeddings)
+    if (embeddings / "xquad-r").is_dir():
+        found["xquad-r mAP"] = mean_average_precision(data, embeddings)
+    if (embeddings / "alignment-gold").is_dir():
+        for spaces, suffix in ((False, ""), (True, ", spaces linked")):
+            for name, score in alignment_error(data, embeddings, spaces=spaces).items():
+                found[f"alignment-gold {name}{suffix}"] = {f"alignment-gold {name}": score}
+    return found
+
+
+def main(argv: list[str]) -> int:
+    """Print the scores, next to those of the package; 1 if they differ."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("data", type=Path, help="Folder of the data sets.")
+    parser.add_argument("embeddings", type=Path, help="Folder that embed_benchmarks.py wrote.")
+    parser.add_argument("--results", type=Path, nargs="*", default=[], help="Output of `metaphrase evaluate`.")
+    arguments = parser.parse_args(argv)
+    found = scores(arguments.data, arguments.embeddings)
+    if not arguments.results:
+        print(json.dumps(found, indent=1))
+    return int(sum(compare(found, json.loads(read(path))) for path in arguments.results) > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

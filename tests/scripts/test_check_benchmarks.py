@@ -1,0 +1,74 @@
+"""The scores of the suites equal those of a script that imports nothing of the package."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from metaphrase.evaluation.suites import Settings, Subject
+from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
+from tests.evaluation.test_answer_retrieval import write_answers
+from tests.evaluation.test_sib200 import write_topics
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    sys.path.insert(0, str(SCRIPTS))
+    yield [importlib.import_module(name) for name in ("embed_benchmarks", "check_benchmarks")]
+    sys.path.remove(str(SCRIPTS))
+
+
+@pytest.fixture
+def data(tmp_path, bitext):
+    root = tmp_path / "data"
+    write_answers(root / "xquad-r")
+    write_topics(root / "sib200")
+    gold = root / "alignment-gold"
+    gold.mkdir()
+    (gold / "ende.src-tgt").write_text("".join(f"{row['target']} ||| {row['source']}\n" for row in bitext))
+    (gold / "ende.gold").write_text("1-1 2-2 2p3\n" * len(bitext))
+    return root
+
+
+def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_encoder_dir, tmp_path, capsys):
+    embed, check = scripts
+    settings = Settings(resamples=20, prompt="none")
+    subject = Subject.of("tiny", tiny_encoder, None, settings)
+    parts, _ = find_benchmarks(data, ["sib200", "answer-retrieval", "word-alignment"], settings)
+    scores = {}
+    for part in parts:
+        scores |= run_benchmark(part, subject)["scores"]
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"scores": scores}))
+    layer = scores["alignment-gold ende"]["settings"]["layer"]
+    languages = ",".join(scores["xquad-r mAP"]["languages"])
+    arguments = ["--languages", languages, "--sib200", "swh_Latn,ewe_Latn", "--layer", str(layer)]
+    assert embed.main([str(tiny_encoder_dir), str(data), str(tmp_path / "embeddings"), *arguments]) == 0
+    command = [str(data), str(tmp_path / "embeddings"), "--results", str(results)]
+    assert check.main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 + len(scores["xquad-r mAP"]["languages"]) + 1
+    assert all(line.endswith("equal") for line in lines)
+    scores["alignment-gold ende"]["languages"]["alignment-gold ende"]["score"] += 0.2
+    results.write_text(json.dumps({"scores": scores}))
+    assert check.main(command) == 1
+
+
+def test_a_piece_that_is_only_a_space_has_no_word(scripts, tmp_path):
+    """Without it, both words are linked as the gold says; with it, it takes the place of a word."""
+    _, check = scripts
+    folder = tmp_path / "embeddings" / "alignment-gold"
+    folder.mkdir(parents=True)
+    (tmp_path / "alignment-gold").mkdir()
+    (tmp_path / "alignment-gold" / "x.gold").write_text("1-1 2-2 3-3\n")
+    np.save(folder / "x.source.npy", np.array([[1.0, 0, 0], [0, 1, 0], [0, 0, 1]]))
+    np.save(folder / "x.source.words.npy", np.array([[0, 0, 1], [0, 1, 1], [0, 2, 1]]))
+    np.save(folder / "x.target.npy", np.array([[0, 0.9, 0.1], [1.0, 0.1, 0], [0, 0.8, 0.6], [0, 0, 1]]))
+    np.save(folder / "x.target.words.npy", np.array([[0, 0, 0], [0, 0, 1], [0, 1, 1], [0, 2, 1]]))
+    assert check.alignment_error(tmp_path, tmp_path / "embeddings")["x"] == 0
+    assert check.alignment_error(tmp_path, tmp_path / "embeddings", spaces=True)["x"] > 0
