@@ -1,6 +1,7 @@
 import gzip
 import json
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,8 +11,8 @@ from metaphrase.cli import main
 from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus import load_corpus
 from metaphrase.mining import filtering, workflow
-from metaphrase.mining.margins import Pairs
-from metaphrase.mining.options import SearchOptions
+from metaphrase.mining.margins import Pairs, Threshold
+from metaphrase.mining.options import MiningOptions, SearchOptions
 from metaphrase.mining.output import histogram, write_sample
 from metaphrase.mining.resources import estimate_needs
 from metaphrase.mining.search import Rows
@@ -138,14 +139,23 @@ def test_threshold_and_top(encoder, texts, tmp_path):
 
 
 def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(workflow, "suggest_threshold", lambda pairs, runners_up: float(pairs.score_c[4]))
+    def suggest(pairs, *ways, **how):
+        return Threshold(float(pairs.score_c[5]), 0.8, 0.7, 0.75, 5, 4.0), pairs.score_c
+
+    monkeypatch.setattr(workflow, "suggest_threshold", suggest)
     main(["mine", *texts, "-o", str(tmp_path / "all.tsv"), *SETTINGS])
     error = " ".join(capsys.readouterr().err.split())
     assert "Suggestion: --threshold" in error
-    assert "keeps 5 pairs. This is a rough estimate" in error
+    assert "keeps 5 pairs. Expected: precision 0.80, recall 0.70, F1 0.75. This is a rough estimate" in error
     main(["mine", *texts, "-o", str(tmp_path / "auto.tsv"), *SETTINGS, "--threshold", "auto"])
     assert len(rows_of(tmp_path / "auto.tsv")) == 5
-    monkeypatch.setattr(workflow, "suggest_threshold", lambda *args: None)
+    assert json.loads((tmp_path / "auto.tsv.json").read_text())["expected"] == {
+        "precision": 0.8,
+        "recall": 0.7,
+        "f1": 0.75,
+    }
+    assert "Expected among the pairs: precision 0.80" in " ".join(capsys.readouterr().err.split())
+    monkeypatch.setattr(workflow, "suggest_threshold", lambda pairs, *ways, **how: (None, pairs.score_c))
     assert main(["mine", *texts, "-o", str(tmp_path / "none.tsv"), *SETTINGS, "--threshold", "auto"]) == 2
     assert "No threshold can be suggested" in capsys.readouterr().err
 
@@ -262,6 +272,12 @@ def test_mistakes_are_one_clear_line(encoder, texts, tmp_path, capsys, arguments
     error = capsys.readouterr().err
     assert message in error
     assert not (tmp_path / "x.tsv").exists()
+
+
+def test_languages_come_from_file_names():
+    options = MiningOptions(source="a/news.sw.gz", target="mono.eu.txt", output="x.tsv")
+    assert options.languages == ("sw", "eu")
+    assert replace(options, source="mono.sw.tsv.gz", target_lang="fi").languages == ("sw", "fi")
 
 
 def test_too_little_disk_is_said_before_the_work(encoder, texts, tmp_path, capsys, monkeypatch):

@@ -14,11 +14,10 @@ from metaphrase.mining.margins import (
     RETRIEVALS,
     Pairs,
     best_threshold,
+    f1_scores,
     margin_score,
     mine,
-    neighbour_scores,
     one_to_one,
-    runners_up,
     select_pairs,
     suggest_threshold,
 )
@@ -337,20 +336,30 @@ def test_nothing_right_keeps_nothing():
         best_threshold([0.9], [True], 0)
 
 
-def test_suggestion_keeps_few_runners_up():
-    pairs = Pairs(np.array([2.0, 1.9, 1.8, 1.0, 0.9]), np.arange(5), np.arange(5))
-    runner_up = np.array([1.0, 0.95, 0.8, 0.7, 0.6])
-    threshold = suggest_threshold(pairs, runner_up, rate=0.05)
-    assert 1.0 < threshold <= 1.8
-    assert suggest_threshold(pairs, runner_up, rate=0.25) <= 1.0
-    assert suggest_threshold(pairs, np.full(5, 3.0)) is None
+@pytest.mark.parametrize("margin", ["ratio", "distance"])
+def test_the_suggested_threshold_has_nearly_the_best_f1(margin):
+    """Texts of 400 sentences of which 150 are translations, some of them found by chance only."""
+    draw = np.random.default_rng(0).normal
+    shared = draw(size=(150, 24))
+    source, target = (np.concatenate([shared + 0.45 * draw(size=shared.shape), draw(size=(250, 24))]) for _ in "st")
+    ways = [
+        nearest_neighbours(unit_rows(one), unit_rows(other), 4) for one, other in ((source, target), (target, source))
+    ]
+    pairs = select_pairs(*ways, margin=margin)
+    is_correct = (pairs.source_c == pairs.target_c) & (pairs.source_c < 150)
+    suggestion, wrong = suggest_threshold(pairs, *ways, margin=margin)
+    kept = pairs.score_c >= suggestion.threshold
+    assert suggestion.kept == kept.sum()
+    precision, _, f1 = f1_scores(int(is_correct[kept].sum()), suggestion.kept, int(is_correct.sum()))
+    assert f1 > best_threshold(pairs.score_c, is_correct, int(is_correct.sum())).f1 - 0.03
+    assert precision == pytest.approx(suggestion.precision, abs=0.05)
+    assert f1 == pytest.approx(suggestion.f1, abs=0.05)
+    assert np.median(wrong) == pytest.approx(np.median(pairs.score_c[~is_correct]), rel=0.05)
 
 
-def test_runners_up_are_second_best():
-    there, back = neighbours_of(COSINES, 2), neighbours_of(COSINES.T, 2)
-    scores = np.sort(neighbour_scores(there, back), axis=1)
-    assert np.array_equal(runners_up(there, back), scores[:, 0])
-    assert not len(runners_up(neighbours_of(COSINES, 1), neighbours_of(COSINES.T, 1)))
+def test_no_threshold_is_suggested_without_a_second_neighbour():
+    ways = neighbours_of(COSINES, 1), neighbours_of(COSINES.T, 1)
+    assert suggest_threshold(select_pairs(*ways), *ways)[0] is None
 
 
 # --- Cost ---
@@ -414,8 +423,7 @@ ways = [
     search_shards(*sides, Path(folder) / name, encoder, lambda n: None)[0]
     for name, sides in zip(SIDES, (rows, rows[::-1]))
 ]
-margins.select_pairs(*ways)
-margins.runners_up(*ways)
+margins.suggest_threshold(margins.select_pairs(*ways), *ways)
 print(status("VmHWM") - before, estimate_needs(n, n, Model(), encoder, 0)["memory"])
 """
 

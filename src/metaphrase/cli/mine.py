@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING
 
 from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
-from metaphrase.cli.tables import text_histogram
 from metaphrase.exceptions import UsageError
 from metaphrase.mining.options import MiningOptions, SearchOptions
-from metaphrase.mining.workflow import MiningResult, mine_files
+
+if TYPE_CHECKING:
+    from metaphrase.mining.workflow import MiningResult
 
 SUMMARY = "Find the translations in two monolingual texts"
 DESCRIPTION = "metaphrase mine SOURCE TARGET -o OUT"
@@ -37,6 +36,12 @@ def run(argv: Sequence[str]) -> int:
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
+    options.check()  # before slow imports
+    import torch
+
+    from metaphrase.cli.tables import text_histogram
+    from metaphrase.mining.workflow import mine_files
+
     torch.set_flush_denormal(True)
     console = notes()
     with progress(console) as begin:
@@ -53,15 +58,17 @@ def run(argv: Sequence[str]) -> int:
 
 def _describe_thresholds(result: MiningResult) -> list[str]:
     """The applied and the suggested threshold."""
-    score_c, lines = result.pairs.score_c, []
-    if result.threshold is not None:
-        kept = np.count_nonzero(score_c >= result.threshold)
-        lines.append(f"Threshold: {result.threshold:.4f}, kept {kept:,} pairs (marked +).")
-    if result.suggestion is None:
-        lines.append("No threshold is suggested: second-best neighbours score like the best.")
-    elif result.suggestion != result.threshold:
-        lines.append(
-            f"Suggestion: --threshold {result.suggestion:.4f} keeps {np.count_nonzero(score_c >= result.suggestion):,} "
-            "pairs. This is a rough estimate from the scores of second-best neighbours; inspect the sample first."
-        )
-    return lines
+    score_c, threshold, best = result.pairs.score_c, result.threshold, result.suggestion
+    lines = []
+    if threshold is not None:
+        lines.append(f"Threshold: {threshold:.4f}, kept {(score_c >= threshold).sum():,} pairs (marked +).")
+    if best is None:
+        return [*lines, "No threshold is suggested: wrong pairs score like all pairs."]
+    expected = (
+        f"precision {best.precision:.2f}, recall {best.recall:.2f}, F1 {best.f1:.2f}. This is a rough estimate, too good if "
+        "few sentences have a translation; inspect the sample."
+    )
+    if best.threshold == threshold:
+        return [*lines, f"Expected among the pairs: {expected}"]
+    kept = (score_c >= best.threshold).sum()
+    return [*lines, f"Suggestion: --threshold {best.threshold:.4f} keeps {kept:,} pairs. Expected: {expected}"]

@@ -10,16 +10,16 @@ Shapes: ``n`` sources, ``m`` targets, ``q`` queries, ``k`` neighbours, ``c`` can
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from metaphrase.io.arguments import Count, checked
+from metaphrase.mining.choices import Index, Margin, Retrieval
 from metaphrase.mining.search import (
     QUERIES,
     Approximate,
-    Index,
     Neighbours,
     Rows,
     nearest_neighbours,
@@ -29,10 +29,13 @@ from metaphrase.mining.search import (
 
 logger = logging.getLogger(__name__)
 
-Margin = Literal["ratio", "distance", "absolute"]
-Retrieval = Literal["max", "forward", "backward", "intersection"]
 MARGINS: tuple[str, ...] = get_args(Margin)
 RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
+
+#: Share of the pairs above a threshold, the best ones, that are taken as translations when wrong pairs are looked for.
+_CERTAIN = 0.8
+#: Maximum number of times that a threshold is estimated from the pairs above the one before.
+_ROUNDS = 10
 
 
 class Pairs(NamedTuple):
@@ -194,7 +197,7 @@ class Threshold(NamedTuple):
         recall: Share of the correct pairs that are kept.
         f1: Their harmonic mean.
         kept: Number of kept pairs.
-        correct: Number of correct pairs among them.
+        correct: Number of correct pairs among them; a fraction if it is an estimate.
     """
 
     threshold: float
@@ -202,7 +205,7 @@ class Threshold(NamedTuple):
     recall: float
     f1: float
     kept: int
-    correct: int
+    correct: float
 
 
 def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Threshold:
@@ -233,16 +236,21 @@ def best_threshold(score_c: ArrayLike, correct_c: ArrayLike, gold: int) -> Thres
     if not is_correct_c.any():
         return Threshold(float(np.nextafter(max(scores_c, default=0.0), np.inf)), 0.0, 0.0, 0.0, 0, 0)
     order_c = np.argsort(-scores_c, kind="stable")
-    scores_c, found_c = scores_c[order_c], np.cumsum(is_correct_c[order_c])
-    f1_c = 2 * found_c / (np.arange(1, len(scores_c) + 1) + gold)
-    f1_c[:-1][scores_c[:-1] == scores_c[1:]] = -1
+    return _best_f1(scores_c[order_c], np.cumsum(is_correct_c[order_c]), gold)
+
+
+def _best_f1(score_c: NDArray[np.float64], correct_c: NDArray[Any], gold: float) -> Threshold:
+    """The threshold with the best F1, from descending scores and the number of correct pairs up to each."""
+    f1_c = 2 * correct_c / (np.arange(1, len(score_c) + 1) + gold)
+    f1_c[:-1][score_c[:-1] == score_c[1:]] = -1
     at = int(f1_c.argmax())
-    is_last = at == len(scores_c) - 1
-    threshold = np.nextafter(scores_c[at], -np.inf) if is_last else (scores_c[at] + scores_c[at + 1]) / 2
-    return Threshold(float(threshold), *f1_scores(int(found_c[at]), at + 1, gold), at + 1, int(found_c[at]))
+    is_last = at == len(score_c) - 1
+    threshold = np.nextafter(score_c[at], -np.inf) if is_last else (score_c[at] + score_c[at + 1]) / 2
+    correct = correct_c[at].item()
+    return Threshold(float(threshold), *f1_scores(correct, at + 1, gold), at + 1, correct)
 
 
-def f1_scores(correct: int, kept: int, gold: int) -> tuple[float, float, float]:
+def f1_scores(correct: float, kept: int, gold: float) -> tuple[float, float, float]:
     """Compute precision, recall and F1 from counts; undefined values are 0.
 
     >>> f1_scores(1, 2, 4)
@@ -252,37 +260,72 @@ def f1_scores(correct: int, kept: int, gold: int) -> tuple[float, float, float]:
     return correct / kept if kept else 0.0, correct / gold if gold else 0.0, 2 * correct / total if total else 0.0
 
 
-def suggest_threshold(pairs: Pairs, runner_up_n: NDArray[np.floating], *, rate: float = 0.01) -> float | None:
-    """Estimate a threshold for text without gold pairs.
+def suggest_threshold(
+    pairs: Pairs,
+    forward: Neighbours,
+    backward: Neighbours,
+    *,
+    margin: Margin = "ratio",
+    retrieval: Retrieval = "max",
+) -> tuple[Threshold | None, NDArray[np.float64]]:
+    """Estimate the threshold with the best F1 for text without gold pairs.
 
-    The second-best neighbour of a source, its runner-up, is almost never its translation, so the scores of runners-up
-    approximate those of wrong pairs. The result is the lowest threshold above which there are at most ``rate``
-    runners-up per pair. It is a rough estimate, and ``rate`` is not the share of wrong pairs: a runner-up scores less
-    than the best neighbour of a source without a translation, so the share of wrong pairs may be far larger. Inspect
-    pairs on both sides of it.
+    Scores of wrong pairs are known from an experiment: if the translation of a sentence is removed from its neighbours, the
+    pair that it then enters is wrong. The best pairs are taken as translations and removed, and pairs are selected again.
+    The number of wrong pairs follows from the low scores, below the median of these, where nearly all pairs are wrong.
+
+    The estimate is rough, and too good if few sentences have a translation. Inspect pairs on both sides of the threshold.
 
     Args:
-        pairs: The pairs.
-        runner_up_n: Second-best margin of each source; see `runners_up`.
-        rate: Runners-up per pair that is kept.
+        pairs: What `select_pairs` returned with the other arguments.
+        forward: Neighbours of the sources among the targets.
+        backward: Neighbours of the targets among the sources.
+        margin: See `margin_score`.
+        retrieval: See `select_pairs`.
 
     Returns:
-        The threshold, or None if runners-up score like pairs.
+        The threshold with its expected precision, recall (of the translations among the pairs) and F1, or None if wrong
+        pairs score like all pairs or there are none; and the scores of the wrong pairs.
     """
-    score_c = np.sort(np.asarray(pairs.score_c, dtype=np.float64))[::-1]
-    decoy_n = np.sort(np.asarray(runner_up_n, dtype=np.float64))
-    above_c = len(decoy_n) - np.searchsorted(decoy_n, score_c, side="left")
-    good_c = np.flatnonzero(above_c <= rate * np.arange(1, len(score_c) + 1))
-    return float(np.nextafter(score_c[good_c[-1]], -np.inf)) if len(good_c) else None
+    score_c = np.asarray(pairs.score_c, dtype=np.float64)
+    best, kept = None, len(score_c)
+    for _ in range(_ROUNDS):
+        removed = pairs.take(slice(int(np.ceil(_CERTAIN * kept))))
+        wrong_d = _wrong_scores(removed, forward, backward, margin, retrieval)
+        low = np.median(wrong_d) if len(wrong_d) else np.inf
+        if not (below := np.searchsorted(wrong_d, low)):
+            return None, wrong_d
+        repeats = min(np.count_nonzero(score_c < low) / below, len(score_c) / len(wrong_d))
+        above_c = len(wrong_d) - np.searchsorted(wrong_d, score_c)
+        correct_c = np.maximum.accumulate(np.maximum(np.arange(1, len(score_c) + 1) - repeats * above_c, 0))
+        if correct_c[-1] < 1:
+            return None, wrong_d
+        best = _best_f1(score_c, correct_c, correct_c[-1].item())
+        if best.kept == kept:
+            break
+        kept = best.kept
+    return best, wrong_d
 
 
-def runners_up(forward: Neighbours, backward: Neighbours, margin: Margin = "ratio") -> NDArray[np.floating]:
-    """Return the second-best margin of each source with two neighbours."""
-    score_nk = neighbour_scores(forward, backward, margin)
-    if score_nk.shape[1] < 2:
-        return np.empty(0, dtype=score_nk.dtype)
-    second_n = np.partition(score_nk, -2, axis=1)[:, -2]
-    return second_n[np.isfinite(second_n)]
+def _wrong_scores(
+    translations: Pairs, forward: Neighbours, backward: Neighbours, margin: Margin, retrieval: Retrieval
+) -> NDArray[np.float64]:
+    """Ascending scores of the pairs that sentences enter if their translations are removed from their neighbours."""
+    ways, is_known = [], []
+    for found, own_c, other_c in (
+        (forward, translations.source_c, translations.target_c),
+        (backward, translations.target_c, translations.source_c),
+    ):
+        if found.row_qk.shape[1] < 2:
+            return np.empty(0)
+        translation_q = np.full(len(found.row_qk), -2, dtype=np.int32)
+        translation_q[own_c] = other_c
+        removed_qk = found.row_qk == translation_q[:, None]
+        similarity_qk = np.where(removed_qk, np.float32(-np.inf), found.similarity_qk)
+        ways.append(Neighbours(similarity_qk, np.where(removed_qk, np.int32(-1), found.row_qk)))
+        is_known.append(translation_q >= 0)
+    pairs = select_pairs(*ways, margin=margin, retrieval=retrieval)
+    return np.sort(pairs.score_c[is_known[0][pairs.source_c] | is_known[1][pairs.target_c]])
 
 
 @checked

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, Finite, Length, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
-from metaphrase.mining.margins import Margin, Retrieval
-from metaphrase.mining.search import Index
+from metaphrase.mining.choices import Index, Margin, Retrieval
+
+_LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.(?:txt|tsv))?(?:\.gz)?$")
+_NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])
 
 #: Sentences per shard: about 10 MB of embeddings, and a minute of encoding on a CPU.
 SHARD = 8192
@@ -66,7 +70,7 @@ class MiningOptions:
         aliases=["-o"],
     )
     source_lang: str | None = option(
-        None, "Language of the source. Default: the suffix of the file's name (news.sw.gz)."
+        None, "Language of the source. Default: the suffix of the file's name (news.sw.gz, news.sw.txt)."
     )
     target_lang: str | None = option(None, "Language of the target. Default: the suffix of the file's name.")
     source_column: str | None = option(None, "Column of a TSV source: its name in the header, or its number, from 1.")
@@ -82,7 +86,8 @@ class MiningOptions:
         "the pairs found in both directions; max: the pairs found in either direction, best first, each sentence once.",
     )
     threshold: str | None = option(
-        None, "Minimum score of a pair. auto: the suggestion, a rough estimate. Default: keep all pairs."
+        None,
+        "Minimum score of a pair. auto: the threshold with the best expected F1, a rough estimate. Default: keep all pairs.",
     )
     top: Count | None = option(None, "Maximum number of pairs; the best are kept.")
     copies: bool = option(False, "Keep pairs whose two sides are the same text.")
@@ -95,6 +100,15 @@ class MiningOptions:
         """The files that are written: the pairs, a summary, a sample and a histogram."""
         return tuple(Path(f"{self.output}{suffix}") for suffix in ("", ".json", ".sample.txt", ".png"))
 
+    @property
+    def languages(self) -> tuple[str, str]:
+        """The languages of source and target.
+
+        Raises:
+            UsageError: A language is neither given nor in the file's name, or is not one.
+        """
+        return _language(self.source, self.source_lang, "source"), _language(self.target, self.target_lang, "target")
+
     def check(self) -> float | Literal["auto"] | None:
         """Check that the options are consistent.
 
@@ -104,6 +118,7 @@ class MiningOptions:
         Raises:
             ValueError: An option is invalid, or an output is a text to mine.
         """
+        _ = self.languages
         check_writable(self.output)
         check_files(self.outputs, [self.source, self.target])
         if self.threshold is None:
@@ -144,3 +159,10 @@ class FilterOptions(BitextOptions):
         """Check the output."""
         check_writable(self.output)
         check_files(self.outputs, self.input_files(self.corpus))
+
+
+def _language(path: str, given: str | None, side: str) -> str:
+    match = _LANGUAGE.search(Path(path).name)
+    if given is None and (match is None or match[1] in _NO_LANGUAGE):
+        raise UsageError(f"Cannot infer the language from the file name {Path(path).name!r}: pass --{side}_lang.")
+    return language_code(given or str(match and match[1]))

@@ -90,20 +90,20 @@ def write_sample(
 
 
 def draw_histogram(
-    pairs: Pairs, runner_up_n: NDArray[np.floating], threshold: float | None, suggestion: float | None, path: Path
+    pairs: Pairs, wrong_d: NDArray[np.floating], threshold: float | None, suggestion: float | None, path: Path
 ) -> list[Path]:
-    """Draw the distribution of the scores and of the runners-up."""
+    """Draw the distribution of the scores, and of those of wrong pairs."""
     from matplotlib.figure import Figure  # slow to import
 
     if not len(pairs.score_c):
         return []
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    both = np.concatenate([pairs.score_c, runner_up_n])
+    both = np.concatenate([pairs.score_c, wrong_d])
     low, high = np.quantile(both, [0.001, 0.999])
     edges = np.linspace(float(low), float(high), 81).tolist()
     axes.hist(pairs.score_c, bins=edges, color="#4c78a8", label="pairs")
-    axes.hist(runner_up_n, bins=edges, color="#e45756", histtype="step", label="second-best neighbours")
+    axes.hist(wrong_d, bins=edges, color="#e45756", histtype="step", label="wrong pairs (see suggest_threshold)")
     if threshold is not None:
         axes.axvline(threshold, color="black", label=f"threshold {threshold:.4f}")
     if suggestion is not None and suggestion != threshold:

@@ -30,7 +30,7 @@ def estimate_needs(
     searched = search_bytes(larger, hidden, k=search.k, index=search.index)
     return {
         "disk": 2 * text_bytes + n * hidden * (2 if search.half else 4) + neighbours + n * per_row + 32 * n,
-        "memory": weights + shards + 2 * neighbours + searched + 64 * n,
+        "memory": weights + shards + 4 * neighbours + searched + 64 * n,
     }
 
 

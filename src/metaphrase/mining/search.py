@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from metaphrase.exceptions import MissingExtraError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.environment import install_command
 from metaphrase.io.files import replacing
+from metaphrase.mining.choices import Index
 from metaphrase.modeling.functional import check_finite_rows
 
 try:
@@ -25,7 +26,6 @@ try:
 except ImportError:  # exact search falls back to torch
     faiss = None  # type: ignore[assignment]
 
-Index = Literal["exact", "ivf", "hnsw"]
 INDEXES: tuple[str, ...] = get_args(Index)
 
 #: Queries per search step, whose working memory is one tile of similarities (4 MB).

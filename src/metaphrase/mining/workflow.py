@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -14,16 +13,15 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.corpus.codes import language_code
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
-from metaphrase.exceptions import DataError, UsageError
+from metaphrase.exceptions import DataError
 from metaphrase.io.digests import PinnedFile, unchanged
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
-from metaphrase.mining.margins import Pairs, runners_up, select_pairs, suggest_threshold
+from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_threshold
 from metaphrase.mining.options import MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
@@ -34,8 +32,6 @@ from metaphrase.mining.shards import search_both, work_manifest
 logger = logging.getLogger(__name__)
 
 SIDES = ("source", "target")
-_LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.(?:txt|tsv))?(?:\.gz)?$")
-_NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class MiningResult:
         pairs: All candidates with their scores, best first, without copies.
         kept: The pairs that were written.
         threshold: The threshold that was applied, if any.
-        suggestion: The suggested threshold, if any.
+        suggestion: The threshold with the best expected F1, if it can be estimated.
         facts: The content of the summary ``OUTPUT.json``.
         files: The files that were written, the pairs first.
         work: The work folder, if it was kept.
@@ -55,7 +51,7 @@ class MiningResult:
     pairs: Pairs
     kept: Pairs
     threshold: float | None
-    suggestion: float | None
+    suggestion: Threshold | None
     facts: dict[str, Any]
     files: tuple[Path, ...]
     work: Path | None = None
@@ -103,10 +99,7 @@ def _mine(
 ) -> MiningResult:
     """Mine with a work folder that no other process uses."""
     start = time.perf_counter()
-    languages = (
-        _language(options.source, options.source_lang, "source"),
-        _language(options.target, options.target_lang, "target"),
-    )
+    languages = options.languages
     output, summary, sample, picture = options.outputs
     inputs = [(options.source, options.source_column), (options.target, options.target_column)]
     read = [partial(read_sentences, path, column) for path, column in inputs]
@@ -128,13 +121,16 @@ def _mine(
     chosen = _select(forward, backward, sources, targets, options, threshold)
     write_scored_pairs(chosen.kept, sources, targets, languages, output, work)
     texts = zip(SIDES, languages, (options.source, options.target), files, (sources, targets), strict=True)
+    suggested = chosen.suggestion.threshold if chosen.suggestion else None
     facts = {
         "output": output.name,
         "pairs": len(chosen.kept.score_c),
         "candidates": chosen.candidates,
         "copies_dropped": chosen.candidates - len(chosen.pairs.score_c),
         "threshold": chosen.threshold,
-        "suggested_threshold": chosen.suggestion,
+        "suggested_threshold": suggested,
+        "expected": chosen.suggestion
+        and {name: round(getattr(chosen.suggestion, name), 3) for name in ("precision", "recall", "f1")},
         "quantiles": quantiles(chosen.pairs.score_c),
         "histogram": histogram(chosen.pairs.score_c),
         **{
@@ -153,8 +149,8 @@ def _mine(
         "seconds": round(time.perf_counter() - start, 2),
     }
     written = [output, write_json(summary, facts)]
-    written.append(write_sample(chosen.pairs, sources, targets, chosen.threshold or chosen.suggestion, sample))
-    written += draw_histogram(chosen.pairs, chosen.runner_up_n, chosen.threshold, chosen.suggestion, picture)
+    written.append(write_sample(chosen.pairs, sources, targets, chosen.threshold or suggested, sample))
+    written += draw_histogram(chosen.pairs, chosen.wrong_d, chosen.threshold, suggested, picture)
     if not options.keep_work:
         clear_work_folder(work)
     return MiningResult(
@@ -173,9 +169,9 @@ class _Selection(NamedTuple):
 
     candidates: int
     pairs: Pairs
-    runner_up_n: NDArray[np.floating]
+    wrong_d: NDArray[np.floating]
     threshold: float | None
-    suggestion: float | None
+    suggestion: Threshold | None
     kept: Pairs
 
 
@@ -188,21 +184,21 @@ def _select(
     threshold: float | Literal["auto"] | None,
 ) -> _Selection:
     """Score pairs and apply the threshold."""
-    pairs = select_pairs(forward, backward, margin=options.margin, retrieval=options.retrieval)
+    how: dict[str, Any] = {"margin": options.margin, "retrieval": options.retrieval}
+    pairs = select_pairs(forward, backward, **how)
     candidates = len(pairs.score_c)
+    suggestion, wrong_d = suggest_threshold(pairs, forward, backward, **how)
     if not options.copies:
         pairs = pairs.take(~_are_copies(pairs, sources, targets))
-    runner_up_n = runners_up(forward, backward, options.margin)
-    suggestion = suggest_threshold(pairs, runner_up_n)
     if threshold == "auto":
         if suggestion is None:
             raise DataError(
-                "No threshold can be suggested: second-best neighbours score like the best. Inspect the scores without "
+                "No threshold can be suggested: wrong pairs score like all pairs. Inspect the scores without "
                 "--threshold; the two texts may have no translations in common, or the encoder may not know the languages."
             )
-        threshold = suggestion
+        threshold = suggestion.threshold
     kept = pairs if threshold is None else pairs.take(pairs.score_c >= threshold)
-    return _Selection(candidates, pairs, runner_up_n, threshold, suggestion, kept.take(slice(options.top)))
+    return _Selection(candidates, pairs, wrong_d, threshold, suggestion, kept.take(slice(options.top)))
 
 
 def _are_copies(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
@@ -215,13 +211,6 @@ def _are_copies(pairs: Pairs, sources: Sequence[str], targets: Sequence[str]) ->
         dtype=bool,
         count=len(pairs.score_c),
     )
-
-
-def _language(path: str, given: str | None, side: str) -> str:
-    match = _LANGUAGE.search(Path(path).name)
-    if given is None and (match is None or match[1] in _NO_LANGUAGE):
-        raise UsageError(f"Cannot infer the language from the file name {Path(path).name!r}: pass --{side}_lang.")
-    return language_code(given or str(match and match[1]))
 
 
 def _describe(facts: Mapping[str, int]) -> str:
