@@ -81,7 +81,8 @@ def test_two_columns_get_a_third(filtered):
 
 def test_the_form_of_fast_align_and_its_output(filtered):
     lines = [line.replace("\t", " ||| ") for line in LINES]
-    assert filtered(lines, "--pharaoh")[:4] == ["0-0 1-1", "0-0 1-1", "0-0 1-1", "0-0"]
+    for stdin in ([], ["-"]):
+        assert filtered(lines, "--pharaoh", *stdin)[:4] == ["0-0 1-1", "0-0 1-1", "0-0 1-1", "0-0"]
     assert filtered(lines)[0] == "paka anakunywa\tcat drinks\t0-0 1-1"
 
 

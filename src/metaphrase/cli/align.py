@@ -35,8 +35,11 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Align files, or lines of stdin."""
-    files, others = leading_values(argv, allowed=["-"])
-    arguments = ["--files", *files, *others] if files else others
+    arguments = list(argv)
+    if "--files" not in argv:  # stdin, "-", may stand anywhere
+        files, others = leading_values([token for token in argv if token != "-"])
+        files += ["-"] * ("-" in argv)
+        arguments = ["--files", *files, *others] if files else others
     (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_languages(options.languages)
     options.check()

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def leading_values(argv: Sequence[str], *, allowed: Sequence[str] = ()) -> tuple[list[str], list[str]]:
+def leading_values(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Split the values before the first flag from the other arguments.
-
-    ``allowed`` are values that look like flags, such as ``-`` for stdin.
 
     >>> leading_values(["a.txt", "b.txt", "-o", "out.tsv"])
     (['a.txt', 'b.txt'], ['-o', 'out.tsv'])
     """
-    flags = (at for at, token in enumerate(argv) if token.startswith("-") and token not in allowed)
+    flags = (at for at, token in enumerate(argv) if token.startswith("-"))
     end = next(flags, len(argv))
     return list(argv[:end]), list(argv[end:])
