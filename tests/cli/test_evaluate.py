@@ -481,6 +481,38 @@ def test_a_failed_benchmark_does_not_stop_the_others(tiny_encoder_dir, sets, tmp
     assert "Failed: udhr: out of memory" in notes
 
 
+def test_several_encoders_are_compared_with_one_baseline(data, loaded, tmp_path, capsys):
+    arguments = [
+        "--data",
+        str(data),
+        "--languages",
+        "sw,te",
+        "--baseline",
+        "weak",
+        "--output",
+        str(tmp_path / "all.json"),
+    ]
+    assert main(["evaluate", "weak", "strong", *arguments, "--json"]) == 0
+    out, err = capsys.readouterr()
+    printed = json.loads(out)
+    assert json.loads((tmp_path / "all.json").read_text()) == printed
+    assert [one["model"] for one in printed["models"]] == ["weak", "strong"]
+    assert printed["baseline"]["model"] == "weak"
+    rows = [row for row in printed["rows"] if row["data"] == "data"]
+    assert [(row["model"], row["score"], row.get("verdict")) for row in rows] == [
+        ("strong", 87.5, "better"),
+        ("weak", 25.0, "tie"),
+    ]
+    assert "too few to tell" in err
+    assert main(["evaluate", "strong", *arguments, "--json"]) == 0
+    alone = json.loads(capsys.readouterr().out)
+    assert alone.pop("baseline")["model"] == "weak"
+    assert alone.keys() == printed["models"][1].keys()
+    assert alone["comparisons"] == printed["models"][1]["comparisons"]
+    assert main(["evaluate", "strong", "weak", *arguments[:2], "-q"]) == 0
+    assert "difference" not in capsys.readouterr().out
+
+
 def test_stdout_contains_only_json(data, loaded, capsys):
     assert main(["evaluate", "strong", "--json", "--data", str(data), "--languages", "sw", "--baseline", "weak"]) == 0
     out, err = capsys.readouterr()

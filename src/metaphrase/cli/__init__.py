@@ -28,7 +28,7 @@ COMMANDS = {
     "recipes": "List the recipes, or print one",
     "align": "Link the words of a bitext, as a corpus step or as a filter",
     "train": "Train an encoder with a recipe",
-    "evaluate": "Measure an encoder, alone or against a baseline",
+    "evaluate": "Measure encoders, alone or against a baseline",
     "compare": "Compare training runs with each other, or with the encoder before training",
     "report": "Write a report of a run: before and after, retention, maps, margins, errors",
     "diagnose": "Find problems in a corpus, or in a model on it",

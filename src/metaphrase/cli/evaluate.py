@@ -1,4 +1,4 @@
-"""``metaphrase evaluate MODEL --data DIR``: measure an encoder, alone or against a baseline.
+"""``metaphrase evaluate MODEL … --data DIR``: measure encoders, alone or against a baseline.
 
 Each data set is measured and cached on its own, and an interrupted command resumes after the last one.
 """
@@ -13,30 +13,42 @@ import torch
 from rich.table import Table
 
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate
+from metaphrase.cli.arguments import leading_values
+from metaphrase.cli.tables import models_table
+from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate, evaluate_models
 from metaphrase.publishing.report import render_summary, render_table
 
-SUMMARY = "Measure an encoder, alone or against a baseline"
+SUMMARY = "Measure encoders, alone or against a baseline"
 
 EXAMPLES = (
     "metaphrase evaluate starter --data data/test --languages sw,te",
     "metaphrase evaluate runs/sw --data data/test --baseline starter --output sw.json",
     "metaphrase evaluate runs/sw --data data/suites --suite all --json",
+    "metaphrase evaluate runs/tr runs/dap runs/mexma --data data/test --baseline starter",
 )
 
 
 def run(argv: Sequence[str]) -> int:
     """Evaluate, print tables, write JSON."""
-    arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
+    models, others = leading_values(argv)
+    named = [["--model", *models[:1]], ["--also", *models[1:]]]
+    arguments = [*(word for words in named if len(words) > 1 for word in words), *others]
     (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     options.show_progress = show_progress()
     console = notes()
-    results = evaluate(options, partial(console.print, markup=False, highlight=False))
+    note = partial(console.print, markup=False, highlight=False)
+    if options.also:
+        found = evaluate_models(options, note)
+        results, tables = found.models, [models_table(found)]
+        content = found.to_dict()
+    else:
+        content = evaluate(options, note)
+        results, tables = [content], list(_tables(content))
     for path in options.outputs:
         console.print(f"Wrote {path}")
-    emit(results, *_tables(results))
-    return 2 if results["failed"] else 0
+    emit(content, *tables)
+    return 2 if any(one["failed"] for one in results) else 0
 
 
 def _tables(results: Mapping[str, Any]) -> Iterator[Table]:

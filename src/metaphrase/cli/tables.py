@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from rich.table import Table
@@ -10,6 +11,8 @@ from rich.text import Text
 
 from metaphrase.corpus.checks import Finding
 from metaphrase.corpus.report import CorpusReport
+from metaphrase.evaluation.compare import verdict_shown
+from metaphrase.evaluation.suites.running import Evaluations
 from metaphrase.io.tables import titled_table
 
 #: Styles of findings, by severity.
@@ -53,6 +56,27 @@ def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None 
         f"{'█' * round(width * count / most) or ('▏' if count else '')} {count:,}"
         for edge, count in zip(edges, counts, strict=False)
     ]
+
+
+def models_table(found: Evaluations) -> Table:
+    """A row for each data set and encoder."""
+    table = titled_table("Encoders" if found.baseline is None else f"Against {found.baseline['model']}")
+    table.caption = "In percent or ×100, best first; ↓ lower is better."
+    for heading in ("", "model"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("measure", "score"):
+        table.add_column(heading, justify="right")
+    if found.baseline is not None:
+        table.caption += " 95 % intervals of the differences; verdicts are not corrected for the number of encoders."
+        table.add_column("difference", justify="right")
+        table.add_column("verdict")
+    for row in found.rows:
+        cells = [row.data, row.model, row.measure + " ↓" * row.lower_is_better, f"{row.score:.1f}"]
+        if row.interval is not None:
+            low, high = row.interval
+            cells += [f"{row.difference:+.1f} [{low:+.1f}, {high:+.1f}]", verdict_shown(asdict(row))]
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:

@@ -22,6 +22,9 @@ from metaphrase.evaluation.significance import (
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
 
+#: A tie on fewer items says nothing: its interval is wide.
+FEW_ITEMS = 100
+
 
 class ComparedRow(TypedDict):
     """Two scores and the test of their difference, in percent and percentage points.
@@ -119,6 +122,17 @@ def compare(
             "seed": seed,
         },
     }
+
+
+def verdict_shown(row: Mapping[str, Any]) -> str:
+    """The verdict of a row for readers: a tie on few items is none.
+
+    >>> verdict_shown({"verdict": "tie", "n": 61}), verdict_shown({"verdict": "tie", "n": 100})
+    ('too few to tell', 'tie')
+    """
+    return (
+        "too few to tell" if row["verdict"] == "tie" and row.get("n", FEW_ITEMS) < FEW_ITEMS else str(row["verdict"])
+    )
 
 
 def check_comparable(before: Result, after: Result) -> None:

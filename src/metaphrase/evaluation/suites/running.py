@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -71,6 +71,11 @@ class EvaluateOptions(Settings):
     """The encoder to measure, the data, and the settings."""
 
     model: str = option(help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.")
+    also: list[str] = option(
+        [],
+        "Further encoders, measured in the same way and compared with the same baseline, in one table. May follow the first "
+        "argument.",
+    )
     data: str | None = option(
         None,
         "Folder of test sets xx-en.tsv.gz (header: source, target), or folder of data sets: tatoeba, udhr, "
@@ -158,6 +163,58 @@ class EvaluateOptions(Settings):
         return notes
 
 
+@dataclass(frozen=True)
+class ModelScore:
+    """The average of an encoder on a data set, and its difference to that of the baseline, if there is one.
+
+    Attributes:
+        data: Name of the result.
+        model: Name of the encoder.
+        measure: Name of the measure.
+        lower_is_better: Whether the score is an error.
+        score: In percent, the mean over the languages.
+        before: That of the baseline.
+        difference: In points.
+        interval: 95 % interval of the difference.
+        verdict: ``"better"``, ``"tie"`` or ``"worse"``; not corrected for the number of encoders.
+        n: Number of items in all languages.
+    """
+
+    data: str
+    model: str
+    measure: str
+    lower_is_better: bool
+    score: float
+    before: float | None = None
+    difference: float | None = None
+    interval: list[float] | None = None
+    verdict: str | None = None
+    n: int | None = None
+
+
+@dataclass(frozen=True)
+class Evaluations:
+    """Several encoders, measured in the same way.
+
+    Attributes:
+        models: What `evaluate` returns for each, without the baseline.
+        rows: A row for each data set and encoder, best first.
+        baseline: The baseline, in the form of `evaluate`; None without one.
+    """
+
+    models: list[dict[str, Any]]
+    rows: list[ModelScore]
+    baseline: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Dictionary for JSON."""
+        return {
+            "models": self.models,
+            "baseline": self.baseline,
+            "rows": [{name: value for name, value in asdict(row).items() if value is not None} for row in self.rows],
+        }
+
+
 def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[str, Any]:
     """Measure an encoder, compare it with a baseline if there is one, and write the results.
 
@@ -165,6 +222,42 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
     ``parts``, ``skipped``, ``failed``, ``suite``, ``settings``, ``versions`` and ``seconds``. With a baseline it has
     ``baseline``, in the same form, and ``comparisons`` by name.
     """
+    if options.also:
+        raise UsageError("Several encoders are measured by `evaluate_models`.")
+    (results,) = _evaluate(options, [options.model], note)
+    for path in options.outputs:
+        write_json(path, results)
+    return results
+
+
+def evaluate_models(options: EvaluateOptions, note: Note = lambda item: None) -> Evaluations:
+    """Measure ``options.model`` and ``options.also``, compare each with the baseline, and write the results as one file."""
+    results = _evaluate(options, list(dict.fromkeys([options.model, *options.also])), note)
+    baseline, *_ = [one.pop("baseline", None) for one in results]
+    rows = [_model_score(name, one) for one in results for name in one["scores"]]
+    names = list(dict.fromkeys(row.data for row in rows))
+    rows.sort(key=lambda row: (names.index(row.data), row.score if row.lower_is_better else -row.score))
+    evaluations = Evaluations(results, rows, baseline)
+    for path in options.outputs:
+        write_json(path, evaluations.to_dict())
+    return evaluations
+
+
+def _model_score(name: str, results: Mapping[str, Any]) -> ModelScore:
+    scores, compared = results["scores"][name], results.get("comparisons", {}).get(name)
+    keys = ("before", "difference", "interval", "verdict", "n")
+    return ModelScore(
+        name,
+        results["model"],
+        scores["measure"],
+        scores["lower_is_better"],
+        scores["average"]["score"],
+        **{key: compared["pooled"][key] for key in keys} if compared else {},
+    )
+
+
+def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> list[dict[str, Any]]:
+    """Measure some encoders and the baseline."""
     for line in options.check():
         note(line)
     start = time.perf_counter()
@@ -173,7 +266,7 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
         needs = "; ".join(f"{suite} {reason}" for suite, reason in missing.items())
         raise DataError(f"{options.data} has no data for the suites {', '.join(options.suites)}: {needs}.")
     read = [path for benchmark in benchmarks for path in benchmark.files]
-    models = [path for name in (options.model, options.baseline) for path in encoder_files(name)]
+    models = [path for name in (*names, options.baseline) for path in encoder_files(name)]
     check_files(options.outputs, [*read, *models, options.baseline])
     claim_folder(options.output_dir)
 
@@ -198,20 +291,22 @@ def evaluate(options: EvaluateOptions, note: Note = lambda item: None) -> dict[s
         before = read_results(options.baseline, options.suite, benchmarks)
     elif options.baseline is not None:  # one model in memory at a time
         before = measure(options.baseline, *(replace(options, prompt=prompt) for prompt in ("auto", None)))
-    results = measure(options.model, options, pooling=options.pooling, layer=options.layer)
-    if before is not None:
-        results["comparisons"] = compare_scores(
-            before["scores"], results["scores"], resamples=options.resamples, seed=options.seed
-        )
-        results["baseline"] = before
-    results |= {
-        "suite": options.suite,
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 1),
-    }
-    for path in options.outputs:
-        write_json(path, results)
-    return results
+    measured = []
+    for name in names:
+        results = measure(name, options, pooling=options.pooling, layer=options.layer)
+        if before is not None:
+            results["comparisons"] = compare_scores(
+                before["scores"], results["scores"], resamples=options.resamples, seed=options.seed
+            )
+            results["baseline"] = before
+        results |= {
+            "suite": options.suite,
+            "versions": versions(),
+            "seconds": round(time.perf_counter() - start, 1),
+        }
+        measured.append(results)
+        start = time.perf_counter()
+    return measured
 
 
 def stronger(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
