@@ -12,6 +12,7 @@ import pytest
 import torch
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import TrainerCallback
 
 from metaphrase.encoders.adapters import add_lora
@@ -555,3 +556,56 @@ def test_ligers_kernel_is_asked_for_where_it_is_not_installed(tmp_path, monkeypa
 
 def test_adamw_is_fused(tmp_path):
     assert AlignmentTrainingArguments(output_dir=str(tmp_path)).optim == "adamw_torch_fused"
+
+
+def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    rates, starts = [1e-2, 1e-3, 1e-2], []
+
+    def loss(encoder):
+        made = AlignmentLoss(encoder, Recipe.load("dap"), max_length=24)
+        starts.append([weight.detach().clone() for weight in made.parameters()])
+        return made
+
+    class Evaluator(BaseEvaluator):
+        primary_metric = "moved"
+
+        def __call__(self, model, output_path=None, epoch=-1, steps=-1):
+            assert model is trainer.alignment_loss.model
+            ends = zip(trainer.alignment_loss.parameters(), starts[-1], strict=True)
+            self.moved.append(sum(float((end.detach() - start).abs().sum()) for end, start in ends))
+            return {"moved": self.moved[-1]}
+
+    evaluator = Evaluator()
+    evaluator.moved = []
+    trainer = AlignmentTrainer(
+        model_init=lambda: copy.deepcopy(tiny_encoder),
+        loss=loss,
+        args=AlignmentTrainingArguments(
+            str(tmp_path / "search"),
+            max_steps=2,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_list(rows),
+        evaluator=evaluator,
+    )
+    best = trainer.hyperparameter_search(
+        hp_space=lambda trial: {
+            "learning_rate": rates[trial.number],
+            "head_learning_rate": trial.suggest_float("head_learning_rate", 1e-3, 1e-3),
+        },
+        compute_objective=lambda metrics: metrics["eval_moved"],
+        direction="minimize",
+        backend="optuna",
+        n_trials=3,
+    )
+    assert best.run_id == "1"
+    first, second, third = evaluator.moved
+    assert first == third > second > 0
+    assert all(torch.equal(a, b) for start in starts[2:] for a, b in zip(start, starts[1], strict=True))
+    with pytest.raises(UsageError, match="pass a function as `loss`"):
+        AlignmentTrainer(model_init=lambda: tiny_encoder, loss=loss(tiny_encoder))

@@ -48,6 +48,7 @@ from metaphrase.training.resuming import (
     verify_best,
 )
 from metaphrase.training.sampling import LanguageBatchSampler, check_languages
+from metaphrase.training.search import SearchesHyperparameters, check_loss, check_loss_function
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,7 @@ logger = logging.getLogger(__name__)
 HEAD_PARAMETERS = r"^heads\."
 
 
-class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
+class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransformerTrainer):
     """Trains a SentenceTransformer with an :class:`AlignmentLoss`.
 
     In addition to its parent: a batch consists of views; heads are saved and resumed with every checkpoint, averaged over
@@ -67,7 +68,10 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
 
     Args:
         *args: As in ``SentenceTransformerTrainer``.
-        **kwargs: As in ``SentenceTransformerTrainer``; ``loss`` must be an :class:`AlignmentLoss`.
+        loss: An :class:`AlignmentLoss`; with ``model_init``, a function that takes an encoder and returns its loss.
+        model_init: Function that returns an encoder, for hyperparameter search
+            (:mod:`metaphrase.training.search`).
+        **kwargs: As in ``SentenceTransformerTrainer``.
 
     Raises:
         ValueError: The loss is not an :class:`AlignmentLoss`, prompts are given, an objective has no negatives to rank
@@ -82,10 +86,12 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
     model_card_data_class = AlignmentModelCardData
     model: Any
 
-    def __init__(self, *args: Any, loss: AlignmentLoss, **kwargs: Any) -> None:
-        if not isinstance(loss, AlignmentLoss):
-            raise ValueError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
-        self.alignment_loss = loss
+    def __init__(self, *args: Any, loss: Any, model_init: Any = None, **kwargs: Any) -> None:
+        self.model_init = model_init
+        if model_init is not None:
+            self._make_loss = check_loss_function(loss)
+            loss = self.build_trial()
+        self.alignment_loss = check_loss(loss)
         self._gradients_pending = self._evaluation_pending = False
         self._sampler: Any = None
         self._verified: str | None = None  # the checkpoint to resume
@@ -97,16 +103,27 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         if arguments is not None and arguments.should_save:
             claim_folder(str(arguments.output_dir), model=model_folder(origin_of(loss.model)))
         AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
-        super().__init__(*args, loss=loss, **kwargs)
+        super().__init__(*args, loss=loss, model_init=model_init, **kwargs)
         check_arguments(self.args, loss.objectives)
         if self.args.batches == "language":
             check_languages(self.train_dataset)
-        if self.args.head_learning_rate is not None and self.head_parameters():
-            self.args.learning_rate_mapping.setdefault(HEAD_PARAMETERS, self.args.head_learning_rate)
-        loss.micro_batch_size = self.args.micro_batch_size
+        self._learning_rates = dict(self.args.learning_rate_mapping)
         self._steps = StepGuard(self.args)
-        self._run_facts = RunFacts(loss, self.args)
+        self.use_loss(loss)
         self.add_callback(StepCallback(self))
+
+    def use_loss(self, loss: AlignmentLoss) -> None:
+        """Adopt a loss whose encoder is trained."""
+        self.alignment_loss = loss
+        loss.micro_batch_size = self.args.micro_batch_size
+        self._run_facts = RunFacts(loss, self.args)
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """The optimiser, with the learning rate of the heads."""
+        rates = {HEAD_PARAMETERS: self.args.head_learning_rate}
+        has_own = self.args.head_learning_rate is not None and self.head_parameters()
+        self.args.learning_rate_mapping = (rates if has_own else {}) | self._learning_rates
+        return super().create_optimizer(*args, **kwargs)
 
     def head_parameters(self) -> list[nn.Parameter]:
         """Trainable parameters of the objectives' heads."""
@@ -177,6 +194,8 @@ class AlignmentTrainer(PushesReleases, SentenceTransformerTrainer):
         """
         with ExitStack() as stack:
             stack.enter_context(self.hold_output_folder())
+            if self.model_init is not None:
+                self.begin_trial(kwargs.get("trial", args[0] if args else None))
             checkpoint = self.verify_checkpoint(resume_from_checkpoint) if resume_from_checkpoint else None
             self._verified = None
             self.tidy_output_folder()

@@ -1,0 +1,78 @@
+"""Hyperparameter search with the hook of transformers' trainer: every trial trains an encoder and a loss of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+from torch import nn
+from transformers import Trainer, set_seed
+
+from metaphrase.exceptions import UsageError
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.training.loss import AlignmentLoss
+
+
+class SearchesHyperparameters:
+    """Builds encoder and loss anew for each trial; mixed in before its parent class.
+
+    ``hyperparameter_search`` requires a trainer that is made with ``model_init``, a function that returns an encoder, and
+    with a function as ``loss`` that returns the loss of an encoder. Both are called before each training, so that trials
+    share neither weights nor heads.
+    """
+
+    args: Any
+    model: Any
+    get_data_collator: Callable[..., Any]
+    _make_loss: Callable[[SentenceTransformer], AlignmentLoss]
+    _fresh: SentenceTransformer | None = None
+
+    def build_trial(self, trial: Any = None) -> AlignmentLoss:
+        """Build the encoder of a trial and its loss."""
+        self._fresh = Trainer.call_model_init(self, trial)
+        return check_loss(self._make_loss(self._fresh))
+
+    def begin_trial(self, trial: Any) -> None:
+        """Give the trainer the encoder and the loss of a trial."""
+        set_seed(self.args.seed)
+        loss = self.build_trial(trial)
+        self.model = loss.model.to(self.args.device)
+        self.loss = loss.to(self.args.device)
+        AlignmentModelCardData.adopt(loss.model, recipe=loss.recipe.to_dict())
+        self.data_collator = self.get_data_collator(loss.model, self.args)
+        self.use_loss(loss)
+
+    def call_model_init(self, trial: Any = None) -> SentenceTransformer | None:
+        """The encoder of the trial that has begun; parent classes call this method."""
+        return self._fresh
+
+    def use_loss(self, loss: AlignmentLoss) -> None:
+        """Adopt a loss; implemented by the trainer."""
+        raise NotImplementedError
+
+
+def check_loss(loss: Any) -> AlignmentLoss:
+    """Refuse what is not an AlignmentLoss.
+
+    Raises:
+        ValueError: The loss is something else.
+    """
+    if not isinstance(loss, AlignmentLoss):
+        raise ValueError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
+    return loss
+
+
+def check_loss_function(loss: Any) -> Callable[[SentenceTransformer], AlignmentLoss]:
+    """Refuse a loss that belongs to one encoder.
+
+    Raises:
+        UsageError: The loss is not a function of an encoder.
+    """
+    if isinstance(loss, nn.Module) or not callable(loss):
+        raise UsageError(
+            "With model_init, every training has an encoder of its own, and so must its loss: pass a function as `loss` that "
+            "takes an encoder and returns its AlignmentLoss."
+        )
+    function: Callable[[SentenceTransformer], AlignmentLoss] = loss
+    return function
