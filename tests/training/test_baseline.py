@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.training import baseline
 from metaphrase.training.baseline import EvaluationSets, measure_baseline, read_folder, read_test_sets, split_retention
 from metaphrase.training.configuration import RunConfig
@@ -55,6 +55,22 @@ def test_retention_languages_can_be_chosen(tmp_path, bitext):
         assert found.trained == tests
     with pytest.raises(UsageError, match=r"No retention set has any of .*, ko\. They have fi, sw"):
         split_retention(tests, with_options(config, retention_languages=["ko"]), recipe)
+
+
+def test_test_sets_are_found_in_subfolders(tmp_path, bitext):
+    for name in ("tatoeba", "news"):
+        (tmp_path / "all" / name).mkdir(parents=True)
+    write_sets(tmp_path / "all" / "tatoeba", de=bitext[:5], sw=bitext[:5])
+    write_sets(tmp_path / "all" / "news", de=bitext[:5]).joinpath("de-en.tsv").rename(
+        tmp_path / "all" / "news" / "de-en.test.tsv"
+    )
+    config = RunConfig(corpus=["x.tsv"], test=[str(tmp_path / "all")])
+    assert {name: list(sets) for name, sets in read_test_sets(config).items()} == {
+        "news": ["de"],
+        "tatoeba": ["de", "sw"],
+    }
+    with pytest.raises(MissingFileError, match="has no file named"):
+        read_test_sets(with_options(config, test=[str(tmp_path)]))
 
 
 def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, bitext, tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retention import retention
 from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolve_prompt
+from metaphrase.evaluation.suites.benchmarks import Settings
+from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.exceptions import UsageError
 from metaphrase.io.digests import model_hash
 from metaphrase.io.environment import versions
@@ -67,16 +70,25 @@ class Baseline:
 
 
 def read_test_sets(config: RunConfig) -> Sets:
-    """Read the test sets of ``config.test`` by the name of their folder."""
+    """Read the test sets of ``config.test``, and of its subfolders, by the name of their folder."""
     tests: Sets = {}
-    for folder in config.test:
-        name = Path(folder).resolve().name
+    for name, sets in chain.from_iterable(read_folders(folder, config.languages).items() for folder in config.test):
         if name in tests:
             raise UsageError(
                 f"Two --test folders are named {name!r}; their results would overwrite each other. Rename one."
             )
-        tests[name] = read_folder(folder, config.languages or None)
+        tests[name] = sets
     return tests
+
+
+def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
+    """Read the test sets of a folder, or those of its subfolders, as `metaphrase evaluate` does, by their names."""
+    path = Path(folder)
+    if path.is_dir() and not any(path.glob("*-en.*tsv*")):
+        found = parallel_folders(path, Settings(languages=list(languages)))
+        if found:
+            return {name: sets for name, (sets, _) in found.items()}
+    return {path.resolve().name: read_folder(folder, languages or None)}
 
 
 def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
@@ -118,10 +130,10 @@ def _split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> Evaluati
         own = _select(tests, lambda language: language in languages)
         others = _select(tests, lambda language: language not in languages)
     for folder in config.retention or ([] if others else [str(UDHR)]):
-        name = Path(folder).resolve().name
-        known = languages | others.get(name, {}).keys() | own.get(name, {}).keys()
-        if sets := {language: one for language, one in read_folder(folder).items() if language not in known}:
-            others[name] = others.get(name, {}) | sets
+        for name, sets in read_folders(folder).items():
+            known = languages | others.get(name, {}).keys() | own.get(name, {}).keys()
+            if new := {language: one for language, one in sets.items() if language not in known}:
+                others[name] = others.get(name, {}) | new
     chosen = set(config.retention_languages)
     if not chosen or "all" in chosen:
         return EvaluationSets(own, others)

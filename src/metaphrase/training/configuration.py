@@ -53,7 +53,9 @@ class RunOptions:
     target_column: str | None = option(None, TARGET_COLUMN)
     dev: list[str] = option([], "Bitext whose retrieval accuracy is measured during training.")
     test: list[str] = option(
-        [], "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), measured before and after, with a report."
+        [],
+        "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or of folders of them, measured before and after, with "
+        "a report.",
     )
     retention: list[str] = option(
         [],
