@@ -511,6 +511,7 @@ def test_a_collapsed_encoder_triggers_a_warning(tiny_encoder, bitext, tmp_path, 
     torch.nn.init.ones_(norm.bias)
     collapsed = evaluator(model, str(tmp_path), steps=20)["dev_unrelated_cosine"]
     assert collapsed > 0.9999
+    assert evaluate_retrieval(model, sets, resamples=2).facts["unrelated_cosine"] == pytest.approx(collapsed)
     (warning,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert warning.startswith("The embeddings have collapsed at step 20: unrelated sentences have")
     assert f"a mean cosine of {collapsed:.4f}, but at most 0.99 is expected" in warning

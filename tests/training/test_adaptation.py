@@ -1,7 +1,12 @@
+import json
+
 import pytest
 
 from metaphrase.cli.options import parse
+from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
+from metaphrase.training.planning import Plan
+from metaphrase.training.run import RunResult
 
 
 def row(verdict, difference):
@@ -63,3 +68,25 @@ def test_the_recorded_command_repeats_the_run(settings):
     config = AdaptationConfig(corpus=["my.tsv"], languages=["sw"], **settings)
     words = Adaptation(config)._command()
     assert parse("metaphrase adapt", [AdaptationConfig], words[2:], description="", examples=[]) == (config,)
+
+
+def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path):
+    kept = {"verdict": "kept", "limit": 1.0, "pooled": row("tie", -0.2), "languages": [{}] * 93}
+    adaptation = Adaptation(AdaptationConfig(corpus=["my.tsv"], languages=["sw"], output_dir=str(tmp_path)))
+    results = [{"held-out": {"facts": {"unrelated_cosine": cosine}}} for cosine in (0.8, 0.9996)]
+    run = RunResult(
+        tmp_path,
+        "starter",
+        {},
+        *results,
+        comparisons={"held-out": {"languages": {"sw": row("tie", 0.1)}}},
+        retention={"udhr": kept},
+    )
+    plan = Plan(8, None, 9, 3, True, 1e-4, 1.0, 1.0, ())
+    first, second = adaptation._judge(run, plan).verdict
+    assert first.startswith("Training has collapsed the embeddings: unrelated sentences have a mean cosine of 0.9996")
+    assert second.startswith("Swahili (sw): Tie")
+    assert json.loads((tmp_path / "verdict.json").read_text())["verdict"] == [first, second]
+    before, after = results
+    assert collapse_in_words(after, before).startswith("The embeddings of the encoder before training have collapsed")
+    assert collapse_in_words(before, before) == ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from metaphrase.evaluation.retrieval import COLLAPSED_COSINE
 from metaphrase.io.arguments import AtLeast0, checked
 
 
@@ -34,6 +35,38 @@ def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str,
         "worst": worst,
         "settings": comparison["settings"],
     }
+
+
+def collapse_in_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What to do about embeddings that have collapsed before or after training; empty if they have not.
+
+    Args:
+        before: Results of `evaluate_retrieval` before training, as dictionaries by test set.
+        after: The same after training.
+
+    >>> before, after = ({"udhr": {"facts": {"unrelated_cosine": cosine}}} for cosine in (0.75, 0.9991))
+    >>> collapse_in_words(before, before)
+    ''
+    >>> collapse_in_words(before, after)[:80]
+    'Training has collapsed the embeddings: unrelated sentences have a mean cosine of'
+    """
+    old, new = (
+        max((one.get("facts", {}).get("unrelated_cosine", 0.0) for one in side.values()), default=0.0)
+        for side in (before, after)
+    )
+    if max(old, new) <= COLLAPSED_COSINE:
+        return ""
+    if old > COLLAPSED_COSINE:
+        return (
+            "The embeddings of the encoder before training have collapsed: unrelated sentences have a mean cosine of "
+            f"{old:.4f} (after training {new:.4f}), so no comparison with it means anything. Start from another encoder; "
+            "`metaphrase diagnose` shows more."
+        )
+    return (
+        f"Training has collapsed the embeddings: unrelated sentences have a mean cosine of {new:.4f} (before {old:.4f}). "
+        "Train again from the original encoder with a lower learning rate or larger batches; `metaphrase diagnose` shows "
+        "more."
+    )
 
 
 def overall_verdict(

@@ -180,15 +180,20 @@ def find_translations(
     **encoding: Unpack[EncodingOptions],
 ) -> dict[str, Hits]:
     """Hits of `retrieval_hits` for every language; the arguments are those of `evaluate_retrieval`."""
-    return {
-        language: retrieval_hits(
-            source_nh,
-            target_nh,
-            match_text=(sets[language].sources, sets[language].targets) if text_equality else None,
-            margin_k=margin_k,
-        )
-        for language, source_nh, target_nh in _embedded(model, sets, **encoding)
-    }
+    return _found(model, sets, text_equality, margin_k, **encoding)[0]
+
+
+def _found(
+    model: Encoders, sets: Mapping[str, ParallelSet], text_equality: bool, margin_k: int | None, **encoding: Any
+) -> tuple[dict[str, Hits], float | None]:
+    """Hits of every language, and the mean over the languages of the cosine of unrelated sentences, if there are any."""
+    hits, cosines = {}, []
+    for language, source_nh, target_nh in _embedded(model, sets, **encoding):
+        texts = (sets[language].sources, sets[language].targets) if text_equality else None
+        hits[language] = retrieval_hits(source_nh, target_nh, match_text=texts, margin_k=margin_k)
+        if (cosine := unrelated_cosine(source_nh, target_nh)) is not None:
+            cosines.append(cosine)
+    return hits, float(np.mean(cosines)) if cosines else None
 
 
 def _embedded(
@@ -251,7 +256,8 @@ def evaluate_retrieval(
                                   "source_to_target": {"accuracy": 73.3, "interval": [68.9, 77.7], "hits": "1101…"},
                                   "target_to_source": {…}, "mean": {"accuracy": 75.1, "interval": …}}},
              "groups": {"36": {"n": 36, "score": …, "source_to_target": {…}, …}},  # groups with all their languages
-             "average": {"n": 1, …}, "settings": {…}, "versions": {…}, "seconds": 12.3}
+             "average": {"n": 1, …}, "settings": {…}, "versions": {…}, "seconds": 12.3,
+             "facts": {"unrelated_cosine": 0.76}}  # mean cosine of sentences that are no translations
 
         ``n`` is the number of pairs of a language, and the number of languages of a group and the average. ``hits`` are
         the items that :func:`metaphrase.evaluation.compare.compare` tests.
@@ -262,7 +268,7 @@ def evaluate_retrieval(
             f"Shared items must be in every language, but the languages have {min(sizes)} to {max(sizes)} pairs. Pass "
             "shared_items=False."
         )
-    hits = find_translations(model, sets, text_equality=text_equality, margin_k=margin_k, **encoding)
+    hits, cosine = _found(model, sets, text_equality, margin_k, **encoding)
 
     def resampled(by_language: dict[str, Any]) -> dict[str, Any]:
         return {"": np.mean(list(by_language.values()), axis=0)} if shared_items else by_language
@@ -316,6 +322,7 @@ def evaluate_retrieval(
         },
         versions=versions(),
         seconds=round(time.perf_counter() - start, 3),
+        facts={} if cosine is None else {"unrelated_cosine": cosine},
     )
 
 

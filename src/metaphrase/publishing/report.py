@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from metaphrase.corpus.identification import language_name
-from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
@@ -138,7 +138,7 @@ def _tested(row: Results | None) -> list[Text]:
     low, high = row["interval"]
     return [
         Text.assemble(f"{row['difference']:+.1f}\n", (f"{low:+.1f}…{high:+.1f}", "dim")),
-        Text(row["verdict"], style=_STYLES[row["verdict"]]),
+        Text(verdict_shown(row), style=_STYLES[row["verdict"]]),
     ]
 
 
@@ -219,6 +219,7 @@ def _page(report: Mapping[str, Any]) -> str:
         TEMPLATE.read_text(encoding="utf-8")
     ).render(
         title=report["title"],
+        verdict_shown=verdict_shown,
         colours=COLOURS,
         charts={name: Markup(svg(name, chart)) for name, chart in drawn.items()},  # matplotlib escapes text
         sections=[

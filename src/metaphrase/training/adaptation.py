@@ -30,8 +30,10 @@ from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.evaluation.guard_data import GUARD_FOLDERS
 from metaphrase.evaluation.guards import AlphaCurve
+from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import CountOr0, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
@@ -52,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 #: File of the plan in the output folder, with the settings that it was made for.
 PLAN = "plan.json"
-#: A tie on fewer held-out pairs says nothing: its interval is wide.
-FEW_PAIRS = 100
 #: Names of the test sets: held-out pairs, and the Declaration of Human Rights, which comes with the package.
 HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
 
@@ -378,9 +378,13 @@ class Adaptation:
         """The verdict on the user's languages and on those that were not trained on; it is written to ``verdict.json``."""
         own, retained = result.comparisons[HELD_OUT]["languages"], result.retention.get(RETENTION)
         names = {language: language_name(language) for language in own}
+        if collapsed := collapse_in_words(result.before, result.after):  # nothing else means anything
+            sentences = [collapsed, *verdict_in_words(own, None, names)]
+        else:
+            sentences = verdict_in_words(own, retained, names, result.abilities, result.curve)
         verdict = AdaptationResult(
             run=result,
-            verdict=verdict_in_words(own, retained, names, result.abilities, result.curve),
+            verdict=sentences,
             languages=own,
             retention=retained,
             plan=plan,
@@ -553,8 +557,7 @@ def verdict_in_words(
     lines = []
     for language, row in languages.items():
         low, high = row["interval"]
-        few = row["verdict"] == "tie" and row["n"] < FEW_PAIRS
-        verdict = "Too few held-out pairs to tell" if few else verdicts[row["verdict"]]
+        verdict = verdicts.get(verdict_shown(row), "Too few held-out pairs to tell")
         lines.append(
             f"{names.get(language, language)}: {verdict}. {row['before']:.1f} → "
             f"{row['after']:.1f} % on {row['n']} held-out pairs, {row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]."
