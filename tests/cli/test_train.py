@@ -175,8 +175,13 @@ def test_from_a_file_to_a_release(run, bitext, capsys):
     assert facts["files"][0]["pairs"] == 24
     assert facts["command"].startswith("metaphrase train --model")
     card = (output / "README.md").read_text()
+    assert f'SentenceTransformer("{output}")' in card
     assert "a fresh dense-GELU-LayerNorm transform" in card
     assert "--max_steps 4" in card
+    printed = "".join(capsys.readouterr())
+    assert printed.count("Released to") == 1
+    assert "step 4, epoch 1.333: train runtime" in printed
+    assert "{'" not in printed
     assert "de-en.train.tsv.gz" in card
 
 

@@ -72,6 +72,17 @@ class _Help(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpF
         return ", ".join(shown) + value
 
 
+class _ShortHelp(_Help):
+    """Has room for the longest of the leading options beside its text."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=35)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_plain = action.default in (None, "", [], False, -1, argparse.SUPPRESS)
+        return action.help if is_plain else f"{action.help} (%(default)s)"
+
+
 class Parser(argparse.ArgumentParser):
     """Raises :class:`UsageError` instead of exiting."""
 
@@ -106,7 +117,7 @@ def parse(
     defaults: Mapping[str, Any] | None = None,
     description: str | None = None,
     examples: Sequence[str] = (),
-    leading: Sequence[str] = (),
+    leading: Mapping[str, Mapping[str, str]] | None = None,
     peek: bool = False,
 ) -> tuple[Any, ...]:
     """Parse options into dataclasses; flags, YAML and Python share one set of names.
@@ -118,7 +129,8 @@ def parse(
         defaults: Values that replace the dataclasses' own; the file overrides them, and the command line overrides both.
         description: One line above the options in the help text.
         examples: Whole command lines, below the options in the help text.
-        leading: Options that ``--help`` lists, in this order; ``--help-all`` lists the rest too. Empty lists all.
+        leading: Options that ``--help`` lists, by group, with a short text each; ``--help-all`` lists the rest too, with
+            their whole texts. None lists all.
         peek: Parse without exiting: ``--help`` and ``--print-config`` are handled by a later parse that knows all defaults.
 
     Returns:
@@ -135,19 +147,18 @@ def parse(
         usage=f"{prog} [OPTIONS]",
         description=description,
         epilog=_epilog(examples, is_command),
-        formatter_class=_Help,
+        formatter_class=_Help if leading is None or "--help-all" in argv else _ShortHelp,
         allow_abbrev=False,
-        add_help=not peek,
+        add_help=False,
     )
+    groups = _add_groups(parser, leading or {})
     for cls in types:
-        add_options(parser, cls, leading)
+        add_options(parser, cls, groups)
     own = parser.options()
     known = {action.dest for action in own}
-    _add_flags(parser, is_command)
-    if peek:
-        parser.add_argument("-h", "--help", "--help-all", dest="flag --help", action="store_true")
-    elif leading:
-        _add_help_all(parser, [action for action in own if action.dest not in leading], argv)
+    _add_flags(parser, is_command, peek=peek, with_all=leading is not None)
+    if leading and "--help-all" not in argv:
+        _shorten(own, {name: text for group in leading.values() for name, text in group.items()})
     parser.check_flags(argv, known)
     path = _config_path(argv)
     content = _read_config(Path(path), known) if path else {}
@@ -184,13 +195,29 @@ def _check_values(
             check_value(getattr(namespace, name), hint, f"--{name}")
 
 
-def _add_flags(parser: Parser, is_command: bool) -> None:
-    """Add ``--config`` and the flags that every command has."""
-    parser.add_argument("--config", help="YAML file of options; the command line overrides it.")
+def _add_groups(parser: Parser, leading: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    """Add the groups of the leading options. Returns the group of each; that of the others has an empty name."""
+    groups = {title: parser.add_argument_group(title) for title in leading}
+    homes = {name: groups[title] for title, names in leading.items() for name in names}
+    return homes | {"": parser.add_argument_group("other options" if leading else "options")}
+
+
+def _add_flags(parser: Parser, is_command: bool, *, peek: bool, with_all: bool) -> None:
+    """Add ``--help``, ``--config`` and the flags that every command has."""
+    group = parser.add_argument_group("options of every command" if is_command else "general options")
+    if peek:
+        group.add_argument("-h", "--help", "--help-all", dest="flag --help", action="store_true")
+    else:
+        group.add_argument("-h", "--help", action="help", default=argparse.SUPPRESS, help="Print this help and exit.")
+        if with_all:
+            group.add_argument(
+                "--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit."
+            )
+    group.add_argument("--config", help="YAML file of options; the command line overrides it.")
     for flag, text in FLAGS.items():
         if is_command or flag == "--print-config":
             names = [flag, *(["--print_config"] if flag == "--print-config" else ["-q"] if flag == "--quiet" else [])]
-            parser.add_argument(
+            group.add_argument(
                 *names,
                 dest=f"flag {flag}",
                 action="store_const",
@@ -200,12 +227,13 @@ def _add_flags(parser: Parser, is_command: bool) -> None:
             )
 
 
-def _add_help_all(parser: Parser, others: Iterable[argparse.Action], arguments: Sequence[str]) -> None:
-    """Hide options from ``--help``, and add ``--help-all``, which shows them."""
-    parser.add_argument("--help-all", action="help", default=argparse.SUPPRESS, help="List all options and exit.")
-    if "--help-all" not in arguments:
-        for action in others:
-            action.help = argparse.SUPPRESS
+def _shorten(actions: Iterable[argparse.Action], texts: Mapping[str, str]) -> None:
+    """Give the leading options a short text, and hide the others."""
+    for action in actions:
+        action.help = texts.get(action.dest, argparse.SUPPRESS)
+        if not action.choices:
+            kinds = {int: "N", float: "X"}
+            action.metavar = "BOOL" if action.nargs == "?" else kinds.get(action.type, "NAME")  # type: ignore[call-overload]
 
 
 def _epilog(examples: Sequence[str], is_command: bool) -> str | None:
@@ -289,19 +317,20 @@ def _instance(cls: type, namespace: argparse.Namespace) -> Any:
 # ---------------------------------------------------------------------------------------------------- fields as options
 
 
-def add_options(parser: argparse.ArgumentParser, cls: type, leading: Sequence[str] = ()) -> None:
+def add_options(parser: Any, cls: type, groups: Mapping[str, Any] | None = None) -> None:
     """Add an option for each field of a dataclass, as transformers' ``HfArgumentParser`` does.
 
-    Leading options come first, and inherited ones last.
+    Options of the groups come first, in their order, and inherited ones last.
     """
     assert is_dataclass(cls)
     hints = get_type_hints(cls)
-    places = {name: place for place, name in enumerate(leading)}
+    homes = groups or {"": parser}
+    places = {name: place for place, name in enumerate(homes)}
     own = inspect.get_annotations(cls)
     for option in sorted(
         options_of(cls), key=lambda option: (places.get(option.name, len(places)), option.name not in own)
     ):
-        _add_option(parser, option, _scalar(hints[option.name]))
+        _add_option(homes.get(option.name, homes[""]), option, _scalar(hints[option.name]))
 
 
 def _scalar(kind: Any) -> Any:
@@ -319,7 +348,7 @@ def _scalar(kind: Any) -> Any:
     return next(part for part in parts if part is not str)
 
 
-def _add_option(parser: argparse.ArgumentParser, option: Field[Any], kind: Any) -> None:
+def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
     names = [f"--{name}" for name in dict.fromkeys([option.name, option.name.replace("_", "-")])]
     settings = dict(option.metadata)
     names += settings.pop("aliases", [])

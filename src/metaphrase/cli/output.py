@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 
+#: Loggers that print a table of the weights that a model does not share with its file. An encoder is loaded completely or
+#: refused, and the head of a fine-tuned task is always new.
+_LOADERS = ("transformers.modeling_utils", "transformers.integrations.peft")
+
+
+def _is_no_load_report(record: logging.LogRecord) -> bool:
+    return "LOAD REPORT" not in str(record.msg)
+
+
 @dataclass
 class _Output:
     json: bool = False
@@ -40,6 +49,10 @@ def session() -> Iterator[None]:
     global _output
     outer, _output = _output, _Output()
     with ExitStack() as stack:
+        for name in _LOADERS:
+            logger = logging.getLogger(name)
+            logger.addFilter(_is_no_load_report)
+            stack.callback(logger.removeFilter, _is_no_load_report)
         _output.stack = stack
         try:
             yield

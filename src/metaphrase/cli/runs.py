@@ -16,32 +16,40 @@ from metaphrase.publishing.report import render_table
 from metaphrase.training.configuration import RunConfig, recipe_settings, refuse_token
 from metaphrase.training.run import RunResult, TrainingRun
 
-#: The options that most runs use, in the order of ``--help``; ``--help-all`` lists the rest too.
-LEADING = (
-    "recipe",
-    "model",
-    "corpus",
-    "languages",
-    "output_dir",
-    "dev",
-    "test",
-    "retention",
-    "max_steps",
-    "num_train_epochs",
-    "per_device_train_batch_size",
-    "micro_batch_size",
-    "learning_rate",
-    "head_learning_rate",
-    "max_length",
-    "freeze_word_embeddings",
-    "bf16",
-    "seed",
-    "seeds",
-    "save_steps",
-    "resume_from_checkpoint",
-    "push_to_hub",
-    "hub_model_id",
-)
+#: The options that most runs use, by group, with the text of ``--help``; ``--help-all`` lists the rest too.
+LEADING = {
+    "what to train": {
+        "recipe": "see `metaphrase recipes`, or a file",
+        "model": "'starter', a Hub id or a folder",
+        "corpus": "Bitext: files, folders or hf:org/name",
+        "languages": "Languages of the corpus, e.g. sw te",
+        "output_dir": "Folder of release and checkpoints",
+    },
+    "what to measure": {
+        "dev": "Bitext to measure during training",
+        "test": "Test sets, measured before and after",
+        "retention": "Test sets in other languages, or none",
+    },
+    "training": {
+        "max_steps": "Training steps, instead of epochs",
+        "num_train_epochs": "Passes over the corpus",
+        "per_device_train_batch_size": "Pairs per batch",
+        "micro_batch_size": "Rows per encoder call, to save memory",
+        "learning_rate": "Learning rate of the encoder",
+        "head_learning_rate": "Learning rate of the heads",
+        "max_length": "Pieces per sentence",
+        "freeze_word_embeddings": "Saves memory and time",
+        "bf16": "Compute in bfloat16",
+        "seed": "Random seed",
+        "seeds": "Train once with each of these seeds",
+    },
+    "checkpoints and the Hub": {
+        "save_steps": "Steps between checkpoints",
+        "resume_from_checkpoint": "true: the last checkpoint, if any",
+        "push_to_hub": "Push the release to the Hub",
+        "hub_model_id": "Repository on the Hub",
+    },
+}
 
 
 def parse_run(
@@ -124,7 +132,7 @@ def execute_and_print(run: TrainingRun) -> None:
 
 
 def summary(result: RunResult) -> Iterator[RenderableType]:
-    """A result for the console: tables before and after, retention, path of the report, and how to load the release."""
+    """A result for the console: tables before and after, retention, paths, and how to load the release."""
     yield from comparison_tables(result)
     for name, one in result.retention.items():
         yield retention_line(name, one)
@@ -137,6 +145,7 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     if result.report is not None:
         yield f"\nReport: {result.report} and {result.report.with_suffix('.json').name}\n\nUse it:\n"
         yield Syntax(result.usage, "python", background_color="default")
+    yield f"\nReleased to {result.output}."
 
 
 def comparison_tables(result: RunResult) -> Iterator[RenderableType]:

@@ -8,6 +8,7 @@ change the structure of the card.
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -24,12 +25,15 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from metaphrase import __version__
+from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import example_pairs, quoted
 from metaphrase.publishing.provenance import hub_data_set
 
 #: Name of the model in the usage examples until the model is pushed; sentence-transformers uses it as well.
 MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
+
+_LOADS = re.compile(r"""\b((?:SentenceTransformer|from_pretrained)\()"(?:[^"\\\n]|\\.)*"\)""")
 
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
 LIMITATIONS = (
@@ -354,6 +358,16 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def name_model(text: str, name: str | Path) -> str:
+    """Name the model in the examples of a card.
+
+    >>> name_model('model = SentenceTransformer("runs/sw")', "me/sw")
+    'model = SentenceTransformer("me/sw")'
+    """
+    quoted_name = json.dumps(str(name), ensure_ascii=False)
+    return _LOADS.sub(lambda match: f"{match[1]}{quoted_name})", text)
+
+
 USAGE = """\
 from sentence_transformers import SentenceTransformer
 
@@ -474,7 +488,7 @@ def result_row(row: Mapping[str, Any]) -> dict[str, Any]:
         interval = "" if low is None else f" ({low:+.1f} … {high:+.1f})"
         shown["Difference (95 %)"] = f"{row['difference']:+.1f}{interval}"
     if row.get("verdict"):
-        shown["Verdict"] = str(row["verdict"])
+        shown["Verdict"] = verdict_shown(row)
     return shown
 
 

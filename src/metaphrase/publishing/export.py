@@ -111,8 +111,8 @@ class Draft:
         Args:
             card: Text of its model card, in place of the one that was written with it.
         """
-        if card is not None:
-            (self.folder / CARD).write_text(card, encoding="utf-8")
+        text = (self.folder / CARD).read_text(encoding="utf-8") if card is None else card
+        (self.folder / CARD).write_text(text.replace(str(self.folder), str(self.destination)), encoding="utf-8")
         write_manifest(self.folder)
         check_destination(self.destination)
         return self.folder.replace(self.destination)
@@ -266,7 +266,7 @@ def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, s
 
 def how_to_load(folder: str | Path) -> str:
     """A sentence on how to load an export."""
-    return f'Load it with SentenceTransformer("{Path(folder).name}").'
+    return f'Load it with SentenceTransformer("{folder}").'
 
 
 # ----------------------------------------------------------------------------------------------------------- reduction

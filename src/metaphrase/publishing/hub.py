@@ -39,7 +39,7 @@ from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import RETRY_PAUSES, download, hub_errors, retry, status_of
 from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.merging import TaskVector
-from metaphrase.publishing.card import MODEL_ID_PLACEHOLDER, corpus_card
+from metaphrase.publishing.card import corpus_card, name_model
 from metaphrase.publishing.contents import CARD, belongs_to_release, copy_release
 from metaphrase.publishing.merging import stated_languages, vector_card
 from metaphrase.publishing.release import compare_with_reference
@@ -98,7 +98,7 @@ def push(
         names = copy_release(Path(folder), copy, with_heads=with_heads)
         for name in {CARD, TRAINING_ARGS} & set(names):
             try:
-                text = redact((copy / name).read_text(encoding="utf-8")).replace(MODEL_ID_PLACEHOLDER, repo_id)
+                text = name_model(redact((copy / name).read_text(encoding="utf-8")), repo_id)
             except UnicodeDecodeError as error:
                 raise ModelFileError(
                     f"{Path(folder) / name} is not in UTF-8. Save it in UTF-8, and push again."

@@ -373,7 +373,7 @@ def describe(result: Merge) -> Sequence[str]:
     if result.output_dir is not None:
         sentences.append(
             f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. Load it with "
-            f'SentenceTransformer("{Path(result.output_dir).name}").'
+            f'SentenceTransformer("{result.output_dir}").'
         )
     if result.vector is not None:
         sentences.append(

@@ -46,7 +46,7 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
-from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData
 from metaphrase.publishing.contents import (
     CARD,
     EVAL_RESULTS,
@@ -151,7 +151,8 @@ def release(
         if keep_adapter:
             save_adapter(model, staging / ADAPTER)
         card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
-        (staging / CARD).write_text(generate_model_card(released), encoding="utf-8")
+        text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, json.dumps(str(folder))[1:-1])
+        (staging / CARD).write_text(text, encoding="utf-8")
         if recipe:
             _write_yaml(staging / RECIPE, dict(recipe))
         if card.all_hyperparameters:
@@ -167,7 +168,6 @@ def release(
         write_manifest(staging)
         follow_umask(staging)
         _move_into_place(staging, folder)
-    logger.info("Released to %s.", folder)
     return folder
 
 

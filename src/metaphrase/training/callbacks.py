@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import PrinterCallback, ProgressCallback, TrainerCallback
 
 if TYPE_CHECKING:
     from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
+
+#: Maximum number of values in a line of the log.
+_VALUES = 10
 
 
 class StepCallback(TrainerCallback):
@@ -44,4 +48,36 @@ class LoggingCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Log the trainer's values."""
         if state.is_local_process_zero:
-            logger.info("%s", logs)
+            logger.info("%s", log_line(logs or {}, state.global_step))
+
+
+class ReadableProgressCallback(ProgressCallback):
+    """A progress bar, above which the trainer's values are lines of text instead of dictionaries."""
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write the trainer's values."""
+        if state.is_world_process_zero and self.training_bar is not None:
+            self.training_bar.write(log_line(logs or {}, state.global_step))
+
+
+def log_readably(trainer: AlignmentTrainer) -> None:
+    """Replace the callbacks of a trainer that print dictionaries."""
+    for printer, readable in ((PrinterCallback, LoggingCallback), (ProgressCallback, ReadableProgressCallback)):
+        if trainer.pop_callback(printer) is not None:
+            trainer.add_callback(readable())
+
+
+def log_line(logs: Mapping[str, Any], step: int) -> str:
+    """The trainer's values at a step as a line of text; of many values, the first ones.
+
+    >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "total_flos": 0.0}, 10)
+    'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
+    """
+    values = [
+        f"{name.removeprefix('eval_').replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
+        for name, value in logs.items()
+        if name not in ("epoch", "total_flos")
+    ]
+    more = f", and {len(values) - _VALUES} more" if len(values) > _VALUES else ""
+    epoch = f", epoch {logs['epoch']:.4g}" if "epoch" in logs else ""
+    return f"step {step}{epoch}: {', '.join(values[:_VALUES])}{more}"

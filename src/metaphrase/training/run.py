@@ -21,7 +21,7 @@ import torch
 from datasets import Dataset, IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
-from transformers import PrinterCallback, TrainerCallback, set_seed
+from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
 from metaphrase.corpus.files import find_files
@@ -31,7 +31,7 @@ from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.guards import AlphaCurve
-from metaphrase.evaluation.retention import overall_verdict
+from metaphrase.evaluation.retention import collapse_in_words, overall_verdict
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
 from metaphrase.io.environment import hardware, install_command, versions
@@ -57,7 +57,7 @@ from metaphrase.training.baseline import (
     read_test_sets,
     split_retention,
 )
-from metaphrase.training.callbacks import LoggingCallback
+from metaphrase.training.callbacks import log_readably
 from metaphrase.training.configuration import CLEANINGS, RunConfig
 from metaphrase.training.corpora import (
     check_text,
@@ -439,8 +439,7 @@ class TrainingRun:
             evaluator=evaluators,
             callbacks=self.callbacks,
         )
-        if self.trainer.pop_callback(PrinterCallback) is not None:
-            self.trainer.add_callback(LoggingCallback())
+        log_readably(self.trainer)
         arguments.hub_model_id = self.trainer.hub_model_id or arguments.hub_model_id
 
     def write_release(self, facts: dict[str, Any]) -> AlignmentModelCardData:
@@ -497,7 +496,7 @@ class TrainingRun:
         abilities = {guard.name: guard.measure(trained) for guard in self.guards}
         for ability, row in abilities.items():
             card.add_ability(ability, row)
-        card.verdict = overall_verdict(comparisons, retained, abilities)
+        card.verdict = collapse_in_words(before, after) or overall_verdict(comparisons, retained, abilities)
         self.release(card)
         embedding = self.language_embedding
         languages = [*next(iter(tests.values())), *card.language]
