@@ -32,6 +32,8 @@ SEAMS = {
     "_get_output_dir": ["self", "trial"],
     "_save_checkpoint": ["self", "model", "trial"],
     "_push_from_checkpoint": ["self", "checkpoint_folder"],
+    "call_model_init": ["self", "trial"],
+    "create_optimizer": ["self", "model"],
     "init_hf_repo": ["self", "token", "private"],
     "_finalize_training": ["self", "trial", "num_train_samples", "start_time"],
     "_load_best_model": ["self"],
