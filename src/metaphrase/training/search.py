@@ -25,6 +25,7 @@ class SearchesHyperparameters:
     args: Any
     model: Any
     get_data_collator: Callable[..., Any]
+    use_loss: Callable[[AlignmentLoss], None]
     _make_loss: Callable[[SentenceTransformer], AlignmentLoss]
     _fresh: SentenceTransformer | None = None
 
@@ -46,10 +47,6 @@ class SearchesHyperparameters:
     def call_model_init(self, trial: Any = None) -> SentenceTransformer | None:
         """The encoder of the trial that has begun; parent classes call this method."""
         return self._fresh
-
-    def use_loss(self, loss: AlignmentLoss) -> None:
-        """Adopt a loss; implemented by the trainer."""
-        raise NotImplementedError
 
 
 def check_loss(loss: Any) -> AlignmentLoss:
