@@ -51,6 +51,8 @@ def test_a_trimmed_encoder_is_measured_written_and_loads(command, data, tmp_path
     assert len(model.tokenizer) == result["sizes"]["pieces"]["after"]
     assert np.isfinite(model.encode([bitext[0]["source"]])).all()
     card = (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    for shown in (err, card):  # 12 pairs
+        assert ("too few to tell" in " ".join(shown.split())) == (result["languages"]["de"]["verdict"] == "tie")
     assert "layers 1 of 2 kept" in card
     assert "| de | 12 |" in card
 

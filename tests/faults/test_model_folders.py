@@ -662,6 +662,21 @@ def test_long_texts_are_cut_at_the_positions(tiny_bert_dir, tmp_path, length):
     assert np.isfinite(loaded.encode(["word " * 300], show_progress_bar=False)).all()
 
 
+def test_reserved_positions_hold_no_tokens(tiny_xlmr, tmp_path):
+    """Of the 82 positions of this XLM-R, the first is that of padding."""
+    edit(tmp_path / "xlmr" / "tokenizer_config.json", model_max_length=10_000)
+    loaded = load_encoder(tmp_path / "xlmr", device="cpu")
+    assert loaded.max_seq_length == 81
+    assert np.isfinite(loaded.encode(["word " * 300], show_progress_bar=False)).all()
+    with pytest.raises(UsageError, match="82 tokens was requested, but the encoder has 81 positions"):
+        load_encoder(tmp_path / "xlmr", max_length=82)
+    with pytest.raises(UsageError, match="82 tokens was requested, but the encoder has 81 positions"):
+        prepare(loaded, max_length=82)
+    with pytest.raises(ModelError, match="up to 82 positions, but the encoder has 81"):
+        AlignmentLoss(loaded, Recipe.load("tr"), max_length=82)
+    AlignmentLoss(loaded, Recipe.load("tr"), max_length=81)
+
+
 # ------------------------------------------------------------------------------------------------ NaN and infinite weights
 
 

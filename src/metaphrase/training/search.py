@@ -53,10 +53,10 @@ def check_loss(loss: Any) -> AlignmentLoss:
     """Refuse what is not an AlignmentLoss.
 
     Raises:
-        ValueError: The loss is something else.
+        UsageError: The loss is something else.
     """
     if not isinstance(loss, AlignmentLoss):
-        raise ValueError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
+        raise UsageError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
     return loss
 
 
