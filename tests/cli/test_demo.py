@@ -44,8 +44,7 @@ def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
 
 def test_the_demo_is_what_its_configuration_says():
     settings = yaml.safe_load((DATA / "demo.yaml").read_text())
-    assert settings["recipe"] == "dap"
-    assert settings["vocabulary"] == "english"
+    assert (settings["recipe"], settings["merge"], settings["debias"]) == ("metaphrase", 0.5, 20)
     assert settings["freeze_word_embeddings"] is True
     assert len(settings["languages"]) == 8
     assert len(SAMPLE) == 20
@@ -60,11 +59,10 @@ def test_retention_can_be_measured_on_all_languages():
 
 @pytest.mark.parametrize("name", [recipe.name for recipe in list_recipes()])
 def test_the_demo_runs_with_every_recipe(name, tiny_encoder, tmp_path):
-    """RTL alone predicts among English pieces: the demo's vocabulary is no setting of the others."""
     chosen, _ = parse(["--recipe", name, "--output_dir", str(tmp_path)])
     recipe = configured_recipe(chosen)
     loss = AlignmentLoss(
         tiny_encoder, recipe, max_length=24, english_ids=torch.tensor([5, 6, 7]), languages=["en", "sw"]
     )
     assert loss.recipe.name == name
-    assert chosen.vocabulary == ("english" if name == "dap" else None)
+    assert (chosen.merge, chosen.debias) == ((0.5, 20) if name == "metaphrase" else (None, 0))

@@ -12,19 +12,19 @@ from metaphrase.training.demo import demo_settings
 from metaphrase.training.run import TrainingRun
 
 DESCRIPTION = (
-    "Train DAP, or another recipe, on the bundled bitext of eight languages. The encoder is measured before and after on "
-    "its test sets, and on the Declaration of Human Rights in these and in 20 other languages (--retention_languages all "
-    "measures 86). Takes all options of `metaphrase train`."
+    "Train the recipe metaphrase, or another one, on the bundled bitext of eight languages. The encoder is measured before "
+    "and after on its test sets, and on the Declaration of Human Rights in these and in 20 other languages "
+    "(--retention_languages all measures 86). Takes all options of `metaphrase train`."
 )
 EXAMPLES = (
     "metaphrase demo",
-    "metaphrase demo --recipe tr --max_steps 40 --output_dir runs/tr",
+    "metaphrase demo --recipe dap --vocabulary english --output_dir runs/dap",
     "metaphrase demo --languages sw tl --retention none",
 )
 
 
 def parse(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """Parse the demo's options; its vocabulary setting applies to its default recipe only."""
+    """Parse the demo's options; merge and debias apply to its default recipe only."""
     about: dict[str, Any] = {"prog": "metaphrase demo", "description": DESCRIPTION, "examples": EXAMPLES}
     config, command = parse_run(argv, demo_settings(), **about)
     if config.recipe == demo_settings()["recipe"]:

@@ -12,11 +12,11 @@ from metaphrase.io.files import PACKAGED_DATA
 def demo_settings(recipe: str | None = None) -> dict[str, Any]:
     """Settings of the demo, by the names of :class:`metaphrase.RunConfig`.
 
-    With another recipe, vocabulary and transform, which were chosen for the default, are those of the recipe.
+    Another recipe is released as it was trained: merge and debias, which were chosen for the default, do not apply.
     """
     settings = yaml.safe_load((PACKAGED_DATA / "demo.yaml").read_text(encoding="utf-8"))
     if recipe is not None and recipe != settings["recipe"]:
-        settings = {name: value for name, value in settings.items() if name not in ("vocabulary", "transform")}
+        settings = {name: value for name, value in settings.items() if name not in ("merge", "debias")}
         settings["recipe"] = recipe
     return settings | {
         "corpus": [str(PACKAGED_DATA / "demo")],
