@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
+
+#: MTEB's name for tasks that compare sentences of two languages, and that of the prompt that a model stores for them.
+BITEXT = "BitextMining"
 
 
-def resolve_prompt(model: Any, prompt: str | None) -> str:
-    """Text before each sentence: ``"auto"`` is the query prompt that the model stores, None uses no prompt."""
-    if prompt == "auto":
-        return getattr(model, "prompts", {}).get("query") or ""
-    return prompt or ""
+def resolve_prompt(
+    model: Any, prompt: str | None, use: Literal["sentence", "question", "passage"] = "sentence"
+) -> str:
+    """Text before each text: None uses no prompt, ``"auto"`` the prompt that the model stores for a use, if any.
+
+    Questions have the prompt ``query``, and passages ``passage`` or ``document``. Sentences that are compared with each other
+    have the prompt ``BitextMining``, MTEB's name of that task, or else ``query``, as the E5 models do.
+    """
+    if prompt != "auto":
+        return prompt or ""
+    stored: Mapping[str, str] = getattr(model, "prompts", {})
+    if use == "passage":
+        return stored.get("passage") or stored.get("document") or ""
+    query = stored.get("query") or ""
+    return stored.get(BITEXT, query) if use == "sentence" else query
+
+
+def search_prompts(stored: Mapping[str, str]) -> dict[str, str]:
+    """The prompts of an encoder that was trained on sentences without a prompt and stays near its start, which had these.
+
+    Questions and passages keep theirs. Sentences that are compared with each other have none.
+
+    >>> search_prompts({"query": "query: ", "document": "", "passage": "passage: "})
+    {'query': 'query: ', 'document': 'passage: ', 'passage': 'passage: ', 'BitextMining': '', 'STS': ''}
+    >>> search_prompts({})
+    {}
+    """
+    passage = stored.get("passage") or stored.get("document") or ""
+    if not (passage or stored.get("query")):
+        return {}
+    return {"query": stored.get("query", ""), "document": passage, "passage": passage, BITEXT: "", "STS": ""}

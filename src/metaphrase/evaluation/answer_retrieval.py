@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import add_file
 from metaphrase.corpus.text import open_text
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
@@ -293,9 +294,8 @@ def find_answers(
     **encoding: Unpack[EncodingOptions],
 ) -> dict[str, AnswerRanks]:
     """`rank_answers` for the questions of every language; the arguments are those of `evaluate_answer_retrieval`."""
-    questions = list(embed_sides(model, (one.questions for one in sets.values()), **encoding))
-    passages = EncodingOptions(**{**encoding, "prompt": answer_prompt(model, encoding.get("prompt"))})
-    candidates = list(embed_sides(model, (one.candidates(answer_text) for one in sets.values()), **passages))
+    texts = ([one.questions for one in sets.values()], [one.candidates(answer_text) for one in sets.values()])
+    questions, candidates = _embed(model, *texts, **encoding)
     answer_nl = np.array([one.answers for one in sets.values()]).T
     return {
         language: rank_answers(question_nh, candidates, answer_nl, own)
@@ -303,12 +303,22 @@ def find_answers(
     }
 
 
-def answer_prompt(model: Any, prompt: str | None) -> str | None:
-    """The prompt of the candidates: with ``"auto"`` the passage prompt that the model stores, else that of the questions."""
-    if prompt != "auto":
-        return prompt
-    stored = getattr(model, "prompts", {})
-    return stored.get("passage") or stored.get("document")
+def _embed(
+    model: Any,
+    questions: Iterable[Sequence[str]],
+    passages: Iterable[Sequence[str]],
+    **encoding: Unpack[EncodingOptions],
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Embed questions and passages, each with their prompt."""
+    prompts = (resolve_prompt(model, encoding.get("prompt"), use) for use in ("question", "passage"))
+    asked, told = (EncodingOptions(**{**encoding, "prompt": prompt}) for prompt in prompts)
+    return list(embed_sides(model, questions, **asked)), list(embed_sides(model, passages, **told))
+
+
+def _prompt_settings(model: Any, **encoding: Unpack[EncodingOptions]) -> dict[str, Any]:
+    """Settings of the encoding, with the prompts of questions and answers."""
+    question, passage = (resolve_prompt(model, encoding.get("prompt"), use) for use in ("question", "passage"))
+    return {**encoding_settings(model, **encoding), "prompt": question, "answer_prompt": passage}
 
 
 @checked
@@ -358,8 +368,7 @@ def evaluate_answer_retrieval(
     digest = _sha256(sets, answer_text)
     common: dict[str, Any] = {
         "settings": {
-            **encoding_settings(model, **encoding),
-            "answer_prompt": answer_prompt(model, encoding.get("prompt")),
+            **_prompt_settings(model, **encoding),
             "answer_text": answer_text,
             "pool": list(sets),
             "candidates": sum(len(one.sentences) for one in sets.values()),
@@ -426,9 +435,8 @@ def evaluate_monolingual_answers(
         candidates share one rank, the last of theirs.
     """
     start = time.perf_counter()
-    questions = embed_sides(model, (one.questions for one in sets.values()), **encoding)
-    passages = EncodingOptions(**{**encoding, "prompt": answer_prompt(model, encoding.get("prompt"))})
-    candidates = embed_sides(model, (one.sentences for one in sets.values()), **passages)
+    texts = ([one.questions for one in sets.values()], [one.sentences for one in sets.values()])
+    questions, candidates = _embed(model, *texts, **encoding)
     languages = {}
     for (language, one), question_nh, candidate_mh in zip(sets.items(), questions, candidates, strict=True):
         pool_mh = unit_rows(candidate_mh)
@@ -445,8 +453,7 @@ def evaluate_monolingual_answers(
         protocol="the sentence with the answer among all sentences of its language, by cosine",
         **with_intervals("shared_items", languages, resamples=resamples, seed=seed),
         settings={
-            **encoding_settings(model, **encoding),
-            "answer_prompt": answer_prompt(model, encoding.get("prompt")),
+            **_prompt_settings(model, **encoding),
             "confidence": CONFIDENCE,
             "resamples": resamples,
             "seed": seed,

@@ -202,7 +202,7 @@ def _as_name(text: str) -> str:
 class MTEBEncoder(AbsEncoder):
     """An encoder with the interface of MTEB, without padding and with one prompt.
 
-    With the prompt ``"auto"``, documents have the model's prompt ``passage`` and all other texts its prompt ``query``.
+    With the prompt ``"auto"``, queries and documents have the model's prompts for questions and passages.
     """
 
     def __init__(
@@ -231,9 +231,8 @@ class MTEBEncoder(AbsEncoder):
         **kwargs: Any,
     ) -> NDArray[np.float32]:
         """Embeddings of the texts of a data loader, shape ``(texts, hidden)``."""
-        prompt = resolve_prompt(self.model, self.prompt)
-        if self.prompt == "auto" and prompt_type is PromptType.document:
-            prompt = self.model.prompts.get("passage") or prompt
+        uses: dict[Any, Any] = {PromptType.query: "question", PromptType.document: "passage"}
+        prompt = resolve_prompt(self.model, self.prompt, uses.get(prompt_type, "sentence"))
         texts = [text for batch in inputs for text in batch["text"]]
         advance = self.begin(f"Embedding {hf_subset}", len(texts))
         rows_nh = []

@@ -25,6 +25,7 @@ from sentence_transformers.sentence_transformer.model_card import SentenceTransf
 from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from metaphrase import __version__
+from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import example_pairs, quoted
@@ -294,7 +295,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "verdict": cell(self.verdict),
             "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
             "metrics": table(_metric_rows(self.eval_results_dict or {})),
-            "prompted": any((self.model.prompts or {}).values()) if self.model is not None else False,
+            "prompts": _prompts(self.model),
             "recipe_name": cell(recipe.get("name")),
             "paper": cell(recipe.get("paper")),
             "recipe": fence(_yaml(recipe), "yaml") if recipe else "",
@@ -344,6 +345,20 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
     names = f" in {', '.join(merge['tuned'])}" if merge.get("tuned") else ""
     chosen = f". {merge['chosen']}" if merge.get("chosen") else ""
     return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}{chosen}"
+
+
+def _prompts(model: Any) -> str:
+    """The prompts of a model, in words."""
+    stored = {} if model is None else {name: text for name, text in (model.prompts or {}).items() if text}
+    if not stored:
+        return "Sentences are encoded without a prompt."
+    texts = ", ".join(f"`{name}` (`{text}`)" for name, text in stored.items())
+    if BITEXT in model.prompts:
+        return (
+            "Sentences are encoded without a prompt. For search, `encode_query` and `encode_document` add prompts that the "
+            f"model stores: {texts}."
+        )
+    return f"The model stores prompts: {texts}."
 
 
 def _debiased(debias: Mapping[str, Any] | None) -> str | None:

@@ -29,6 +29,7 @@ from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
+from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retention import collapse_in_words, overall_verdict
@@ -465,6 +466,7 @@ class TrainingRun:
             recipe=self.recipe.to_dict(),
             card=card,
             keep_adapter=self.config.keep_adapter,
+            prompts=None if self.config.merge is None else search_prompts(self.encoder.prompts),
         )
 
     def trained_encoder(self) -> Encoders:

@@ -16,7 +16,6 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import encoder_files, load_encoder
-from metaphrase.evaluation.answer_retrieval import answer_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
@@ -282,7 +281,7 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
                 batch_size=options.batch_size,
                 show_progress=options.show_progress,
             )
-            for settings in (variants if resolve_prompt(model, "auto") else variants[:1])
+            for settings in (variants if any(model.prompts.values()) else variants[:1])
         ]
         return stronger([measure_all(benchmarks, subject, missing, note) for subject in subjects])
 
@@ -462,10 +461,16 @@ def _relevant_settings(benchmark: Benchmark, subject: Subject) -> dict[str, Any]
     """The settings that the result of a benchmark depends on, with the text of the prompt."""
     relevant = {name: getattr(subject.settings, name) for name in _reads(benchmark)}
     if "prompt" in relevant:
-        relevant["prompt"] = resolve_prompt(subject.model, subject.settings.prompt)
+        relevant["prompt"] = _prompt(benchmark, subject)
     if benchmark.suite in ("answer-retrieval", "mteb") and subject.settings.prompt == "auto":
-        relevant["passage prompt"] = answer_prompt(subject.model, "auto")
+        relevant["passage prompt"] = resolve_prompt(subject.model, "auto", "passage")
     return relevant | dict(benchmark.fixed)
+
+
+def _prompt(benchmark: Benchmark, subject: Subject) -> str:
+    """The prompt of sentences, or of questions."""
+    asks = benchmark.suite == "answer-retrieval"
+    return resolve_prompt(subject.model, subject.settings.prompt, "question" if asks else "sentence")
 
 
 def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
@@ -473,8 +478,9 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
     if "prompt" not in _reads(benchmark):
         return benchmark.protocol
     encoder = encoder_settings(subject.model)
-    prompt = resolve_prompt(subject.model, subject.settings.prompt)
-    passage = answer_prompt(subject.model, subject.settings.prompt) if benchmark.suite == "answer-retrieval" else None
+    prompt, passage = _prompt(benchmark, subject), ""
+    if benchmark.suite == "answer-retrieval":
+        passage = resolve_prompt(subject.model, subject.settings.prompt, "passage")
     return (
         f"{benchmark.protocol}; {encoder['pooling']} pooling of layer {encoder['layer']}, {encoder['max_length']} tokens, "
         f"{f'prompt {prompt!r}' if prompt else 'no prompt'}{f', candidates {passage!r}' if passage else ''}"
