@@ -245,7 +245,7 @@ def test_results_are_means_of_the_ranks(tmp_path):
     assert all("question" in text for text in model.calls["query: "])
     assert all("sentence" in text for text in model.calls["passage: "])
     plain = Vectors()
-    assert evaluate_answer_retrieval(plain, sets, resamples=10)["mAP"].settings["answer_prompt"] is None
+    assert evaluate_answer_retrieval(plain, sets, resamples=10)["mAP"].settings["answer_prompt"] == ""
     assert set(plain.calls) == {""}
 
 
