@@ -423,3 +423,14 @@ def guided_soft_ranking_loop(
                 share = soft_weight * (wanted - logsumexp(teacher)).exp() + (1 - soft_weight) * (i == j)
                 total = total - share * (logit - logsumexp(logits))
     return total / (2 * len(source))
+
+
+def hard_negatives_ranking_loop(source, target, negatives, excluded, *, temperature) -> Tensor:
+    """Every source ranks all targets and all negatives but its ``excluded`` ones; every target ranks all sources."""
+    total = 0.0
+    for i in range(len(source)):
+        logits = [cosine(source[i], one) / temperature for one in target]
+        wrong = [cosine(source[i], one) / temperature for n, one in enumerate(negatives) if n not in excluded[i]]
+        backward = [cosine(one, target[i]) / temperature for one in source]
+        total = total + logsumexp([*logits, *wrong]) - logits[i] + logsumexp(backward) - backward[i]
+    return total / (2 * len(source))

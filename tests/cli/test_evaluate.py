@@ -441,7 +441,9 @@ def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, mo
     monkeypatch.setattr(running, "find_benchmarks", lambda *args, **options: ([], {}))
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
     notes = " ".join(capsys.readouterr().err.split())
-    assert "Note: --pooling applies only to answer-retrieval, mining, mteb, paraphrase, retrieval, sib200, sts." in notes
+    assert (
+        "Note: --pooling applies only to answer-retrieval, mining, mteb, paraphrase, retrieval, sib200, sts." in notes
+    )
 
 
 def test_all_suites_with_data_are_measured(tiny_encoder_dir, sets, tmp_path, monkeypatch, capsys):

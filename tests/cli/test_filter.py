@@ -1,7 +1,14 @@
+import json
 import re
 
+import pytest
+from datasets import Dataset
+
 from metaphrase.cli import main
+from metaphrase.corpus import load_corpus
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.mining import filtering
+from metaphrase.mining.search import unit_rows
 
 
 def test_what_it_takes_is_said_before_the_work(tiny_encoder_dir, bitext, tmp_path, capsys, monkeypatch):
@@ -26,3 +33,49 @@ def test_what_it_takes_is_said_before_the_work(tiny_encoder_dir, bitext, tmp_pat
     assert main([*command, "-o", str(tmp_path / "other.tsv")]) != 0
     assert "Not enough disk space" in capsys.readouterr().err
     assert not list(tmp_path.rglob("other.tsv.partial/**/*.npy"))
+
+
+def test_hard_negatives_are_mined_and_trained_on(tiny_encoder_dir, bitext, tmp_path, monkeypatch):
+    """They are the most similar targets of other pairs that are clearly less similar than the translation."""
+    pairs = [(row["source"], row["target"]) for row in bitext]
+    pairs.append((pairs[0][0], pairs[1][1]))  # a second translation of the first source
+    path = tmp_path / "pairs.tsv"
+    path.write_text("".join(f"{a}\t{b}\n" for a, b in [("source", "target"), *pairs]), encoding="utf-8")
+    monkeypatch.setattr(filtering, "MOST_SIMILAR", 1.001)  # the tiny encoder finds all sentences similar
+    output = tmp_path / "mined.jsonl"
+    command = ["filter", str(path), "--source_lang", "de", "--model", str(tiny_encoder_dir), "-o", str(output)]
+    assert main([*command, "--negatives", "2"]) == 0
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    model = load_encoder(tiny_encoder_dir, device="cpu")
+    sources, targets = (
+        {text: unit_rows(model.encode([text]))[0] for text in side} for side in zip(*pairs, strict=True)
+    )
+    plain = tmp_path / "plain.jsonl"
+    assert main([*command[:-1], str(plain)]) == 0
+    scores = [json.loads(line)["score"] for line in plain.read_text(encoding="utf-8").splitlines()]
+    assert [row["score"] for row in rows] == scores  # of the nearest four neighbours, not of all that were searched
+    for row in rows:
+        right = {b for a, b in pairs if a == row["source"]}
+        limit = 1.001 * sources[row["source"]] @ targets[row["target"]]
+        cosines = {text: sources[row["source"]] @ one for text, one in targets.items() if text not in right}
+        near = sorted((text for text, one in cosines.items() if one <= limit), key=lambda text: -cosines[text])
+        found = [text for text in row["negatives"].split(" ||| ") if text]
+        assert len(found) == min(2, len(near))
+        assert not set(found) & right
+        assert [cosines[text] for text in found] == pytest.approx([cosines[text] for text in near[:2]], abs=1e-5)
+    recipe = tmp_path / "tr.yaml"
+    recipe.write_text("name: x\nterms: [{objective: tr, args: {negatives: 2}}]\n", encoding="utf-8")
+    options = ["--corpus", str(output), "--output_dir", str(tmp_path / "run"), "--max_steps", "2", "--use_cpu"]
+    command = ["train", "--model", str(tiny_encoder_dir), "--recipe", str(recipe), *options, "--report_to", "none"]
+    assert main([*command, "--per_device_train_batch_size", "8"]) == 0
+
+
+@pytest.mark.parametrize("name", ["negatives", "negative"])
+def test_negatives_are_read_as_lists_and_as_text(tmp_path, name):
+    values = [["one ", "two"], "one|||two", [], None]
+    rows = [{"source": f"a{at}", "target": f"b{at}", name: value} for at, value in enumerate(values)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    corpus = load_corpus(tmp_path / "pairs.jsonl", languages=["de"]).dataset
+    assert corpus["negatives"][:] == ["one ||| two", "one|||two", "", ""]
+    Dataset.from_list(rows[:1]).to_parquet(tmp_path / "lists.parquet")
+    assert load_corpus(tmp_path / "lists.parquet", languages=["de"]).dataset["negatives"][:] == ["one ||| two"]

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from metaphrase.encoders.starter import PROMPTS
+from metaphrase.exceptions import UsageError
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.functional import cosine_matrix, translation_ranking
-from tests.oracles import guided_soft_ranking_loop
+from tests.oracles import guided_soft_ranking_loop, hard_negatives_ranking_loop
 
 
 @pytest.mark.parametrize("direction", ["source_to_target", "target_to_source", "symmetric"])
@@ -168,3 +169,65 @@ def test_the_temperature_is_the_encoders_own_where_it_is_known(
     loss = make_loss(objective, temperature="auto", model=tiny_encoder)
     assert loss.objectives[objective].temperature == (wanted or default)
     assert make_loss(objective, model=tiny_encoder).objectives[objective].temperature == default
+
+
+@pytest.mark.parametrize("guided", [False, True])
+def test_hard_negatives_match_loop(make_loss, moved_encodings, bitext, guided):
+    """Some pairs have more negatives than are read, some none; one is the translation of another pair."""
+    texts = [row["target"] for row in bitext]
+    negatives = [" ||| ".join([texts[9], texts[1], texts[10]]), "", texts[11], texts[8]]
+    rows = [row | {"negatives": one} for row, one in zip(bitext, negatives, strict=False)]
+    loss = make_loss("tr", direction="symmetric", temperature=0.2, negatives=2, guided=guided)
+    new, old = moved_encodings(loss, rows)
+    read = [texts[9], texts[1], texts[11], texts[8]]
+    assert new["negatives-2"].features["real"].tolist() == [True] * 4
+    excluded = [{n for n, text in enumerate(read) if text == row["target"]} for row in rows]
+    assert excluded[1] == {1}
+    sides = [new[name].sentence_bh for name in ("source", "target", "negatives-2")]
+    if guided:
+        source, target, wrong = (old[name].sentence_bh for name in ("source", "target", "negatives-2"))
+        own = cosine_matrix(source, target).diagonal()
+        for i, row in enumerate(cosine_matrix(source, wrong).tolist()):
+            excluded[i] |= {n for n, cosine in enumerate(row) if cosine > own[i]}
+    fast = loss.objectives["tr"](new)
+    if guided:
+        masks = [
+            torch.cat(
+                [
+                    cosine_matrix(source, target) > own[:, None],
+                    torch.tensor([[n in one for n in range(len(read))] for one in excluded]),
+                ],
+                dim=1,
+            ),
+            cosine_matrix(target, source) > own[:, None],
+        ]
+        pools = [torch.cat([sides[1], sides[2]]), sides[0]]
+        slow = (
+            sum(
+                translation_ranking(query, pool, temperature=0.2, duplicate_bb=mask)
+                for query, pool, mask in zip(sides[:2], pools, masks, strict=True)
+            )
+            / 2
+        )
+    else:
+        slow = hard_negatives_ranking_loop(*sides, excluded, temperature=0.2)
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
+    parameters = [p for p in loss.model.parameters() if p.requires_grad]
+    got, wanted = (torch.autograd.grad(v, parameters, allow_unused=True, retain_graph=True) for v in (fast, slow))
+    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
+    for ours, theirs in zip(got, wanted, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-12)
+
+
+def test_a_batch_without_negatives_is_ranked_as_without_the_option(make_loss, moved_encodings, bitext):
+    rows = [row | {"negatives": ""} for row in bitext[:5]]
+    values = []
+    for count in (0, 3):
+        loss = make_loss("tr", negatives=count)
+        values.append(loss.objectives["tr"](moved_encodings(loss, rows)[0]))
+    torch.testing.assert_close(*values)
+    with pytest.raises(UsageError, match="hard targets and another direction"):
+        make_loss("tr", negatives=1, targets="soft")
+    with pytest.raises(ValueError, match="metaphrase filter CORPUS --negatives"):
+        moved_encodings(loss, bitext[:5])

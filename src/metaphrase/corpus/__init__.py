@@ -2,7 +2,8 @@
 
 A corpus row has the columns ``source``, ``target``, ``source_lang`` and ``target_lang`` and, if a file has them, those of
 ``OPTIONAL``: ``alignment`` (Pharaoh ``i-j``), ``alignment_scores`` (a number for each link), ``segmenter`` (which words
-the links count, ``whitespace`` or ``icu``), ``source_bt`` and ``target_bt`` (back-translations, separated by `` ||| ``).
+the links count, ``whitespace`` or ``icu``), ``source_bt`` and ``target_bt`` (back-translations), and ``negatives`` (wrong
+translations that are similar to the right one). Several sentences in a column are separated by `` ||| ``.
 The corpus is English-centric: English is the target. A file whose name (``en-sw.tsv``), columns or suffixes give the
 opposite direction is swapped, with everything that belongs to its sides. ``target_lang`` sets another target language.
 

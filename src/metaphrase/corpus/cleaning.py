@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from metaphrase.corpus.rows import BACK_TRANSLATIONS, SEPARATOR, Row
+from metaphrase.corpus.rows import SENTENCES, SEPARATOR, Row
 from metaphrase.corpus.words import format_links, parse_links, word_spans
 from metaphrase.io.arguments import Count, CountOr0, Positive, Share, checked
 
@@ -165,7 +165,7 @@ def tidy_row(row: Row, cleaning: Cleaning) -> Row | None:
     """
     texts = {
         name: SEPARATOR.join(filter(None, map(cleaning.tidy, text.split(SEPARATOR))))
-        for name in BACK_TRANSLATIONS
+        for name in SENTENCES
         if (text := getattr(row, name))
     }
     tidied = row._replace(source=cleaning.tidy(row.source), target=cleaning.tidy(row.target), **texts)

@@ -24,7 +24,7 @@ from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_
 from metaphrase.corpus.hub import pin_revision
 from metaphrase.corpus.mixing import mix
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.corpus.rows import BACK_TRANSLATIONS, Row, row_features
+from metaphrase.corpus.rows import SENTENCES, Row, row_features
 from metaphrase.corpus.selection import Selection, select_rows
 from metaphrase.corpus.streaming import stream_files
 from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
@@ -226,7 +226,7 @@ def _read_all(
             for name, values in zip(Row._fields, zip(*chunk, strict=True), strict=True)
         }
         present.update(name for name, column in columns.items() if len(column) > column.null_count)
-        write(pa.table({n: c.fill_null("") if n in BACK_TRANSLATIONS else c for n, c in columns.items()}))
+        write(pa.table({n: c.fill_null("") if n in SENTENCES else c for n, c in columns.items()}))
     if not report.kept:
         raise CorpusError(f"No pair of {file_names(files)} was kept.\n{report}")
     if missing := selection.languages - set(report.languages):

@@ -15,9 +15,9 @@ from metaphrase.exceptions import AlignmentFormatError
 #: Columns of every corpus.
 COLUMNS = ("source", "target", "source_lang", "target_lang")
 #: Columns that a corpus may also have.
-OPTIONAL = ("alignment", "alignment_scores", "segmenter", "source_bt", "target_bt")
+OPTIONAL = ("alignment", "alignment_scores", "segmenter", "source_bt", "target_bt", "negatives")
 #: The optional columns that hold sentences, and the separator between several of them.
-BACK_TRANSLATIONS, SEPARATOR = ("source_bt", "target_bt"), " ||| "
+SENTENCES, SEPARATOR = ("source_bt", "target_bt", "negatives"), " ||| "
 
 
 class Row(NamedTuple):
@@ -32,9 +32,10 @@ class Row(NamedTuple):
     segmenter: str | None = None
     source_bt: str | None = None
     target_bt: str | None = None
+    negatives: str | None = None
 
     def swapped(self) -> Row:
-        """The pair in the other direction, with everything that belongs to a side."""
+        """The pair in the other direction, with everything that belongs to a side; negatives are those of the target."""
         alignment = self.alignment
         if alignment is not None:
             alignment = format_links((j, i) for i, j in parse_links(alignment))
@@ -46,6 +47,7 @@ class Row(NamedTuple):
             alignment=alignment,
             source_bt=self.target_bt,
             target_bt=self.source_bt,
+            negatives=None,
         )
 
 
@@ -82,7 +84,7 @@ def _text_fault(row: Row, max_chars: int) -> BadLine | None:
     if len(source) > max_chars or len(target) > max_chars:
         return BadLine("too long", f"{max(len(source), len(target))} characters")
     texts = source + target
-    for name in BACK_TRANSLATIONS:
+    for name in SENTENCES:
         texts += getattr(row, name) or ""
     if "\0" in texts:
         return BadLine("not text", "NUL")

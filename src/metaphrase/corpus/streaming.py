@@ -17,7 +17,7 @@ from metaphrase.corpus.mixing import shares
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.readers.moses import check_line_counts
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.corpus.rows import BACK_TRANSLATIONS, row_features
+from metaphrase.corpus.rows import SENTENCES, row_features
 from metaphrase.corpus.selection import Selection, select_rows
 from metaphrase.corpus.text import count_lines, read_chunks
 from metaphrase.exceptions import CorpusError
@@ -87,7 +87,7 @@ def _stream_rows(
 ) -> Iterator[dict[str, str | None]]:
     for row in select_rows(files, selection, report):
         values = {name: value for name, value in row._asdict().items() if value is not None}
-        yield {name: values.get(name, "" if name in BACK_TRANSLATIONS else None) for name in columns}
+        yield {name: values.get(name, "" if name in SENTENCES else None) for name in columns}
 
 
 def _size(file: BitextFile) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import language_pair
+from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.io.environment import versions
@@ -26,10 +27,14 @@ from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import FilterOptions, SearchOptions
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
+from metaphrase.mining.search import Neighbours
 from metaphrase.mining.shards import describe_recall, embed_texts, search_shards, work_manifest
 
 logger = logging.getLogger(__name__)
 
+#: Neighbours among which hard negatives are looked for, and the largest similarity of one, as a share of the translation's.
+#: The share is that of Moreira et al. 2024 (NV-Retriever), section 4.
+NEGATIVE_NEIGHBOURS, MOST_SIMILAR = 32, 0.95
 #: Memory of a Python string without its characters, including its entries in a list and a dictionary.
 _TEXT = 200
 
@@ -94,9 +99,12 @@ def _filter(
     model = load_encoder(search.model, max_length=search.max_length)
     output, summary = options.outputs
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
-    loaded = {"inputs": inputs, "languages": options.languages, "limit": options.limit}
+    loaded = {"inputs": inputs, "languages": options.languages, "limit": options.limit, "deep": options.negatives > 0}
     open_work_folder(work, work_manifest(model, search, loaded))
-    score_n = score_pairs(dataset, model, work, options, search, begin=begin, note=note)
+    score_n, negatives = score_pairs(dataset, model, work, options, search, begin=begin, note=note)
+    if options.negatives:
+        dataset = dataset.remove_columns([name for name in ("negatives",) if name in dataset.column_names])
+        dataset = dataset.add_column("negatives", negatives, feature=Value("string"))
 
     kept_n = np.argsort(-score_n, kind="stable")[: options.top]
     kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
@@ -109,7 +117,8 @@ def _filter(
         "kept": len(kept_n),
         "threshold": options.threshold,
         "histogram": histogram(score_n),
-        "settings": {**asdict(search), "score": options.score, "margin": options.margin, "top": options.top},
+        "settings": {**asdict(search), "score": options.score, "margin": options.margin, "top": options.top}
+        | {"negatives": options.negatives},
         "versions": versions(),
         "seconds": round(time.perf_counter() - start, 2),
     }
@@ -127,22 +136,25 @@ def score_pairs(
     *,
     begin: Begin = no_progress,
     note: Callable[[str], Any] = logger.info,
-) -> NDArray[np.float64]:
-    """Score every pair; neighbours are searched among the pairs of the same languages."""
+) -> tuple[NDArray[np.float64], list[str]]:
+    """Score every pair, and find its hard negatives; neighbours are searched among the pairs of the same languages."""
     labels = [language_pair(*codes) for codes in zip(dataset["source_lang"], dataset["target_lang"], strict=True)]
     rows_of: dict[str, list[int]] = {}
     for at, label in enumerate(labels):
         rows_of.setdefault(label, []).append(at)
     check_disk(_needs(dataset, rows_of, model, search), work, note)
     score_n = np.empty(len(labels))
+    negatives = [""] * len(labels)
     for label, rows in rows_of.items():
         sides = {side: list(dataset.select(rows)[side]) for side in ("source", "target")}
 
         def begin_side(task: str, total: int, label: str = label) -> Callable[[int], None]:
             return begin(f"{label}: {task}", total)
 
-        score_n[rows] = _score_language(sides, model, work / label, options, search, begin_side, note)
-    return score_n
+        score_n[rows], found = _score_language(sides, model, work / label, options, search, begin_side, note)
+        for row, texts in zip(rows, found, strict=True):
+            negatives[row] = SEPARATOR.join(texts)
+    return score_n, negatives
 
 
 def _needs(
@@ -168,11 +180,13 @@ def _score_language(
     search: SearchOptions,
     begin: Begin,
     note: Callable[[str], Any],
-) -> NDArray[Any]:
-    """Scores of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
+) -> tuple[NDArray[Any], list[list[str]]]:
+    """Scores and negatives of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
     rows, row_of = [], []
+    targets: list[str] = []
     for side, texts in texts_of.items():
         distinct, (row_n,) = distinct_texts([texts])
+        targets = list(distinct)
         advance = begin(f"embedding {side}s", len(distinct))
         rows.append(embed_texts(model, distinct, work / side / "embeddings", search, advance))
         row_of.append(row_n)
@@ -181,16 +195,57 @@ def _score_language(
     for first in range(0, len(cosine_n), search.shard_size):
         chunk = slice(first, first + search.shard_size)
         cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
-    if options.score == "cosine":
-        return cosine_n
-    means = []
-    for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
+    k = search.k
+    search = replace(search, k=max(k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
+    sides = {"source": (rows[0], rows[1]), "target": (rows[1], rows[0])}
+    found = {}
+    for side, (queries, pool) in sides.items():
+        if options.score == "cosine" and not (options.negatives and side == "source"):
+            continue
         advance = begin(f"neighbours of {side}s", len(queries))
-        neighbours, share = search_shards(queries, pool, work / side, search, advance)
-        means.append(neighbours.mean_q)
+        found[side], share = search_shards(queries, pool, work / side, search, advance)
         if share is not None:
             note(describe_recall(search, share, side))
-    return margin_score(cosine_n, means[0][source_n], means[1][target_n], options.margin)
+    negatives: list[list[str]] = [[]] * len(cosine_n)
+    if options.negatives:
+        negatives = hard_negatives(found["source"], source_n, target_n, cosine_n, targets, options.negatives)
+    if options.score == "cosine":
+        return cosine_n, negatives
+    means = [Neighbours(one.similarity_qk[:, :k], one.row_qk[:, :k]).mean_q for one in found.values()]
+    return margin_score(cosine_n, means[0][source_n], means[1][target_n], options.margin), negatives
+
+
+def hard_negatives(
+    found: Neighbours,
+    source_n: NDArray[np.integer],
+    target_n: NDArray[np.integer],
+    cosine_n: NDArray[np.floating],
+    targets: Sequence[str],
+    count: int,
+) -> list[list[str]]:
+    """The targets most similar to each source that are not its translation, nor nearly as similar.
+
+    Args:
+        found: Neighbours of the distinct sources among the distinct targets.
+        source_n: Distinct source of each pair.
+        target_n: Distinct target of each pair.
+        cosine_n: Cosine of each pair.
+        targets: The distinct targets.
+        count: Maximum number of negatives of a pair.
+
+    Returns:
+        The negatives of each pair, the most similar first.
+    """
+    translations: dict[int, set[int]] = {}
+    for source, target in zip(source_n.tolist(), target_n.tolist(), strict=True):
+        translations.setdefault(source, set()).add(target)
+    negatives = []
+    for source, cosine in zip(source_n.tolist(), cosine_n.tolist(), strict=True):
+        near = zip(found.row_qk[source].tolist(), found.similarity_qk[source].tolist(), strict=True)
+        right = translations[source]
+        kept = [row for row, one in near if row >= 0 and row not in right and one <= MOST_SIMILAR * cosine]
+        negatives.append([targets[row] for row in kept[:count]])
+    return negatives
 
 
 def add_scores(dataset: Dataset, score_n: NDArray[np.float64], *, as_string: bool) -> Dataset:

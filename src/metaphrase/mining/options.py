@@ -13,7 +13,7 @@ from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
-from metaphrase.io.arguments import Count, Finite, Length, checked
+from metaphrase.io.arguments import Count, CountOr0, Finite, Length, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
 from metaphrase.mining.choices import Index, Margin, Retrieval
@@ -149,6 +149,11 @@ class FilterOptions(BitextOptions):
     margin: Margin = option("ratio", "Kind of margin.")
     threshold: Finite | None = option(None, "Minimum score of a pair. Default: keep all pairs, with their scores.")
     top: Count | None = option(None, "Maximum number of pairs; the best are kept.")
+    negatives: CountOr0 = option(
+        0,
+        "Add the column negatives, which tr reads: up to this number of targets of other pairs that are most similar to the "
+        "source, but at most 0.95 times as similar as its own.",
+    )
 
     @property
     def outputs(self) -> tuple[Path, ...]:

@@ -19,6 +19,7 @@ REMEDIES = {
     "monolingual": "Mix text in with `--monolingual`, or `metaphrase.corpus.monolingual.with_monolingual`.",
     "source_bt": "Fill it with scripts/back_translate.py.",
     "target_bt": "Fill it with scripts/back_translate.py.",
+    "negatives": "Mine them with `metaphrase filter CORPUS --negatives 3 -o OUT`.",
 }
 
 

@@ -9,13 +9,49 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-from metaphrase.io.arguments import OwnTemperature, Range, Share, Temperature
+from metaphrase.corpus.rows import SEPARATOR
+from metaphrase.exceptions import UsageError
+from metaphrase.io.arguments import Count, CountOr0, Length, OwnTemperature, Range, Share, Temperature
 from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import Direction, Similarity, gather_with_gradient
+from metaphrase.modeling.languages import language_code
+from metaphrase.modeling.views import Examples, Generators, View, fingerprint, pad_rows
 from metaphrase.objectives.base import Granularity, Objective
+
+
+@dataclass(frozen=True)
+class HardNegatives(View):
+    """The hard negatives of the pairs, each a row of the encoder's inputs; a batch without any has one that is not ``real``.
+
+    Also provides ``text``, ``language`` and ``real`` of each row.
+
+    Attributes:
+        max_length: Maximum pieces per sentence, including special tokens.
+        count: Number of negatives of a pair that are read, the first ones.
+    """
+
+    columns: ClassVar[tuple[str, ...]] = ("negatives",)
+    max_length: Length
+    count: Count
+
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+        """Build ids, mask, fingerprint and language of each negative."""
+        rows = [
+            (text, example.get("target_lang") or "")
+            for example in examples
+            for text in [one for one in (example["negatives"] or "").split(SEPARATOR) if one.strip()][: self.count]
+        ]
+        texts, languages = zip(*(rows or [("", examples[0].get("target_lang") or "")]), strict=True)
+        ids = tokenizer(list(texts), truncation=True, max_length=self.max_length)["input_ids"]
+        return {
+            **pad_rows(tokenizer, input_ids=ids),
+            "text": torch.tensor([fingerprint(text) for text in texts]),
+            "language": torch.tensor([language_code(language) for language in languages]),
+            "real": torch.full((len(texts),), bool(rows)),
+        }
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -41,8 +77,11 @@ class TranslationRanking(Objective):
         soft_sides: Whose similarities the soft targets are: those of the ``"target"`` sentences (English), of the
             ``"source"`` sentences, or the mean of ``"both"``.
         guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation.
+        negatives: Number of hard negatives of each pair, from the column ``negatives``; every source ranks those of all pairs
+            of its process as well. Copies of its translation are excluded.
 
-    Inputs: the columns ``source`` and ``target``.
+    Inputs: the columns ``source`` and ``target``; with ``negatives``, the column of this name: sentences in the language of
+    the target, separated by ``" ||| "`` (see ``metaphrase filter --negatives``).
 
     Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``; LaBSE
     adds the margin; the released DAP code gathers negatives without gradient. ``GISTEmbedLoss`` of sentence-transformers
@@ -76,6 +115,23 @@ class TranslationRanking(Objective):
     soft_temperature: Temperature | None = None
     soft_sides: Literal["source", "target", "both"] = "target"
     guided: bool = False
+    negatives: CountOr0 = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.negatives and (self.targets == "soft" or self.direction == "target_to_source"):
+            raise UsageError(
+                "'negatives' of 'tr' are wrong targets of a source, so they have no soft targets, and no part in "
+                f"'target_to_source'; got {self.targets!r} and {self.direction!r}. Omit 'negatives', or use hard targets "
+                "and another direction."
+            )
+
+    def views(self) -> tuple[View, ...]:
+        """Return both sides, and hard negatives if they are read."""
+        extra = (
+            HardNegatives(f"negatives-{self.negatives}", self.max_length, self.negatives) if self.negatives else None
+        )
+        return super().views() + (() if extra is None else (extra,))
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the projection, which is not part of a release, or None."""
@@ -104,13 +160,19 @@ class TranslationRanking(Objective):
                 self._false_negatives(encodings, query, candidates, offset) if self.guided else None,
             ]
             excluded = [mask_bb for mask_bb in masks if mask_bb is not None]
+            excluded_bp = torch.stack(excluded).any(dim=0) if excluded else None
+            pool_ph = pools[candidates]
+            if self.negatives and query == "source":
+                negative_nh, wrong_bn = self._hard_negatives(encodings)
+                left_bp = wrong_bn.new_zeros(batch, pool) if excluded_bp is None else excluded_bp
+                pool_ph, excluded_bp = torch.cat([pool_ph, negative_nh]), torch.cat([left_bp, wrong_bn], dim=1)
             loss = functional.translation_ranking(
                 rows[query],
-                pools[candidates],
+                pool_ph,
                 temperature=float(self.temperature),
                 margin=self.margin,
                 similarity=self.similarity,
-                duplicate_bb=torch.stack(excluded).any(dim=0) if excluded else None,
+                duplicate_bb=excluded_bp,
                 offset=offset,
                 soft_bb=soft_bb,
                 soft_weight=self.soft_weight,
@@ -136,6 +198,19 @@ class TranslationRanking(Objective):
         cosine_bp = functional.cosine_matrix(query_bh, self._gathered(candidate_bh))
         own_b = torch.arange(len(query_bh), device=query_bh.device) + offset
         return cosine_bp > cosine_bp.gather(1, own_b[:, None])
+
+    def _hard_negatives(self, encodings: Mapping[str, Encoding]) -> tuple[Tensor, Tensor]:
+        """Embeddings of the negatives, shape ``(n, hidden)``, and a mask of those that a source omits, ``(batch, n)``."""
+        hard = encodings[f"negatives-{self.negatives}"]
+        same_bn = encodings["target"].features["text"][:, None] == hard.features["text"][None, :]
+        excluded_bn = same_bn | ~hard.features["real"][None, :]
+        if self.guided:
+            source_bh, target_bh, negative_nh = (
+                self.original(one).sentence_bh for one in (encodings["source"], encodings["target"], hard)
+            )
+            own_b1 = functional.cosine_matrix(source_bh, target_bh).diagonal()[:, None]
+            excluded_bn = excluded_bn | (functional.cosine_matrix(source_bh, negative_nh) > own_b1)
+        return self._project(hard.sentence_bh), excluded_bn
 
     def _soft_targets(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Logits of the soft targets: similarities within one side, or their mean, shape ``(batch, pool)``."""

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import BitextFile, is_language
-from metaphrase.corpus.rows import OPTIONAL, Row
+from metaphrase.corpus.rows import OPTIONAL, SEPARATOR, Row
 from metaphrase.corpus.text import BadLine
 from metaphrase.exceptions import CorpusError
 
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src", "non_english"), ("target", "tgt", "trg", "english")
+#: Names of the column of hard negatives; a list of sentences is read too.
+NEGATIVES = ("negatives", "negative")
 
 
 class Layout(NamedTuple):
@@ -117,6 +119,8 @@ def _role(name: str) -> str:
         return "source"
     if name in _TARGET_NAMES:
         return "target"
+    if name in NEGATIVES:
+        return NEGATIVES[0]
     return bare_language(name) if is_language(name) else name
 
 
@@ -154,7 +158,9 @@ def _row(record: Mapping[str, Any], layout: Layout) -> Row | BadLine:
     values: list[Any] = [record.get(name) for name in names]
     if None in values[:2]:
         return BadLine("missing side", repr(names[values.index(None)]))
-    for name, value in zip(names, values, strict=True):
+    for at, (name, value) in enumerate(zip(names, values, strict=True)):
+        if _role(name) == NEGATIVES[0] and isinstance(value, list) and all(isinstance(one, str) for one in value):
+            values[at] = value = SEPARATOR.join(value)
         if not isinstance(value, str | None):
             return BadLine("not text", f"{name} is {value!r:.40}")
     for at, language in enumerate(layout.languages, 2):

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 
 from metaphrase.corpus.files import BitextFile, is_language
 from metaphrase.corpus.kinds import PARQUET, check_content, check_regular
-from metaphrase.corpus.readers.columns import find_layout, read_records
-from metaphrase.corpus.rows import Row
+from metaphrase.corpus.readers.columns import NEGATIVES, find_layout, read_records
+from metaphrase.corpus.rows import SEPARATOR, Row
 from metaphrase.corpus.text import BadLine, expands_too_far, max_line_bytes
 from metaphrase.exceptions import CorpusError
 
@@ -50,7 +50,7 @@ def _records(file: BitextFile, max_chars: int) -> Iterator[dict[str, Any] | BadL
             return
         wanted = {name: leaf for name, leaf in leaves.items() if name in (*layout[:4], *layout.optional)}
         for name, leaf in wanted.items():
-            if not (leaf.text or pa.types.is_null(leaf.kind)):
+            if not (leaf.text or pa.types.is_null(leaf.kind) or (leaf.listed and name in NEGATIVES)):
                 raise CorpusError(f"{file.name}: the column {name!r} holds {leaf.kind}, but should hold text.")
         rows = _batch_rows(file, metadata, list(wanted.values()))
         text = [leaf.path for leaf in wanted.values() if leaf.text and leaf.field is None]
@@ -87,8 +87,18 @@ class _Leaf(NamedTuple):
             or pa.types.is_large_binary(kind)
         )
 
+    @property
+    def listed(self) -> bool:
+        """Whether it holds lists of strings."""
+        is_list = pa.types.is_list(self.kind) or pa.types.is_large_list(self.kind)
+        return bool(
+            is_list and (pa.types.is_string(self.kind.value_type) or pa.types.is_large_string(self.kind.value_type))
+        )
+
     def of(self, batch: pa.RecordBatch) -> pa.Array:
-        """Its values."""
+        """Its values; the strings of a list are joined."""
+        if self.listed:
+            return pc.binary_join(batch.column(self.column), SEPARATOR)
         column = batch.column(self.column)
         values = column if self.field is None else pc.struct_field(column, self.field)
         return values.cast(pa.large_string()) if pa.types.is_string_view(values.type) else values
@@ -115,9 +125,10 @@ def _leaves(schema: pa.Schema, file: BitextFile) -> dict[str, _Leaf]:
 def _batch_rows(file: BitextFile, metadata: pq.FileMetaData, leaves: Sequence[_Leaf]) -> int:
     """Number of rows to read at a time, which bounds the memory even if all values differ.
 
-    Arrow does not read the fields of a struct as dictionaries, so each row of a field may have the longest value.
+    Arrow does not read the fields of a struct or the strings of a list as dictionaries, so each row of these may have the
+    longest value.
     """
-    are_fields = any(leaf.field is not None for leaf in leaves)
+    are_fields = any(leaf.field is not None or leaf.listed for leaf in leaves)
     packed, size, longest = file.paths[0].stat().st_size, 0, 1.0
     for group in map(metadata.row_group, range(metadata.num_row_groups)):  # damaged columns abort the process
         size += group.total_byte_size

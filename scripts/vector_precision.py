@@ -1,0 +1,124 @@
+"""Measure what each precision of a task vector costs, against the encoder that it was made from.
+
+    python scripts/vector_precision.py starter runs/demo --stsb benchmarks/stsb --keep
+
+The vector between the base and the tuned encoder is written in 16, 8 and 4 bits, and applied to the base. Each encoder is
+measured on evenly spaced samples of the demo's dev pairs and of STS-B dev, and its embeddings are compared with those of the
+tuned encoder. ``--keep`` writes ``scripts/results/vector_precision.json`` and the table of
+docs/merging.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sentence_transformers import SentenceTransformer
+from update_tables import fill
+
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.encoding import CachedEncoder
+from metaphrase.evaluation.guard_data import LabelledData, load_guard_data
+from metaphrase.io.environment import hardware, prepare_process, versions
+from metaphrase.io.files import DEMO, write_json
+from metaphrase.merging import TaskVector
+from metaphrase.mining.search import unit_rows
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "scripts" / "results" / "vector_precision.json"
+PAGE = ROOT / "docs" / "merging.md"
+
+#: Bits of each value, in the order of the table.
+PRECISIONS = (16, 8, 4)
+
+
+def measured(model: SentenceTransformer, data: Sequence[LabelledData]) -> tuple[dict[str, float], CachedEncoder]:
+    """The scores of an encoder on each data set, and the encoder with the embeddings of all texts."""
+    cached = CachedEncoder(model)
+    scores = {
+        one.name: one.evaluate(model, one.sets, encode=cached.encode, resamples=10).average.score for one in data
+    }
+    return scores, cached
+
+
+def difference(one: CachedEncoder, other: CachedEncoder) -> dict[str, float]:
+    """Smallest cosine and largest difference of a component between two encoders, over all texts of unit length."""
+    sides = [unit_rows(np.stack([encoder.rows[key] for key in one.rows])) for encoder in (one, other)]
+    return {
+        "smallest_cosine": float(np.einsum("nh,nh->n", *sides).min()),
+        "largest_difference": float(np.abs(sides[0] - sides[1]).max()),
+    }
+
+
+def measure(base_name: str, tuned_name: str, stsb: str, items: int) -> dict[str, Any]:
+    """The rows of the table: the base, the tuned encoder, and the vector in each precision."""
+    data = [load_guard_data(folder, max_items=items) for folder in (DEMO, stsb)]
+    base, tuned = load_encoder(base_name, device="cpu"), load_encoder(tuned_name, device="cpu")
+    vector = TaskVector.between(base, tuned)
+    before, _ = measured(base, data)
+    scores, reference = measured(tuned, data)
+    rows: list[dict[str, Any]] = [{"encoder": "base", "scores": before}, {"encoder": "tuned", "scores": scores}]
+    for bits in PRECISIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            file = vector.save(Path(folder) / "vector.safetensors", bits=bits)
+            size = file.stat().st_size
+            scores, cached = measured(TaskVector.load(file).apply(base), data)
+        rows.append({"encoder": f"{bits} bits", "bytes": size, "scores": scores, **difference(reference, cached)})
+        print(json.dumps(rows[-1]), flush=True)
+    facts: dict[str, Any] = {"base": base_name, "items": items, "texts": len(reference.rows)}
+    run = json.loads((Path(tuned_name) / "run.json").read_text(encoding="utf-8"))
+    facts |= {"recipe": run["recipe"]["name"], "steps": run["steps"], "alpha": run.get("merge", {}).get("alpha", 1.0)}
+    facts["directions"] = 0 if vector.directions is None else len(vector.directions)
+    return facts | {"rows": rows, "hardware": hardware(), "versions": versions()}
+
+
+def table(content: Mapping[str, Any]) -> str:
+    """Format the results as Markdown."""
+    names = list(content["rows"][0]["scores"])
+    headings = ["encoder", "size", *names, "smallest cosine", "largest difference"]
+    lines = [f"| {' | '.join(headings)} |", "| :-- |" + " --: |" * (len(headings) - 1)]
+    for row in content["rows"]:
+        size = f"{row['bytes'] / 1e6:.1f} MB" if "bytes" in row else ""
+        cells = [row["encoder"], size, *(f"{row['scores'][name]:.2f}" for name in names)]
+        cells += [f"{row['smallest_cosine']:.7f}", f"{row['largest_difference']:.1g}"] if "bytes" in row else ["", ""]
+        lines.append(f"| {' | '.join(cells)} |")
+    removed = f", without {content['directions']} directions of language identity" * bool(content["directions"])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Base is the {content['base']}, tuned the release after {content['steps']} steps with the recipe "
+            f"{content['recipe']}, alpha {content['alpha']:g}{removed}. Accuracy of retrieval on the demo's dev pairs, and "
+            f"Spearman's correlation on STS-B, up to {content['items']} dev items of each language, in percent. Cosines "
+            f"and components of {content['texts']:,} sentence embeddings of length 1 compare the encoder with the vector and "
+            "the tuned one.",
+        ]
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("base", help="The encoder before training.")
+    parser.add_argument("tuned", help="The folder of a run that was trained from it.")
+    parser.add_argument("--stsb", required=True, help="Folder of STS-B in several languages.")
+    parser.add_argument("--items", type=int, default=50, help="Maximum number of items of a language.")
+    parser.add_argument("--keep", action="store_true", help=f"Write {KEPT.name} and the table of docs/{PAGE.name}.")
+    options = parser.parse_args(argv)
+    prepare_process()
+    content = measure(options.base, options.tuned, options.stsb, options.items)
+    print(table(content))
+    if options.keep:
+        write_json(KEPT, content)
+        fill(PAGE, {"precision": table(content)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
