@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 import metaphrase.training.run as run_module
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.run import TrainingRun
 from tests.hub_server import reach, serve_hub
@@ -101,19 +102,26 @@ def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch,
     assert "Omit --merge, --debias and --guard" in capsys.readouterr().err
 
 
-def test_the_release_is_merged_with_the_start(run, tiny_encoder):
-    trained, merged = (
-        SentenceTransformer(str(run("--languages", "de", *more, output=name)[1]), device="cpu").state_dict()
+def test_the_release_is_merged_with_the_start_and_keeps_its_prompts_for_search(run, tiny_encoder, tmp_path):
+    start = tmp_path / "start"
+    tiny_encoder.prompts = {"query": "ask: ", "passage": "tell: "}
+    tiny_encoder.save_pretrained(str(start))
+    folders = [
+        run("--languages", "de", "--model", str(start), *more, output=name)[1]
         for name, more in (("a", ()), ("b", ("--merge", "0.25")))
-    )
-    for name, start in tiny_encoder.state_dict().items():
-        torch.testing.assert_close(merged[name], torch.lerp(start, trained[name], 0.25), rtol=0, atol=1e-6)
+    ]
+    trained, merged = (SentenceTransformer(str(folder), device="cpu") for folder in folders)
+    for name, before in tiny_encoder.state_dict().items():
+        wanted = torch.lerp(before, trained.state_dict()[name], 0.25)
+        torch.testing.assert_close(merged.state_dict()[name], wanted, rtol=0, atol=1e-6)
+    assert not any(trained.prompts.values())
+    uses = ("sentence", "question", "passage")
+    assert [resolve_prompt(merged, "auto", use) for use in uses] == ["", "ask: ", "tell: "]
+    assert "`query` (`ask: `)" in (folders[1] / "README.md").read_text(encoding="utf-8")
 
 
-def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, monkeypatch, capsys):
+def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, capsys):
     """At this learning rate, every alpha loses something, and the frontier is shown."""
-    texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}
-    monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda: texts)
     pairs = [("one", "two"), ("three", "four"), *((row["source"], row["target"]) for row in bitext)] * 2
     guard = tmp_path / "sts"
     guard.mkdir()
@@ -124,8 +132,6 @@ def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, monkeypat
         "de",
         "--merge",
         "auto",
-        "--debias",
-        "3",
         "--guard",
         str(guard),
         "--learning_rate",
