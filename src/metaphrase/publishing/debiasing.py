@@ -41,7 +41,10 @@ class DebiasOptions:
         "of the Declaration of Human Rights, which is part of the package.",
     )
     split: str | None = option(None, "Split of --data: xx-en.dev.tsv.gz, xx-en.train.tsv.gz, …")
-    prompt: str | None = option("auto", "Text before each sentence. 'auto': the query prompt that the model stores.")
+    prompt: str | None = option(
+        None,
+        "Text before each sentence. Default: none, which serves questions and passages alike. 'auto': the query prompt.",
+    )
     batch_size: Count = option(32, "Sentences per forward pass.")
 
 
