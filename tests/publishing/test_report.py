@@ -255,6 +255,14 @@ def test_usage_is_eight_lines_that_run():
     assert "SentenceTransformer('runs/\"odd\" path')" in lines
 
 
+def test_collapsed_embeddings_are_named_first(results, tmp_path):
+    before, after = results
+    after = after | {"facts": {"unrelated_cosine": 0.9991}}
+    page = write_report(tmp_path, title="x", before={"udhr": before}, after={"udhr": after})
+    text = page.read_text(encoding="utf-8")
+    assert 0 < text.index("Training has collapsed the embeddings") < text.index("<section>")
+
+
 def rendered(table, width=140):
     text = io.StringIO()
     Console(file=text, width=width).print(table)

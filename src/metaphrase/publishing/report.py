@@ -15,6 +15,7 @@ from rich.text import Text
 from metaphrase.corpus.identification import language_name
 from metaphrase.evaluation.compare import compare, verdict_shown
 from metaphrase.evaluation.guards import AlphaCurve
+from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.evaluation.retrieval import DIRECTIONS, TATOEBA_GROUPS
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
@@ -235,7 +236,7 @@ def _page(report: Mapping[str, Any]) -> str:
         retention={name: {"models": {}, **one} for name, one in analysis.get("retention", {}).items()},
         abilities=analysis.get("abilities", {}),
         alpha=AlphaCurve(**analysis["alpha"]) if "alpha" in analysis else None,
-        verdict_line=analysis.get("verdict"),
+        verdict_line=analysis.get("verdict") or collapse_in_words(before or {}, report["after"]),
         tokens=analysis.get("tokens"),
         alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
         margins=analysis.get("margins"),
