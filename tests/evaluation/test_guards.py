@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from metaphrase.encoders.debiasing import without_directions
+from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import load_guard_data
 from metaphrase.evaluation.guards import ALPHAS, RULE, AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
 from metaphrase.exceptions import MissingFileError, UsageError
@@ -195,6 +196,21 @@ def test_answers_are_ranked_among_the_sentences_of_their_language(tmp_path, bite
             reciprocal.append(1 / sum(cosine >= cosines[right] - 1e-6 for cosine in cosines))
         assert 0 < np.mean(reciprocal) < 1
         assert result.languages[language].score == pytest.approx(100 * np.mean(reciprocal), abs=1e-3)
+
+
+def test_the_original_counts_with_its_best_prompt(tiny_encoder, tmp_path, bitext):
+    write_questions(tmp_path, bitext)
+    data = load_guard_data(tmp_path)
+    tiny_encoder.prompts = {"query": "the dog ", "passage": "a cat "}
+    released = moved(tiny_encoder, 1e-7)
+    released.prompts = search_prompts(tiny_encoder.prompts)
+    with_prompts, without = (
+        data.evaluate(tiny_encoder, data.sets, prompt=prompt).average.score for prompt in ("auto", None)
+    )
+    assert with_prompts != without
+    row = data_guard(tiny_encoder, data, prompt="auto", prompts=[None]).measure(released)
+    assert row["before"] == pytest.approx(max(with_prompts, without))
+    assert row["after"] == pytest.approx(with_prompts, abs=1)
 
 
 def test_similarity_structure_has_a_red_line(tiny_encoder, bitext):

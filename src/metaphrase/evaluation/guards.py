@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
@@ -117,8 +117,11 @@ def data_guard(
         prompts: Further prompts to measure the original with; the best result counts.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
     """
-    used = dict.fromkeys(resolve_prompt(original, one) for one in (encoding.get("prompt"), *prompts))
-    results = [data.evaluate(original, data.sets, **{**encoding, "prompt": prompt}) for prompt in used]
+    uses: tuple[Literal["sentence", "question", "passage"], ...] = ("sentence", "question", "passage")
+    different: dict[tuple[str, ...], str | None] = {}
+    for prompt in (encoding.get("prompt"), *prompts):
+        different.setdefault(tuple(resolve_prompt(original, prompt, use) for use in uses), prompt)
+    results = [data.evaluate(original, data.sets, **{**encoding, "prompt": one}) for one in different.values()]
     before = max(results, key=lambda result: result.average.score)
 
     def measure(model: SentenceTransformer) -> dict[str, Any]:

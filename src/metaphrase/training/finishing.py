@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import shared_copy
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.guard_data import LabelledData, Part, load_guard_data, spread
 from metaphrase.evaluation.guards import AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -51,7 +52,8 @@ def release_guards(original: SentenceTransformer, config: RunConfig, part: Part)
     """
     texts = structure_texts(english=100, articles="odd" if part == "dev" else "even")
     folders = [load_guard_data(folder, part, halved=True, max_items=GUARD_ITEMS) for folder in config.guard]
-    return [structure_guard(original, texts), *(data_guard(original, one, prompts=["auto"]) for one in folders)]
+    guards = (data_guard(original, one, prompt="auto", prompts=[None]) for one in folders)
+    return [structure_guard(original, texts), *guards]
 
 
 def finish(
@@ -108,12 +110,15 @@ def _choose(
     sample = {language: spread(one, TEXTS) for language, one in texts.items()}
 
     def finished(model: SentenceTransformer) -> SentenceTransformer:
-        return debias(model, sample, config.debias)[0] if config.debias else model
+        model = debias(model, sample, config.debias)[0] if config.debias else model
+        if model is not start:
+            model.prompts = search_prompts(start.prompts)
+        return model
 
     pairs = {}
     for language, one in dev.items():
         rows = spread(range(len(one.sources)), max(20, DEV_PAIRS // len(dev)))
         sources, targets = (tuple(side[at] for at in rows) for side in (one.sources, one.targets))
         pairs[language] = replace(one, sources=sources, targets=targets)
-    gain = data_guard(start, LabelledData("dev", pairs, evaluate_retrieval), prompts=["auto"])
+    gain = data_guard(start, LabelledData("dev", pairs, evaluate_retrieval), prompt="auto", prompts=[None])
     return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)
