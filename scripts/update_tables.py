@@ -1,7 +1,7 @@
 """Write the tables of README.md and docs/ from results files.
 
     python scripts/update_tables.py --demo runs/demo/report.json --swahili out/swahili/report.json
-    python scripts/update_tables.py --suites runs/evaluation/results.json runs/unprompted/against-*.json
+    python scripts/update_tables.py --suites runs/evaluation/results.json
 
 An option stores what the tables need of a run under ``scripts/results``; every call then rewrites the tables of all pages
 from the stored results. The tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those
@@ -38,9 +38,8 @@ class Options:
     suites: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, optionally "
-            "followed by results of the same release against the starter without its prompt. Each score is compared with "
-            "the better baseline."
+            "help": "results.json of `metaphrase evaluate RELEASE --suite all --baseline starter --data …`, or one file for "
+            "each of several suites, with the same two encoders."
         },
     )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
@@ -137,54 +136,64 @@ def keep_suites(results: Sequence[Path], path: Path) -> None:
     """Store average scores of the baseline and the release, and the significance tests between them.
 
     Args:
-        results: Results of all suites, followed by results of some suites against the baseline without its prompt.
+        results: Results of suites with the same two encoders.
         path: File to write.
+
+    Raises:
+        ValueError: The results are of different encoders.
     """
-    content, *others = (json.loads(result.read_text(encoding="utf-8")) for result in results)
+    contents = [json.loads(result.read_text(encoding="utf-8")) for result in results]
+    content = contents[0]
     sides = {"before": content["baseline"], "after": content}
-    parts = content["parts"]
-
-    def best_baseline(name: str) -> dict[str, Any]:
-        """Return the results with the best baseline."""
-        there = [one for one in (content, *others) if name in one["baseline"]["scores"]]
-        sign = -1 if content["scores"][name]["lower_is_better"] else 1
-        return max(there, key=lambda one: sign * one["baseline"]["scores"][name]["average"]["score"])
-
-    kept = {
+    for one in contents[1:]:
+        if [one["model_hash"], one["baseline"]["model_hash"]] != [
+            content["model_hash"],
+            sides["before"]["model_hash"],
+        ]:
+            raise ValueError(
+                f"Suite {one['suite']!r} was measured with other encoders than suite {content['suite']!r}."
+            )
+    parts = {side: {} for side in sides}
+    kept = {"scores": {}, "skipped": {}, "failed": []}
+    for one in contents:
+        parts["before"] |= one["baseline"]["parts"]
+        parts["after"] |= one["parts"]
+        kept["scores"] |= {name: _kept_score(one, name) for name in one["scores"]}
+        kept["skipped"] |= one["skipped"]
+        kept["failed"] += one["failed"]
+    kept |= {
+        "suites": [one["suite"] for one in contents],
         "models": {side: result["model"] for side, result in sides.items()},
         "hashes": {side: result["model_hash"] for side, result in sides.items()},
-        "scores": {
-            name: {
-                "measure": one["measure"],
-                "protocol": one["protocol"],
-                "lower_is_better": one["lower_is_better"],
-                "languages": len(one["languages"]),
-                **{
-                    side: {
-                        "average": _score(found["average"]),
-                        **{group: _score(row) for group, row in found["groups"].items()},
-                        "unlearned": sum(row.get("learned") is False for row in found["languages"].values()),
-                    }
-                    for side, result in {"before": best["baseline"], "after": content}.items()
-                    if (found := result["scores"].get(name)) is not None
-                },
-                "unprompted": best is not content,
-                "test": best["comparisons"].get(name, {}).get("pooled"),
-            }
-            for name, one in content["scores"].items()
-            for best in [best_baseline(name)]
-        },
-        "skipped": content["skipped"],
-        "failed": content["failed"],
-        "minutes": {
-            side: round(sum(part["seconds"] for part in result["parts"].values()) / 60)
-            for side, result in sides.items()
-        },
+        "minutes": {side: round(sum(one["seconds"] for one in parts[side].values()) / 60) for side in sides},
         "seed": content["settings"]["seed"],
-        "hardware": next(iter(parts.values()))["hardware"],
+        "hardware": next(iter(parts["after"].values()))["hardware"],
         "versions": content["versions"],
     }
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
+    """A score of both encoders and its significance test. A baseline at its best without a prompt is ``unprompted``."""
+    one = results["scores"][name]
+    found = {"before": results["baseline"]["scores"].get(name), "after": one}
+    return {
+        "measure": one["measure"],
+        "protocol": one["protocol"],
+        "lower_is_better": one["lower_is_better"],
+        "languages": len(one["languages"]),
+        **{
+            side: {
+                "average": _score(score["average"]),
+                **{group: _score(row) for group, row in score["groups"].items()},
+                "unlearned": sum(row.get("learned") is False for row in score["languages"].values()),
+            }
+            for side, score in found.items()
+            if score is not None
+        },
+        "unprompted": found["before"] is not None and found["before"].get("settings", {}).get("prompt") == "",
+        "test": results["comparisons"].get(name, {}).get("pooled"),
+    }
 
 
 def _score(row: dict[str, Any]) -> dict[str, Any]:
@@ -224,7 +233,8 @@ def suites_table(content: dict[str, Any]) -> str:
     lines += [
         *footnotes(lines),
         "",
-        f"One run with `metaphrase evaluate {content['models']['after']} --suite all --baseline starter --data …`, seed "
+        f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and `--suite` "
+        f"{', '.join(content['suites'])}, seed "
         f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
         f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages (of "
         "both directions, if measured), with 95 % paired bootstrap intervals. Fine-tuned tasks are compared item by item.",
@@ -236,8 +246,12 @@ def suites_table(content: dict[str, Any]) -> str:
 #: Scores in the README's table, and how they are named there.
 HEADLINES = {
     "tatoeba": "Tatoeba, retrieval, {languages} languages",
+    "xquad-r mAP": "XQuAD-R, answers in one pool of {languages} languages",
+    "xquad-r MRR in the own language": "XQuAD-R, answers in the question's language",
     "udhr": "UDHR, retrieval, {languages} languages",
     "bucc2018-sample sample_oracle": "BUCC 2018 sample, mining",
+    "alignment-gold enfr": "English–French, word alignment",
+    "alignment-gold roen": "Romanian–English, word alignment",
     "wpt05-en-hi": "WPT-05 English–Hindi, word alignment",
     "ud accuracy": "Universal Dependencies, POS tags, {languages} languages",
     "stsb cross-lingual": "STS-B across languages, {languages} pairs",
