@@ -105,7 +105,7 @@ def bitext() -> list[dict[str, str]]:
 
 
 def with_every_column(bitext: list[dict[str, str]]) -> list[dict[str, object]]:
-    """Return the bitext with every column that a recipe reads: links, monolingual text, back-translations."""
+    """Return the bitext with every column that a recipe reads: links, monolingual text, back-translations, negatives."""
     others = bitext[1:] + bitext[:1]
     return [
         {
@@ -113,6 +113,7 @@ def with_every_column(bitext: list[dict[str, str]]) -> list[dict[str, object]]:
             "monolingual": [f"{row['target']}\n{other['target']}"] if at % 2 else [],
             "source_bt": f"{other['source']} ||| {row['source']}",
             "target_bt": other["target"],
+            "negatives": f"{other['target']} ||| {row['target']}" if at % 3 else "",
         }
         for at, (row, other) in enumerate(zip(bitext, others, strict=True))
     ]

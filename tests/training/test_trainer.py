@@ -98,6 +98,17 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
     fault("A4", f"bit-exact resume: {recipe}", tried=1, survived=1)
 
 
+def test_a_resumed_run_with_hard_negatives_is_the_uninterrupted_one(make_trainer):
+    terms = [{"objective": "tr", "args": {"negatives": 2, "direction": "symmetric", "guided": True}}]
+    recipe = Recipe.from_dict({"name": "hard", "terms": terms})
+    whole = make_trainer(recipe, micro_batch_size=4)
+    whole.train()
+    resumed = make_trainer(recipe, folder="resumed", micro_batch_size=4)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-3"))
+    assert losses(resumed) == losses(whole)
+    assert_equal(weights(resumed), weights(whole))
+
+
 @pytest.mark.parametrize("recipe", ["tr", "dap", "ppa", "metaphrase"])
 def test_a_resumed_run_with_an_adapter_is_the_uninterrupted_one(make_trainer, recipe, fault):
     """The adapter is trained, the base model is not; a checkpoint is a complete encoder with the adapter beside it."""
