@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import yaml
 from rich.table import Table
 
-from metaphrase.cli import emit, parse
+from metaphrase.cli import emit, is_json, parse
 from metaphrase.io.configuration import option
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.training.recipe import Recipe, list_recipes
@@ -29,11 +29,18 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse(
         "metaphrase recipes", [RecipesOptions], arguments, description="metaphrase recipes [NAME]", examples=EXAMPLES
     )
-    if options.show:
-        shown = Recipe.load(options.show).to_dict()
-        emit(shown, yaml.safe_dump(shown, sort_keys=False, allow_unicode=True).rstrip("\n"))
-        return 0
-    recipes = list_recipes()
+    recipes = [Recipe.load(options.show)] if options.show else list_recipes()
+    contents = [recipe.to_dict() for recipe in recipes]
+    if is_json():
+        emit(contents[0] if options.show else contents)
+    elif options.show:
+        emit([], yaml.safe_dump(contents[0], sort_keys=False, allow_unicode=True).rstrip("\n"))
+    else:
+        emit([], _table(recipes))
+    return 0
+
+
+def _table(recipes: Sequence[Recipe]) -> Table:
     table = Table(title="Recipes", show_lines=True)
     for column in ("recipe", "weight × objective", "granularity", "paper"):
         table.add_column(column, overflow="fold")
@@ -44,5 +51,4 @@ def run(argv: Sequence[str]) -> int:
             "\n".join(OBJECTIVES.granularity(term.objective) for term in recipe.terms),
             recipe.paper or "",
         )
-    emit([recipe.to_dict() for recipe in recipes], table)
-    return 0
+    return table
