@@ -5,8 +5,9 @@
     python scripts/check_benchmarks.py DATA EMBEDDINGS --results results.json
 
 Nothing here is imported from the package. The definitions are those of the papers and of their released code: SIB-200
-(Adelani et al. 2024), LAReQA (Roy et al. 2020), SimAlign's itermax (Jalili Sabet et al. 2020), and the alignment error rate
-(Och and Ney 2003). With ``--results``, scores that differ by more than 0.1 are errors.
+(Adelani et al. 2024), LAReQA (Roy et al. 2020), SimAlign's itermax (Jalili Sabet et al. 2020), the alignment error rate (Och
+and Ney 2003), and xsim++ (Chen et al. 2023) with LASER's ratio margin. With ``--results``, scores that differ by more than
+0.1 are errors.
 """
 
 from __future__ import annotations
@@ -159,6 +160,32 @@ def alignment_error(data: Path, embeddings: Path, *, spaces: bool = False) -> di
     return scores
 
 
+def margin_errors(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
+    """xsim++ errors: English sentences whose ratio margin with a source is larger than that of its own target.
+
+    The folder of a test set has ``pool.tsv``, the candidates with their kinds (empty for targets), their
+    embeddings, and those of the sources.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for path in sorted(embeddings.glob("xsim++/*/*.sources.npy")):
+        name, language = path.parent.name, path.name.partition(".")[0]
+        lines = [line.split("\t") for line in read(path.with_name(f"{language}.pool.tsv")).splitlines()]
+        number = {text: at for at, (_, text) in enumerate(lines)}
+        (file,) = (data / name).glob(f"{language}-en.tsv*")
+        targets = [line.split("\t")[1] for line in read(file).splitlines()[1:]]
+        cosine_nm = cosine_similarity(np.load(path), np.load(path.with_name(f"{language}.pool.npy")))
+        k = min(NEIGHBOURS, *cosine_nm.shape)
+        nearest_n = np.sort(cosine_nm, axis=1)[:, -k:].mean(axis=1)
+        nearest_m = np.sort(cosine_nm, axis=0)[-k:].mean(axis=0)
+        wrong = []
+        for cosine_m, mean, target in zip(cosine_nm, nearest_n, targets, strict=True):
+            candidates = np.argsort(-cosine_m)[:k]
+            margins = cosine_m[candidates] / ((mean + nearest_m[candidates]) / 2)
+            wrong.append(candidates[margins.argmax()] != number[target])
+        scores.setdefault(f"{name} xsim++", {})[language] = 100 * float(np.mean(wrong))
+    return scores
+
+
 def compare(found: dict[str, dict[str, float]], results: dict[str, Any]) -> int:
     """Print both scores side by side; the number of those that differ."""
     wrong = 0
@@ -183,6 +210,7 @@ def scores(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
         for spaces, suffix in ((False, ""), (True, ", spaces linked")):
             for name, score in alignment_error(data, embeddings, spaces=spaces).items():
                 found[f"alignment-gold {name}{suffix}"] = {f"alignment-gold {name}": score}
+    found |= margin_errors(data, embeddings)
     return found
 
 

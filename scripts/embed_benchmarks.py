@@ -50,6 +50,25 @@ def embed_words(model: SentenceTransformer, data: Path, folder: Path, layer: int
             save(folder / "alignment-gold" / f"{path.stem}.{side}.words.npy", np.array(words))
 
 
+def embed_distractors(
+    model: SentenceTransformer, data: Path, folder: Path, languages: list[str], changed: Path
+) -> None:
+    """Sources of a test set, and its targets with the changed sentences: lines ``kind, original, changed``."""
+    made: dict[str, list[tuple[str, str]]] = {}
+    for line in read(changed).splitlines():
+        kind, original, text = line.split("\t")
+        made.setdefault(original, []).append((kind, text))
+    for language in languages:
+        (file,) = data.glob(f"{language}-en.tsv*")
+        sources, targets = zip(*(line.split("\t")[:2] for line in read(file).splitlines()[1:]), strict=True)
+        pool = dict.fromkeys(targets, "")
+        pool = {text: kind for target in targets for kind, text in made.get(target, ())} | pool
+        out = folder / "xsim++" / data.name
+        save(out / f"{language}.sources.npy", model.encode(list(sources), prompt=""))
+        save(out / f"{language}.pool.npy", model.encode(list(pool), prompt=""))
+        (out / f"{language}.pool.tsv").write_text("".join(f"{kind}\t{text}\n" for text, kind in pool.items()))
+
+
 def save(path: Path, array: np.ndarray) -> None:
     """Write an array; the folder is created if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,6 +84,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--languages", default="en,de", help="Languages of XQuAD-R, separated by commas.")
     parser.add_argument("--sib200", default="swh_Latn", help="Languages of SIB-200, separated by commas.")
     parser.add_argument("--layer", type=int, default=8, help="Layer of word alignment.")
+    parser.add_argument("--xsimpp", nargs=2, metavar=("SET", "FILE"), help="A test set, and its changed sentences.")
     arguments = parser.parse_args(argv)
     model = SentenceTransformer(arguments.model).eval()
     folder = arguments.embeddings
@@ -74,6 +94,9 @@ def main(argv: list[str]) -> int:
         embed_questions(model, arguments.data, folder, arguments.languages.split(","))
     if (arguments.data / "alignment-gold").is_dir():
         embed_words(model, arguments.data, folder, arguments.layer)
+    if arguments.xsimpp:
+        name, file = arguments.xsimpp
+        embed_distractors(model, arguments.data / name, folder, arguments.languages.split(","), Path(file))
     return 0
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from metaphrase.evaluation.distractors import distractors
 from metaphrase.evaluation.suites import Settings, Subject
 from metaphrase.evaluation.suites.running import find_benchmarks, run_benchmark
 from tests.evaluation.test_answer_retrieval import write_answers
@@ -28,6 +29,12 @@ def data(tmp_path, bitext):
     root = tmp_path / "data"
     write_answers(root / "xquad-r")
     write_topics(root / "sib200")
+    (root / "tatoeba").mkdir()
+    lines = [
+        f"Satz {at}: {row['source']}\tIn 19{at + 50}, {row['target']} because it is cold.\n"
+        for at, row in enumerate(bitext)
+    ]
+    (root / "tatoeba" / "de-en.tsv").write_text("source\ttarget\n" + "".join(lines))
     gold = root / "alignment-gold"
     gold.mkdir()
     (gold / "ende.src-tgt").write_text("".join(f"{row['target']} ||| {row['source']}\n" for row in bitext))
@@ -39,7 +46,7 @@ def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_enc
     embed, check = scripts
     settings = Settings(resamples=20, prompt="none")
     subject = Subject.of("tiny", tiny_encoder, None, settings)
-    parts, _ = find_benchmarks(data, ["sib200", "answer-retrieval", "word-alignment"], settings)
+    parts, _ = find_benchmarks(data, ["sib200", "answer-retrieval", "word-alignment", "xsim++"], settings)
     scores = {}
     for part in parts:
         scores |= run_benchmark(part, subject)["scores"]
@@ -49,10 +56,20 @@ def test_scores_equal_those_of_the_package(scripts, data, tiny_encoder, tiny_enc
     languages = ",".join(scores["xquad-r mAP"]["languages"])
     arguments = ["--languages", languages, "--sib200", "swh_Latn,ewe_Latn", "--layer", str(layer)]
     assert embed.main([str(tiny_encoder_dir), str(data), str(tmp_path / "embeddings"), *arguments]) == 0
+    targets = [line.split("\t")[1] for line in (data / "tatoeba" / "de-en.tsv").read_text().splitlines()[1:]]
+    changed = tmp_path / "changed.tsv"
+    changed.write_text("".join(f"{kind}\t{one}\t{new}\n" for one in targets for kind, new in distractors(one).items()))
+    (tmp_path / "only").mkdir()
+    (tmp_path / "only" / "tatoeba").symlink_to(data / "tatoeba")
+    only = [str(tiny_encoder_dir), str(tmp_path / "only"), str(tmp_path / "embeddings"), "--languages", "de"]
+    assert embed.main([*only, "--xsimpp", "tatoeba", str(changed)]) == 0
     command = [str(data), str(tmp_path / "embeddings"), "--results", str(results)]
     assert check.main(command) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3 + len(scores["xquad-r mAP"]["languages"]) + 1
+    assert len(lines) == 3 + len(scores["xquad-r mAP"]["languages"]) + 2
+    error = scores["tatoeba xsim++"]["languages"]["de"]
+    assert set(error["kinds"]) == {"number", "negation", "cause"}
+    assert error["without"] <= error["score"]
     assert all(line.endswith("equal") for line in lines)
     scores["alignment-gold ende"]["languages"]["alignment-gold ende"]["score"] += 0.2
     results.write_text(json.dumps({"scores": scores}))

@@ -124,7 +124,7 @@ def retrieval_hits(
         found_n = (
             _nearest(sides[query], sides[pool])
             if margin_k is None
-            else _largest_margin(sides[query], sides[pool], margin_k)
+            else largest_margin(sides[query], sides[pool], margin_k)
         )
         gold_n = np.arange(len(found_n))
         if match_text is not None:
@@ -163,7 +163,7 @@ def _nearest(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32]) -> NDA
     return first_m[np.concatenate(found)]
 
 
-def _largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], k: int) -> NDArray[np.intp]:
+def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], k: int) -> NDArray[np.intp]:
     """Row of the pool with the largest ratio margin among the ``k`` nearest, shape ``(n,)``."""
     forward, backward = nearest_neighbours(query_nh, pool_nh, k), nearest_neighbours(pool_nh, query_nh, k)
     best_n = neighbour_scores(forward, backward, "ratio").argmax(axis=1)

@@ -89,7 +89,15 @@ class TopicSet:
     def first_sentences(self, n: int | None) -> TopicSet:
         """The first sentences of each split; None for all."""
         splits = dict.fromkeys(self.split)
-        kept = sorted(row for split in splits for row in [at for at, one in enumerate(self.split) if one == split][:n])
+        return self._rows(
+            sorted(row for split in splits for row in [at for at, one in enumerate(self.split) if one == split][:n])
+        )
+
+    def split_only(self, split: str) -> TopicSet:
+        """The sentences of a split."""
+        return self._rows([at for at, one in enumerate(self.split) if one == split])
+
+    def _rows(self, kept: Sequence[int]) -> TopicSet:
         columns = (self.split, self.ids, self.topics, self.texts)
         return TopicSet(self.language, *(tuple(column[row] for row in kept) for column in columns))
 

@@ -119,6 +119,9 @@ def test_finds_benchmarks_and_reports_missing_data(data):
         ("mining", "bucc sample_oracle"),
         ("answer-retrieval", "xquad-r"),
         ("sib200", "sib200"),
+        ("xsim++", "news xsim++"),
+        ("xsim++", "tatoeba xsim++"),
+        ("xsim++", "sib200 xsim++"),
         ("word-alignment", "gold"),
         ("paraphrase", "pawsx probe"),
         ("mteb", "mteb tatoeba"),
@@ -143,7 +146,9 @@ def test_finds_benchmarks_and_reports_missing_data(data):
 
 def test_languages_and_tasks_limit_what_is_found(data):
     parts, missing = find_benchmarks(data, list(SUITES), Settings(languages=("sw",)))
-    assert [part.name for part in parts] == ["tatoeba", "sts22", "sib200", "gold", "mteb tatoeba"]
+    assert [part.name for part in parts] == [
+        *("tatoeba", "sts22", "sib200", "tatoeba xsim++", "sib200 xsim++", "gold", "mteb tatoeba"),
+    ]
     sib200 = next(part for part in parts if part.name == "sib200")
     assert {path.name.partition(".")[0] for path in sib200.files} == {"eng_Latn", "swh_Latn"}
     assert {"sts", "mining", "paraphrase"} < missing.keys()
@@ -485,6 +490,21 @@ def test_predicting_one_class_is_not_learned(predicted, learned):
     row = finetuned_results("pawsx", result)["pawsx accuracy"].languages["de"].details
     assert row["majority"] == pytest.approx(400 / 6)
     assert row["learned"] is learned
+
+
+def test_distractors_are_hard_for_an_encoder_that_only_sees_the_topic(data, subject):
+    parts, _ = find_benchmarks(data, ["xsim++"], SETTINGS)
+    scores = {}
+    for part in parts:
+        scores |= run_benchmark(part, subject)["scores"]
+    assert list(scores) == ["news xsim++", "tatoeba xsim++", "sib200 xsim++"]
+    assert {row["n"] for row in scores["sib200 xsim++"]["languages"].values()} == {12}
+    for result in scores.values():
+        assert result["lower_is_better"]
+        assert result["average"]["score"] >= result["facts"]["without"]
+        for row in result["languages"].values():
+            assert row["score"] == pytest.approx(100 * np.mean(row["items"]))
+            assert all(row["without"] <= one["error"] for one in row["kinds"].values())
 
 
 def test_a_probe_transfers_what_english_shows(data, subject, bitext):

@@ -14,6 +14,7 @@ word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the enco
 nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` probes, or fine-tuning at a small scale, in English
 answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
 sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
+xsim++     the data of retrieval, and ``sib200``  xx→en by the ratio margin among changed English sentences
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub
 ========== ====================================== ================================================================
 """
@@ -31,7 +32,7 @@ from metaphrase.evaluation.suites.benchmarks import (
 )
 from metaphrase.evaluation.suites.encoders import find_mining, find_retrieval, find_sts, find_word_alignment
 from metaphrase.evaluation.suites.mteb import find_mteb
-from metaphrase.evaluation.suites.multilingual import find_answer_retrieval, find_sib200
+from metaphrase.evaluation.suites.multilingual import find_answer_retrieval, find_sib200, find_xsimpp
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]
@@ -71,6 +72,12 @@ SUITES: dict[str, Suite] = {
             "sib200/xxx_Scpt.train.tsv.gz, including eng_Latn",
             find_sib200,
             ("prompt", "languages", "trained_languages", *_BOOTSTRAP),
+        ),
+        Suite(
+            "xsim++",
+            "a folder of xx-en.tsv.gz or xx-en.test.tsv.gz (tatoeba, udhr, …), or sib200",
+            find_xsimpp,
+            ("prompt", "languages", "split", "strip_quotes", *_BOOTSTRAP),
         ),
         Suite(
             "word-alignment",

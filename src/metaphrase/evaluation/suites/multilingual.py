@@ -1,12 +1,13 @@
-"""The suites over many languages at once: ``answer-retrieval`` and ``sib200``."""
+"""The suites over many languages at once, ``answer-retrieval`` and ``sib200``, and ``xsim++``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.answer_retrieval import ANSWER_FILE, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Result
@@ -16,6 +17,7 @@ from metaphrase.evaluation.sib200 import (
     evaluate_topics,
     language_groups,
     load_topic_folder,
+    measured,
     sib200_code,
     topic_files,
     topic_pairs,
@@ -28,6 +30,8 @@ from metaphrase.evaluation.suites.benchmarks import (
     text_size,
     wanted_languages,
 )
+from metaphrase.evaluation.suites.encoders import parallel_folders
+from metaphrase.evaluation.xsimpp import NEIGHBOURS, evaluate_xsimpp
 
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _WORK = {"sentence": 0.5, "paragraph": 2.5}
@@ -105,3 +109,30 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
         **subject.options(),
     )
     return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}
+
+
+def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
+    for name, (sets, files) in parallel_folders(data, settings).items():
+        yield _xsimpp(name, files, partial(_measure_xsimpp, name, sets))
+    for one in find_sib200(data, settings):
+        folder = one.files[0].parent
+        languages = [language for language in topic_files(folder) if language != ENGLISH]
+        languages = [language for language in languages if any(path.name.startswith(language) for path in one.files)]
+        yield _xsimpp(one.name, one.files, partial(_measure_sib200_xsimpp, folder, languages))
+
+
+def _xsimpp(name: str, files: tuple[Path, ...], measure: Callable[[Subject], dict[str, Result]]) -> Benchmark:
+    protocol = f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors"
+    return Benchmark(f"{name} xsim++", "xsim++", protocol, files, text_size(files), measure)
+
+
+def _measure_xsimpp(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
+    resamples = min(STS_RESAMPLES, subject.settings.resamples)
+    return {f"{name} xsim++": evaluate_xsimpp(subject.model, sets, resamples=resamples, **subject.options())}
+
+
+def _measure_sib200_xsimpp(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+    sets = load_topic_folder(folder, languages)
+    split = measured(sets[ENGLISH])
+    return _measure_xsimpp("sib200", topic_pairs({code: one.split_only(split) for code, one in sets.items()}), subject)

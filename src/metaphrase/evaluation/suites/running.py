@@ -46,20 +46,23 @@ _FINE_TUNED = {task.suite for task in FINETUNED.values()}
 _EMBEDDING = {name for name, suite in SUITES.items() if "prompt" in suite.reads}
 #: The suites of options that do not apply to all suites.
 _APPLIES = {
-    "split": {"retrieval", "mteb"},
+    "split": {"retrieval", "xsim++", "mteb"},
     "margin_k": {"retrieval"},
     "tasks": {"mteb"},
     "answer_text": {"answer-retrieval"},
     "trained_languages": {"sib200"},
     **{name: {"mining"} for name in ("protocols", "margin", "k", "retrieval", "duplicates", "comparison")},
     "text_equality": {"retrieval"},
-    "strip_quotes": {"retrieval", "mteb"},
+    "strip_quotes": {"retrieval", "xsim++", "mteb"},
     "transfer": set(PROBED_BY["probe"]),
     "prompt": _EMBEDDING,
     "pooling": _EMBEDDING,
     "layer": set(SUITES),
     "max_length": set(SUITES),
 }
+
+#: Share of the texts of a suite that is new if an earlier suite has read its files.
+_NEW_TEXTS = {"mteb": 0.0, "xsim++": 0.1}
 
 Note = Callable[[Any], None]
 
@@ -87,6 +90,7 @@ class EvaluateOptions(Settings):
         "mining",
         "answer-retrieval",
         "sib200",
+        "xsim++",
         "word-alignment",
         "nli",
         "paraphrase",
@@ -99,7 +103,8 @@ class EvaluateOptions(Settings):
         "retrieval",
         "retrieval: accuracy of translation retrieval in both directions; sts: similarity in and across "
         "languages; mining: BUCC; answer-retrieval: mAP of answers in one pool of all languages; sib200: retrieval "
-        "and topics in 205 languages; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
+        "and topics in 205 languages; xsim++: retrieval among English sentences that differ in a number, a name, a negation, "
+        "a comparison or a cause; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
         "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
         "sample of the suites that only encode, in minutes; all: all suites, SIB-200 with a sample of its "
         "sentences. If a data set fails, the others are still "
@@ -358,9 +363,10 @@ def find_benchmarks(
         sample = (samples or {}).get(name)
         found = list(suite.find(folder, sampled_settings(sample, settings) if sample else settings))
         found = [sampled(one, sample) for one in found] if sample else found
-        # The embeddings of retrieval are cached, so that MTEB encodes nothing.
+        # The embeddings of earlier suites are cached.
         benchmarks += [
-            replace(one, work=0) if one.suite == "mteb" and embedded.issuperset(one.files) else one for one in found
+            replace(one, work=one.work * _NEW_TEXTS.get(name, 1)) if embedded.issuperset(one.files) else one
+            for one in found
         ]
         if not any(one.files for one in found) and not (name == "mteb" and settings.tasks):
             missing[name] = f"needs {suite.needs}"

@@ -1,0 +1,229 @@
+"""xsim++: retrieval of English translations among English sentences that differ in one thing that matters.
+
+Reference: Chen et al. 2023, "xSIM++: An Improved Proxy to Bitext Mining Performance for Low-Resource Languages". The
+distractors are those of `distractors`.
+
+Shapes: ``n`` queries, ``m`` candidates, ``h`` hidden.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.evaluation.distractors import KINDS, distractors
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.evaluator import EmbeddingEvaluator
+from metaphrase.evaluation.measures import STS_RESAMPLES
+from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.retrieval import largest_margin
+from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.io.arguments import Count, Resamples, Seed, checked
+from metaphrase.io.environment import versions
+from metaphrase.mining.search import unit_rows
+
+logger = logging.getLogger(__name__)
+
+#: Number of neighbours in the margin.
+NEIGHBOURS = 4
+
+
+class Pool(NamedTuple):
+    """English candidates.
+
+    Attributes:
+        texts: The distinct targets, then the distractors.
+        kinds: Kind of each distractor; ``""`` for targets.
+        right: For each query, the number of its target.
+    """
+
+    texts: tuple[str, ...]
+    kinds: tuple[str, ...]
+    right: tuple[int, ...]
+
+
+class Errors(NamedTuple):
+    """Queries whose best candidate is not their target, boolean, shape ``(n,)`` each.
+
+    Attributes:
+        without: Among the targets alone.
+        together: Among the targets and all distractors.
+        kinds: Among the targets and the distractors of a kind.
+    """
+
+    without: NDArray[np.bool_]
+    together: NDArray[np.bool_]
+    kinds: dict[str, NDArray[np.bool_]]
+
+
+def distractor_pool(targets: Sequence[str]) -> Pool:
+    """The distinct targets, and their distractors that are not targets themselves.
+
+    >>> distractor_pool(["He is tall.", "He is not tall.", "He is ill."]).texts
+    ('He is tall.', 'He is not tall.', 'He is ill.', 'He is not ill.')
+    """
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(targets))}
+    made = {changed: kind for text in numbers for kind, changed in distractors(text).items() if changed not in numbers}
+    return Pool((*numbers, *made), ("",) * len(numbers) + tuple(made.values()), tuple(numbers[one] for one in targets))
+
+
+def retrieval_errors(query_nh: NDArray[Any], pool_mh: NDArray[Any], pool: Pool) -> Errors:
+    """Search the target of each query by ratio margin among its candidates; see `Errors`."""
+    queries_nh, candidates_mh, kind_m = unit_rows(query_nh), unit_rows(pool_mh), np.array(pool.kinds)
+
+    def wrong(kinds: Sequence[str]) -> NDArray[np.bool_]:
+        rows = np.flatnonzero(np.isin(kind_m, ["", *kinds]))
+        return np.asarray(rows[largest_margin(queries_nh, candidates_mh[rows], NEIGHBOURS)] != np.array(pool.right))
+
+    return Errors(wrong([]), wrong(list(KINDS)), {kind: wrong([kind]) for kind in KINDS if kind in pool.kinds})
+
+
+@checked
+def find_errors(
+    model: Any, sets: Mapping[str, ParallelSet], **encoding: Unpack[EncodingOptions]
+) -> dict[str, tuple[Pool, Errors]]:
+    """`retrieval_errors` of the sources of every language, with their candidates."""
+    pools = {one.targets: distractor_pool(one.targets) for one in sets.values()}
+    of = [pools[one.targets] for one in sets.values()]
+    sides = list(
+        embed_sides(model, [*(one.sources for one in sets.values()), *(pool.texts for pool in of)], **encoding)
+    )
+    return {
+        language: (pool, retrieval_errors(sides[at], sides[len(of) + at], pool))
+        for at, (language, pool) in enumerate(zip(sets, of, strict=True))
+    }
+
+
+@checked
+def evaluate_xsimpp(
+    model: Any,
+    sets: Mapping[str, ParallelSet],
+    *,
+    name: str | None = None,
+    resamples: Resamples = STS_RESAMPLES,
+    seed: Seed = 0,
+    **encoding: Unpack[EncodingOptions],
+) -> Result:
+    """Measure the retrieval of English translations among distractors.
+
+    Args:
+        model: A SentenceTransformer, or an object with its ``encode``.
+        sets: Parallel sentences per language with English targets, from `load_parallel_folder`.
+        name: Name of the model in the result.
+        resamples: Number of bootstrap samples of the intervals, over pairs.
+        seed: Seed of the bootstrap.
+        **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
+
+    Returns:
+        A result whose scores are errors in percent; lower is better. In JSON, each language has ``without``, the error
+        without distractors, and ``kinds``: for each kind of change the number ``distractors`` and the ``error`` with
+        these alone. ``items`` are 1 for each error.
+    """
+    start = time.perf_counter()
+    languages = {}
+    for language, (pool, errors) in find_errors(model, sets, **encoding).items():
+        details = {
+            "without": 100 * float(errors.without.mean()),
+            "kinds": {
+                kind: {"distractors": pool.kinds.count(kind), "error": 100 * float(error_n.mean())}
+                for kind, error_n in errors.kinds.items()
+            },
+            "items": errors.together.astype(int).tolist(),
+        }
+        content = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
+        score = 100 * float(errors.together.mean())
+        languages[language] = Measurement(len(errors.together), score, None, content, details)
+    fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)
+    return Result(
+        suite="xsim++",
+        model=name or type(model).__name__,
+        measure="xsim++ error",
+        protocol=f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors",
+        **fields | {"lower_is_better": True},
+        settings={
+            **encoding_settings(model, **encoding),
+            "k": NEIGHBOURS,
+            "confidence": CONFIDENCE,
+            "resamples": resamples,
+            "seed": seed,
+        },
+        versions=versions(),
+        seconds=round(time.perf_counter() - start, 3),
+        facts=_means(languages),
+    )
+
+
+def _means(languages: Mapping[str, Measurement]) -> dict[str, Any]:
+    """Mean errors over the languages, without distractors and with those of each kind."""
+    details = [one.details for one in languages.values()]
+    found = {kind: [one["kinds"][kind]["error"] for one in details if kind in one["kinds"]] for kind in KINDS}
+    return {
+        "without": float(np.mean([one["without"] for one in details])),
+        "kinds": {kind: float(np.mean(errors)) for kind, errors in found.items() if errors},
+    }
+
+
+@checked
+class XsimPlusPlusEvaluator(EmbeddingEvaluator):
+    """xsim++ during training.
+
+    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
+    evaluator, and each evaluation appends a line to ``xsimpp_evaluation_{name}_results.csv`` in the output folder. The
+    metrics are ``accuracy`` (1 − xsim++ error, the mean over the languages), ``without_distractors`` and
+    ``{kind}_accuracy``.
+
+    Args:
+        sets: Parallel sentences per language with English targets, from `load_parallel_folder`.
+        name: Name of the data set.
+        batch_size: Sentences per forward pass.
+        prompt: Text before each sentence; ``"auto"`` for the stored query prompt.
+        show_progress_bar: Show a progress bar while encoding.
+        write_csv: Write the CSV file.
+        encode: Replaces ``model.encode``, with its signature.
+    """
+
+    kind = "xsimpp"
+
+    def __init__(
+        self,
+        sets: Mapping[str, ParallelSet],
+        *,
+        name: str = "",
+        batch_size: Count = 32,
+        prompt: str | None = None,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
+        encode: Encode | None = None,
+    ) -> None:
+        super().__init__(
+            name,
+            batch_size=batch_size,
+            prompt=prompt,
+            show_progress_bar=show_progress_bar,
+            write_csv=write_csv,
+            encode=encode,
+        )
+        self.sets = dict(sets)
+        self.primary_metric = "accuracy"
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+        found = [errors for _, errors in find_errors(model, self.sets, **self.encoding).values()]
+        kinds = {kind: [one.kinds[kind].mean() for one in found if kind in one.kinds] for kind in KINDS}
+        scores = {
+            "accuracy": 1 - float(np.mean([one.together.mean() for one in found])),
+            "without_distractors": 1 - float(np.mean([one.without.mean() for one in found])),
+            **{f"{kind}_accuracy": 1 - float(np.mean(errors)) for kind, errors in kinds.items() if errors},
+        }
+        logger.info("xsim++ %s at step %d: accuracy %.2f %%", self.name, steps, 100 * scores["accuracy"])
+        return self.record(model, scores, output_path, epoch, steps)
