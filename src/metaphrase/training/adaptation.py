@@ -111,7 +111,7 @@ class AdaptationResult:
 
     Attributes:
         run: The result of the training run.
-        verdict: The changes in accuracy as sentences: one for each language, and one for languages that were not trained on.
+        verdict: The changes as sentences, see `verdict_in_words`; the last says what the release is better and worse at.
         languages: For each language, held-out retrieval before and after with its interval.
         retention: Retention of languages that were not trained on; None if none was measured.
         plan: Settings of the run, with reasons.
@@ -381,7 +381,7 @@ class Adaptation:
         if collapsed := collapse_in_words(result.before, result.after):  # nothing else means anything
             sentences = [collapsed, *verdict_in_words(own, None, names)]
         else:
-            sentences = verdict_in_words(own, retained, names, result.abilities, result.curve)
+            sentences = [*verdict_in_words(own, retained, names, result.abilities, result.curve), result.verdict]
         verdict = AdaptationResult(
             run=result,
             verdict=sentences,
