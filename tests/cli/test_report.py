@@ -10,6 +10,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.publishing import analysis, run_report
 
@@ -174,3 +175,17 @@ def test_a_folder_that_is_no_run(tmp_path, finished, data, capsys):
     (finished / "modules.json").unlink()
     assert main(["report", str(finished), "--data", str(data)]) == 2
     assert "has no release" in capsys.readouterr().err
+
+
+def test_the_choice_of_alpha_is_shown(finished, data, quick, capsys):
+    row = {"before": 50.0, "after": 52.0, "difference": 2.0, "interval": [1.0, 3.0], "verdict": "better", "holds": True}
+    points = [{"alpha": at / 2, "gain": row, "guards": {"sts": row}, "holds": True} for at in range(3)]
+    curve = AlphaCurve(0.5, "dev", points)
+    (finished / "alpha.json").write_text(json.dumps(curve.to_dict()), encoding="utf-8")
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 0
+    assert read(finished / "report")["analysis"]["alpha"] == curve.to_dict()
+    assert "Alpha 0.5 was chosen: dev +2.0" in (finished / "report" / "report.html").read_text(encoding="utf-8")
+    (finished / "alpha.json").write_text('{"alpha": 1}', encoding="utf-8")
+    capsys.readouterr()
+    assert main(["report", str(finished), "--data", str(data), "--resamples", "50"]) == 2
+    assert "alpha.json is damaged" in capsys.readouterr().err

@@ -132,6 +132,9 @@ def report_run(
     with damage_in(folder / "report.json"):
         earlier = _read_json(folder / "report.json") or {}
         default_folders(earlier)
+    with damage_in(folder / CURVE):
+        curve = None if (content := _read_json(folder / CURVE)) is None else AlphaCurve(**content)
+        str(curve)  # reads its rows
     output = Path(options.output_dir) if options.output_dir else folder / "report"
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
@@ -156,9 +159,8 @@ def report_run(
         | {"models": {side: describe_model(result) for side, result in pair.items()}}
         for name, pair in others.items()
     }
-    with damage_in(folder / CURVE):
-        if (curve := _read_json(folder / CURVE)) is not None:
-            analyses["alpha"] = AlphaCurve(**curve).to_dict()
+    if curve is not None:
+        analyses["alpha"] = curve.to_dict()
     on_cpu = all(one.model(TARGET_LANGUAGE).device.type == "cpu" for one in subjects.values())
     machine = f"{torch.get_num_threads()} CPU threads" if on_cpu else "an accelerator"
     analyses["cost"] = {
