@@ -5,6 +5,7 @@ import pytest
 from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
+from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import Plan
 from metaphrase.training.run import RunResult
 
@@ -90,3 +91,8 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
     before, after = results
     assert collapse_in_words(after, before).startswith("The embeddings of the encoder before training have collapsed")
     assert collapse_in_words(before, before) == ""
+
+
+def test_the_choice_of_alpha_takes_time():
+    fixed, chosen, debiased = (count_texts(merge, k, 100) for merge, k in ((0.5, 0), ("auto", 0), ("auto", 20)))
+    assert 500 < fixed < chosen - 1200 < debiased - 1200 - 3000

@@ -45,6 +45,7 @@ from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
+from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.run import Inputs, RunResult, TrainingRun
@@ -284,6 +285,9 @@ class Adaptation:
             seed=self.config.seed,
             dev=inputs.dev or {},
             tests=inputs.tests or {},
+            further_texts=count_texts(
+                self.config.merge, self.config.debias, sum(len(one.dev) for one in splits.values())
+            ),
         )
         log_plan(splits, replayed, plan)
         return plan

@@ -56,6 +56,21 @@ def release_guards(original: SentenceTransformer, config: RunConfig, part: Part)
     return [structure_guard(original, texts), *guards]
 
 
+def count_texts(merge: Any, directions: int, dev_pairs: int) -> int:
+    """Number of texts that `finish` and `release_guards` encode, without folders of guards; about as long as dev pairs.
+
+    Args:
+        merge: The weight of what training changed, or ``"auto"``.
+        directions: Number of directions of language identity to remove.
+        dev_pairs: Number of pairs that show the gain.
+    """
+    structure = sum(map(len, structure_texts(english=100, articles="even").values()))
+    languages = parallel_texts() if directions else {}
+    each = 2 * min(dev_pairs, DEV_PAIRS) + structure + TEXTS * len(languages)
+    chosen = (len(ALPHAS) + 1) * each if merge == "auto" else 0
+    return chosen + 2 * structure + sum(map(len, languages.values()))
+
+
 def finish(
     model: SentenceTransformer,
     config: RunConfig,

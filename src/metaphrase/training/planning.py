@@ -74,8 +74,9 @@ def plan_run(
     seed: int,
     dev: Mapping[str, ParallelSet],
     tests: Mapping[str, Mapping[str, ParallelSet]],
+    further_texts: int = 0,
 ) -> Plan:
-    """Time a step and the encoding of texts on this machine, and plan a run."""
+    """Time a step and the encoding of texts on this machine, and plan a run that encodes further texts after training."""
     encoder: Any = model[0].auto_model
     config = encoder.config
     cuda = model.device.type == "cuda"
@@ -86,7 +87,7 @@ def plan_run(
     test_texts = [text for sets in tests.values() for text in texts_of(sets)]
     # Test sets are measured after training and, with each prompt, before it.
     test_passes = 2 + bool(resolve_prompt(model, "auto"))
-    measured = EVALUATIONS * len(dev_texts) + test_passes * len(test_texts)
+    measured = EVALUATIONS * len(dev_texts) + test_passes * len(test_texts) + further_texts
     return make_plan(
         pairs=pairs,
         replayed=rows - pairs,
