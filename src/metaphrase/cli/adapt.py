@@ -34,8 +34,7 @@ def run(argv: Sequence[str]) -> int:
     if findings:
         notes().print(findings_table(findings))
     if config.plan_only:
-        plan = adaptation.plan()
-        emit(asdict(plan), *(f"- {reason}" for reason in plan.reasons))
+        emit(asdict(adaptation.plan()))  # the log shows it to people
         return 0
     try:
         result = adaptation.execute()
