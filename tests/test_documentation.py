@@ -1,22 +1,26 @@
 """The code of README and docs/ works: Python runs, commands parse and run, quoted messages and files exist.
 
 Python snippets run in the fast lane. Commands are parsed there by their own parsers, and run in the slow lane with a tiny
-encoder as the starter, a local Hub, and small files with the names that the pages use.
+encoder as the starter, a local Hub, and small files with the names that the pages use. Walk-throughs run as a whole: files,
+Python, and every line of the shell, in a clone of this repository.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import gzip
 import io
 import itertools
 import json
+import os
 import re
 import runpy
 import shlex
 import shutil
 import subprocess
 import sys
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -38,7 +42,7 @@ from metaphrase.training.recipe import Recipe
 from tests.hub_server import Hub, reach, serve_hub
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "RELEASING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DATA = PACKAGED_DATA
 
 # huggingface_hub hands httpx2 a stream as `data` where `content` is wanted by now.
@@ -46,12 +50,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 #: Lines that are neither run nor parsed by metaphrase, with the reason.
 ELSEWHERE = {
+    r"(git|cd|cp|export|source|pytest|python -m twine) ": "is part of a walk-through, which runs as a whole",
     r"python -m venv ": "creates an environment",
-    r"source venv/": "activates an environment",
     r"pip install ": "installs; its extras are checked",
     r"make ": "its target is checked; the programs it runs have their own tests",
     r"torchrun ": "needs several GPUs; its options are parsed, and tests/test_trainer.py runs two processes by torchrun",
-    r"pytest ": "is this test suite",
 }
 
 #: Commands that are parsed but not run, with the reason.
@@ -66,8 +69,11 @@ PARSED_ONLY = {
 #: Options that a fine-tuning program requires in addition to a settings file.
 NEEDED_BY_FINETUNING = ["--model", "my-encoder", "--output_dir", "out/finetuned"]
 
+#: Pages that a user follows from the first line to the last: practitioner, researcher, maintainer.
+WALK_THROUGHS = [ROOT / "docs" / "my-language.md", ROOT / "docs" / "adding-an-objective.md", ROOT / "RELEASING.md"]
+
 #: Languages of code fences that are not run: output, drawings and references. YAML is loaded as a recipe.
-SHOWN = {"", "text", "yaml", "bibtex", "toml"}
+SHOWN = {"", "text", "yaml", "bibtex", "toml", "diff"}
 
 #: Appended to the options of a page, and taking precedence over them.
 SMALL_TRAINING = [
@@ -96,6 +102,7 @@ class Block:
     line: int
     language: str
     text: str
+    title: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -104,8 +111,10 @@ class Block:
 def blocks() -> Iterator[Block]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for fence in re.finditer(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-            yield Block(page, text.count("\n", 0, fence.start()) + 2, fence[1], fence[2])
+        for fence in re.finditer(r'^( *)```(\w*)(?: title="([^"]*)")?\n(.*?)^ *```$', text, re.DOTALL | re.MULTILINE):
+            yield Block(
+                page, text.count("\n", 0, fence.start()) + 2, fence[2], textwrap.dedent(fence[4]), fence[3] or ""
+            )
 
 
 BLOCKS = list(blocks())
@@ -369,29 +378,93 @@ def test_what_commands_read_is_there(line, there):
     outputs = ("-o", "--output", "--output_dir")
     pairs = [(a, b) for other in page for a, b in itertools.pairwise(other.bare) if a in outputs]
     written = {name for _, name in pairs} | {other.redirected(">") for other in page}
+    written |= {block.title for block in BLOCKS if block.page == line.block.page}
     named = {word for word in line.words if re.search(r"\.(tsv|txt|yaml|jsonl|json|parquet)$|\.gz$|/$", word)}
     assert [name for name in sorted(named - written) if not (there / name).exists()] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({line.block.page for line in OURS}), ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", sorted({line.block.page for line in OURS} - {*WALK_THROUGHS}), ids=lambda page: page.stem)
 def test_every_command_runs(page, world, monkeypatch, capsys):
     """Run the commands of a page in order, as each may read the output of earlier ones."""
     for line in OURS:
-        if line.block.page != page or listed(line, PARSED_ONLY) or "torchrun" in line.line:
-            continue
-        words = line.arguments
-        if set(words) & {*PLAIN, "--help-all", "--print-config"}:
-            continue
-        if source := line.redirected("<"):
-            monkeypatch.setattr(
-                sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(source).read_bytes()), encoding="utf-8")
+        if line.block.page == page and not listed(line, PARSED_ONLY) and "torchrun" not in line.line:
+            run(line, monkeypatch, capsys)
+
+
+def run(line: Command, monkeypatch, capsys) -> None:
+    """Run a command of metaphrase in this process, with small settings."""
+    words = [path for word in line.arguments for path in (sorted(glob.glob(word)) if "*" in word else [word])]
+    if set(words) & {*PLAIN, "--help-all", "--print-config"}:
+        return
+    if source := line.redirected("<"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(source).read_bytes()), encoding="utf-8"))
+    status = main([*words, *SMALL.get(words[0], [])])
+    written = capsys.readouterr()
+    assert status in ((0, 1) if words[0] in ("diagnose", "merge") else (0,)), f"{line.line}\n{written.err}"
+    if target := line.redirected(">"):
+        Path(target).write_text(written.out, encoding="utf-8")
+
+
+@pytest.fixture
+def shell(world, monkeypatch, tmp_path):
+    """Return a function that runs a line of another program, where a clone comes from this repository.
+
+    The environment of the tests takes the place of the one that ``make install`` creates.
+    """
+    mirror, venv = tmp_path / "mirror.git", tmp_path / "venv"
+    subprocess.run(["git", "clone", "--quiet", "--bare", str(ROOT), str(mirror)], check=True)
+    venv.mkdir()
+    for path in Path(sys.prefix).iterdir():
+        if not path.name.startswith("."):
+            (venv / path.name).symlink_to(path)
+    for name in (".installed", ".dev"):
+        (venv / name).touch()
+        os.utime(venv / name, (2**32, 2**32))
+    settings = {"url." + mirror.as_uri() + ".insteadOf": "https://github.com/metaphrase/metaphrase"}
+    settings |= {"user.name": "me", "user.email": "me@localhost"}
+    environment = {f"GIT_CONFIG_KEY_{at}": key for at, key in enumerate(settings)}
+    environment |= {f"GIT_CONFIG_VALUE_{at}": value for at, value in enumerate(settings.values())}
+    environment |= {"GIT_CONFIG_COUNT": str(len(settings)), "HOME": str(world), "VENV": str(venv), "OFFLINE": "1"}
+    environment |= {"PYTHONPATH": "src", "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PYTEST_ADDOPTS": "-p no:cacheprovider"}
+
+    def run_line(line: Command) -> None:
+        words = line.bare
+        if words[0] == "cd":
+            monkeypatch.chdir(words[1])
+            for path in world.iterdir():
+                if not Path(path.name).exists() and path.name != "my.tsv":  # which the page copies
+                    Path(path.name).symlink_to(path)
+        elif words[0] == "export":
+            monkeypatch.syspath_prepend(Path.cwd())
+        elif words[0] == "source":
+            assert words[1] == ".venv/bin/activate"
+            assert (venv / "bin" / "activate").is_file()
+        else:
+            command = ["bash", "-euc", line.line]
+            done = subprocess.run(
+                command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=580
             )
-        status = main([*words, *SMALL.get(words[0], [])])
-        written = capsys.readouterr()
-        assert status in ((0, 1) if words[0] in ("diagnose", "merge") else (0,)), f"{line.line}\n{written.err}"
-        if target := line.redirected(">"):
-            Path(target).write_text(written.out, encoding="utf-8")
+            assert done.returncode == 0, f"{line.line}\n{done.stdout}\n{done.stderr}"
+
+    return run_line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", WALK_THROUGHS, ids=lambda page: page.stem)
+def test_a_walk_through_runs_from_the_first_line_to_the_last(page, world, shell, hub, monkeypatch, capsys):
+    hub.repositories.pop(("model", "me/e5-small-swahili"))  # the push creates it
+    monkeypatch.setattr(OBJECTIVES, "_classes", dict(OBJECTIVES._classes))
+    names: dict[str, object] = {"__name__": "documented"}
+    for block in (block for block in BLOCKS if block.page == page):
+        if block.title:
+            Path(block.title).parent.mkdir(parents=True, exist_ok=True)
+            Path(block.title).write_text(block.text, encoding="utf-8")
+        if block.language == "python" and not block.title.startswith("tests/"):
+            execute(block, names)
+        for line in LINES:
+            if line.block is block:
+                run(line, monkeypatch, capsys) if line.is_ours else shell(line)
 
 
 @pytest.mark.parametrize(
@@ -405,9 +478,14 @@ def test_python_runs(page, world, tiny_encoder, monkeypatch, capsys):
     names |= {"similarity_qk": similarity_qk, "row_qk": row_qk, "similarity_pk": similarity_qk, "row_pk": row_qk}
     for block in BLOCKS:
         if block.page == page and block.language == "python":
-            code = re.sub(r'"max_steps": \d+', '"max_steps": 2, "use_cpu": True, "report_to": "none"', block.text)
-            code = re.sub(r"max_steps=\d+", "max_steps=2, use_cpu=True, report_to='none', max_length=24", code)
-            exec(compile("\n" * (block.line - 1) + code, str(page), "exec"), names)
+            execute(block, names)
+
+
+def execute(block: Block, names: dict[str, object]) -> None:
+    """Run Python of a page, with small settings."""
+    code = re.sub(r'"max_steps": \d+', '"max_steps": 2, "use_cpu": True, "report_to": "none"', block.text)
+    code = re.sub(r"max_steps=\d+", "max_steps=2, use_cpu=True, report_to='none', max_length=24", code)
+    exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
 
 
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
