@@ -4,6 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
+# Files of `make test` and `make test-all`; all if empty.
+TESTS ?=
+# If set, `make package` downloads nothing.
+OFFLINE ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
@@ -23,7 +27,7 @@ demo: install  ## Train on the bundled bitext and write runs/demo/report.html (1
 	$(BIN)/metaphrase demo --config configs/demo.yaml --output_dir runs/demo
 
 test: install  ## Run the tests (10 minutes on 2 cores, no network)
-	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2
+	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 $(TESTS)
 
 # The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.
 NUMERIC := tests/aligners tests/evaluation tests/mining tests/modeling tests/objectives tests/training/test_loss.py
@@ -38,7 +42,7 @@ test-portable: install  ## Run the numeric tests under other CPU instruction set
 	done; done
 
 test-all: install  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
-	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl
+	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl $(TESTS)
 	$(BIN)/python scripts/reliability.py faults.jsonl
 
 $(VENV)/.dev: $(INSTALLED)
@@ -58,10 +62,12 @@ style: $(VENV)/.dev  ## Fix lint and formatting
 
 package: $(VENV)/.dev  ## Build the distributions in dist/, check them, and try the wheel in a new environment
 	rm -rf dist build/package
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build $(if $(OFFLINE),--no-isolation) --outdir dist
 	$(BIN)/python -m twine check --strict dist/*
 	$(PYTHON) -m venv build/package
-	build/package/bin/python -m pip install --quiet --constraint constraints.txt dist/*.whl
+	$(if $(OFFLINE),$(BIN)/python -c 'import site; print(*site.getsitepackages())' | tee build/package/lib/python3.*/site-packages/x.pth)
+	build/package/bin/python -m pip install --quiet $(if $(OFFLINE),--no-index --no-deps --force-reinstall) \
+		--constraint constraints.txt dist/*.whl
 	build/package/bin/python -m pip check
 	build/package/bin/python -I scripts/try_wheel.py
 

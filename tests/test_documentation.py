@@ -8,8 +8,8 @@ Python, and every line of the shell, in a clone of this repository.
 from __future__ import annotations
 
 import contextlib
-import glob
 import gzip
+import http.server
 import io
 import itertools
 import json
@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 #: Lines that are neither run nor parsed by metaphrase, with the reason.
 ELSEWHERE = {
-    r"(git|cd|cp|export|source|pytest|python -m twine) ": "is part of a walk-through, which runs as a whole",
+    r"(git|cd|cp|rm|export|source|pytest|python -m twine) ": "is part of a walk-through, which runs as a whole",
     r"python -m venv ": "creates an environment",
     r"pip install ": "installs; its extras are checked",
     r"make ": "its target is checked; the programs it runs have their own tests",
@@ -384,7 +385,9 @@ def test_what_commands_read_is_there(line, there):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("page", sorted({line.block.page for line in OURS} - {*WALK_THROUGHS}), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted({line.block.page for line in OURS} - {*WALK_THROUGHS}), ids=lambda page: page.stem
+)
 def test_every_command_runs(page, world, monkeypatch, capsys):
     """Run the commands of a page in order, as each may read the output of earlier ones."""
     for line in OURS:
@@ -394,7 +397,9 @@ def test_every_command_runs(page, world, monkeypatch, capsys):
 
 def run(line: Command, monkeypatch, capsys) -> None:
     """Run a command of metaphrase in this process, with small settings."""
-    words = [path for word in line.arguments for path in (sorted(glob.glob(word)) if "*" in word else [word])]
+    words = [
+        path for word in line.arguments for path in (sorted(map(str, Path().glob(word))) if "*" in word else [word])
+    ]
     if set(words) & {*PLAIN, "--help-all", "--print-config"}:
         return
     if source := line.redirected("<"):
@@ -407,7 +412,26 @@ def run(line: Command, monkeypatch, capsys) -> None:
 
 
 @pytest.fixture
-def shell(world, monkeypatch, tmp_path):
+def index() -> Iterator[str]:
+    """Address of a server that accepts all uploads, as that of PyPI."""
+
+    class Accept(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Accept) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/legacy/"
+        server.shutdown()
+
+
+@pytest.fixture
+def shell(world, index, monkeypatch, tmp_path):
     """Return a function that runs a line of another program, where a clone comes from this repository.
 
     The environment of the tests takes the place of the one that ``make install`` creates.
@@ -423,18 +447,22 @@ def shell(world, monkeypatch, tmp_path):
         os.utime(venv / name, (2**32, 2**32))
     settings = {"url." + mirror.as_uri() + ".insteadOf": "https://github.com/metaphrase/metaphrase"}
     settings |= {"user.name": "me", "user.email": "me@localhost"}
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "HF_TOKEN"))}
     environment = {f"GIT_CONFIG_KEY_{at}": key for at, key in enumerate(settings)}
     environment |= {f"GIT_CONFIG_VALUE_{at}": value for at, value in enumerate(settings.values())}
-    environment |= {"GIT_CONFIG_COUNT": str(len(settings)), "HOME": str(world), "VENV": str(venv), "OFFLINE": "1"}
-    environment |= {"PYTHONPATH": "src", "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "PYTEST_ADDOPTS": "-p no:cacheprovider"}
+    environment |= {"GIT_CONFIG_COUNT": str(len(settings)), "HOME": str(world), "PYTHONPATH": "src"}
+    environment |= {"VENV": str(venv), "OFFLINE": "1", "TESTS": "tests/objectives/test_anchor_margin.py"}
+    environment |= {
+        "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
+        "TWINE_REPOSITORY_URL": index,
+        "TWINE_PASSWORD": "x",
+    }
 
     def run_line(line: Command) -> None:
         words = line.bare
         if words[0] == "cd":
             monkeypatch.chdir(words[1])
-            for path in world.iterdir():
-                if not Path(path.name).exists() and path.name != "my.tsv":  # which the page copies
-                    Path(path.name).symlink_to(path)
+            Path("my-test-sets").symlink_to(world / "my-test-sets")
         elif words[0] == "export":
             monkeypatch.syspath_prepend(Path.cwd())
         elif words[0] == "source":
@@ -443,7 +471,7 @@ def shell(world, monkeypatch, tmp_path):
         else:
             command = ["bash", "-euc", line.line]
             done = subprocess.run(
-                command, env=os.environ | environment, capture_output=True, text=True, check=False, timeout=580
+                command, env=outer | environment, capture_output=True, text=True, check=False, timeout=900
             )
             assert done.returncode == 0, f"{line.line}\n{done.stdout}\n{done.stderr}"
 
@@ -451,6 +479,7 @@ def shell(world, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", WALK_THROUGHS, ids=lambda page: page.stem)
 def test_a_walk_through_runs_from_the_first_line_to_the_last(page, world, shell, hub, monkeypatch, capsys):
     hub.repositories.pop(("model", "me/e5-small-swahili"))  # the push creates it
