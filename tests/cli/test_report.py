@@ -178,7 +178,14 @@ def test_a_folder_that_is_no_run(tmp_path, finished, data, capsys):
 
 
 def test_the_choice_of_alpha_is_shown(finished, data, quick, capsys):
-    row = {"before": 50.0, "after": 52.0, "difference": 2.0, "interval": [1.0, 3.0], "verdict": "better", "holds": True}
+    row = {
+        "before": 50.0,
+        "after": 52.0,
+        "difference": 2.0,
+        "interval": [1.0, 3.0],
+        "verdict": "better",
+        "holds": True,
+    }
     points = [{"alpha": at / 2, "gain": row, "guards": {"sts": row}, "holds": True} for at in range(3)]
     curve = AlphaCurve(0.5, "dev", points)
     (finished / "alpha.json").write_text(json.dumps(curve.to_dict()), encoding="utf-8")
