@@ -10,8 +10,10 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.cli import main
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.geometry import hubs
 from metaphrase.evaluation.guards import AlphaCurve
 from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.mining.search import unit_rows
 from metaphrase.publishing import analysis, run_report
 
 HOSTILE = '<img src=x onerror="alert(1)">'
@@ -68,10 +70,19 @@ def read(folder):
     return json.loads((folder / "report.json").read_text(encoding="utf-8"))
 
 
+def write_evaluation(path):
+    """A result of `metaphrase evaluate` with answers in two languages."""
+    rows = {"de": {"answers": {"de": 61.0, "en": 52.5}}, "en": {"answers": {"de": 33.3, "en": 70.0}}}
+    path.write_text(json.dumps({"scores": {"xquad-r mAP in one language": {"languages": rows}}}), encoding="utf-8")
+    return str(path)
+
+
 def test_report_of_a_run(finished, data, tiny_encoder, capsys):
-    assert main(["report", str(finished), "--data", str(data), "--resamples", "200", "--errors", "40"]) == 0
+    answers = write_evaluation(finished.parent / "evaluation.json")
+    options = ["--data", str(data), "--resamples", "200", "--errors", "40", "--evaluation", answers]
+    assert main(["report", str(finished), *options]) == 0
     out = finished / "report"
-    names = ("accuracy-mini", "retention-mini", "curves", "tokens", "margins", "alignments")
+    names = ("accuracy-mini", "retention-mini", "curves", "tokens", "margins", "answers", "alignments")
     pictures = {f"{name}.png" for name in names}
     assert {path.name for path in out.iterdir()} == {"_metaphrase", "report.html", "report.json", *pictures}
     report = read(out)
@@ -96,6 +107,15 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "<img" not in page
     assert "loss, tr over training steps" in page
+    assert report["analysis"]["answers"] == {"languages": ["de", "en"], "after": [[61.0, 52.5], [33.3, 70.0]]}
+    assert "en questions, de candidates: 33.3" in page
+    geometry = report["analysis"]["geometry"]
+    (german,) = (one for language, one in sets.items() if language == "de")
+    embedded = [tiny_encoder.encode(list(side)) for side in (german.sources, german.targets)]
+    assert geometry["before"]["hubness"] == pytest.approx(hubs(*map(unit_rows, embedded)).skewness, abs=1e-3)
+    assert 0 < geometry["after"]["isotropy"] <= 1
+    assert -100 <= geometry["after"]["structure"] <= 100
+    assert "Worst hub" in page
     printed = capsys.readouterr()
     assert "2 languages without training data" in printed.out
     assert "Encoding" in printed.err
@@ -118,6 +138,12 @@ def test_the_report_as_json(finished, data, capsys):
     printed = capsys.readouterr()
     assert "Report:" in printed.out
     assert printed.err == ""
+
+
+def test_an_evaluation_without_answers_is_refused(finished, data, tmp_path, capsys):
+    (tmp_path / "other.json").write_text('{"scores": {}}', encoding="utf-8")
+    assert main(["report", str(finished), "--data", str(data), "--evaluation", str(tmp_path / "other.json")]) == 2
+    assert "has no answer retrieval. Evaluate with --suite answer-retrieval" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("quick")

@@ -18,6 +18,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.font_manager import fontManager
@@ -109,6 +110,11 @@ def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
     if margins := analysis.get("margins"):
         found["margins"] = Chart(
             "Histograms of margins; the table below has the medians", partial(draw_margins, margins=margins)
+        )
+    if answers := analysis.get("answers"):
+        found["answers"] = Chart(
+            f"mAP by the language of the question and of the candidates, {len(answers['languages'])} languages",
+            partial(draw_answers, answers=answers),
         )
     if alignments := analysis.get("alignments"):
         found["alignments"] = Chart("Alignment matrices", partial(draw_alignments, alignments=alignments))
@@ -359,6 +365,23 @@ def draw_margins(figure: Figure, *, margins: Mapping[str, Any]) -> None:
         axes.set(title=side, xlabel="ratio margin")
     figure.supylabel("pairs", fontsize=9)
     figure.legend(loc="outside upper center", ncols=2)
+
+
+def draw_answers(figure: Figure, *, answers: Mapping[str, Any]) -> None:
+    """MAP of the questions of each language among the candidates of each language, before and after."""
+    sides, languages = [side for side in SIDES if side in answers], answers["languages"]
+    figure.set_size_inches(0.6 + 0.38 * len(languages) * len(sides), 0.9 + 0.34 * len(languages))
+    values = np.array([answers[side] for side in sides])
+    for table, side, axes in zip(values, sides, figure.subplots(1, len(sides), squeeze=False)[0], strict=True):
+        axes.imshow(table, cmap="Blues", vmin=values.min(), vmax=values.max(), aspect="auto")
+        for (asked, answer), value in np.ndenumerate(table):  # the same colours in a dark page, as those of the cells
+            colour = "white" if value > (values.min() + values.max()) / 2 else "black"
+            text = axes.text(answer, asked, f"{value:.0f}", ha="center", va="center", fontsize=6, color=colour)
+            text.set_gid(f"{_TOOLTIP}{languages[asked]} questions, {languages[answer]} candidates: {value:.1f}")
+        axes.set(title=side, xlabel="candidates")
+        axes.set_xticks(range(len(languages)), languages, fontsize=7)
+        axes.set_yticks(range(len(languages)), languages, fontsize=7)
+    figure.supylabel("questions", fontsize=9)
 
 
 def draw_alignments(figure: Figure, *, alignments: Sequence[Mapping[str, Any]]) -> None:

@@ -175,7 +175,8 @@ def write_report(
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
         analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; ``abilities``, rows of guards by name; ``alpha``, an
+            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.languages`: ``geometry`` and
+            ``answers``; ``abilities``, rows of guards by name; ``alpha``, an
             :class:`metaphrase.evaluation.guards.AlphaCurve` as data; and ``verdict``, a sentence. All are optional.
 
     Returns:
@@ -240,6 +241,8 @@ def _page(report: Mapping[str, Any]) -> str:
         tokens=analysis.get("tokens"),
         alignments=[_shaded(one) for one in analysis.get("alignments") or ()],
         margins=analysis.get("margins"),
+        geometry=analysis.get("geometry"),
+        answers=analysis.get("answers"),
         errors=analysis.get("errors"),
         sides=SIDES if before else SIDES[1:],
         usage=report["usage"],

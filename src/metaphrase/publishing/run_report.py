@@ -38,6 +38,7 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import damage_in
 from metaphrase.mining.bulk import encode
 from metaphrase.publishing import analysis
+from metaphrase.publishing.languages import geometry_of, read_answers
 from metaphrase.publishing.merging import CURVE
 from metaphrase.publishing.plots import save_pictures
 from metaphrase.publishing.report import describe_model, usage_lines, write_report
@@ -73,6 +74,11 @@ class ReportOptions:
     )
     red_line: AtLeast0 = option(
         1.0, "Acceptable average loss, in points, of languages without training data (default: 1)."
+    )
+    evaluation: str | None = option(
+        None,
+        "JSON file of `metaphrase evaluate RUN --suite answer-retrieval` (or all, or with --baseline), whose answers across "
+        "languages are shown.",
     )
     errors: CountOr0 = option(12, "Maximum number of rows of each list of errors.")
     baseline_prompt: str = option(
@@ -138,6 +144,7 @@ def report_run(
     output = Path(options.output_dir) if options.output_dir else folder / "report"
     for read in (folder, model_folder(options.baseline)):
         check_folder(output, model=read)
+    answers = read_answers(options.evaluation) if options.evaluation else None
     subjects = _load_subjects(options, facts, earlier)
     tests = read_sets(options.data or default_folders(earlier))
     if facts.get("debias"):  # its directions were estimated on the other articles
@@ -154,6 +161,8 @@ def report_run(
     results, others, comparisons = _measure(subjects, sets, trained, settings)
     notify("Computing word maps, alignments, margins and errors …")
     analyses = _analyse(subjects, sets, focus, trained, comparisons, options)
+    if answers is not None:
+        analyses["answers"] = answers
     analyses["retention"] = {
         name: retention(compare(pair["before"], pair["after"], **settings), options.red_line)
         | {"models": {side: describe_model(result) for side, result in pair.items()}}
@@ -409,6 +418,7 @@ def _analyse(
                 sets[focus] if options.pairs else mapped_sets, options.pairs
             )
         ],
+        "geometry": geometry_of(embedded, shown) | {"data": focus},
         "errors": analysis.nearest_errors(shown, found, limit=options.errors) | {"data": focus},
     }
     if len(both_margins["after"][0]):
