@@ -13,6 +13,7 @@ import stat
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # `evaluate` copies modules to a folder and imports them from there, so every process needs a separate folder.
 os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="modules-")
@@ -125,8 +126,9 @@ def full_bitext(bitext) -> list[dict[str, object]]:
 
 
 def small(recipe: Recipe) -> Recipe:
-    """Adapt a recipe to the tiny encoder: the queue holds a few batches instead of thousands."""
-    terms = [replace(t, args={**t.args, "queue_size": 20}) if t.objective == "moco" else t for t in recipe.terms]
+    """Adapt a recipe to the tiny encoder: the queue holds a few batches instead of thousands, and it is its own teacher."""
+    changes: dict[str, dict[str, Any]] = {"moco": {"queue_size": 20}, "anchor": {"teacher": None}}
+    terms = [replace(t, args={**t.args, **changes.get(t.objective, {})}) for t in recipe.terms]
     return replace(recipe, terms=tuple(terms))
 
 

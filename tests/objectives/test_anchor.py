@@ -3,16 +3,21 @@ import copy
 import pytest
 import torch
 from datasets import Dataset
+from sentence_transformers.sentence_transformer.losses import MSELoss
 from sentence_transformers.sentence_transformer.modules import Dense
+from tokenizers import models
+from transformers import BertConfig, BertModel
 
-from metaphrase.encoders.loading import freeze_word_embeddings
-from metaphrase.exceptions import RecipeError, UsageError
+from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
+from metaphrase.exceptions import MissingFileError, ModelError, RecipeError, UsageError
+from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.anchor import anchor, interpolated_anchor
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
+from tests.conftest import as_sentence_transformer, shape, wordpiece
 
 
 def moved(loss):
@@ -29,6 +34,14 @@ def encoded_alone(model, text):
     features = dict(model.preprocess([text]))
     output = model({key: value[:, :24] if torch.is_tensor(value) else value for key, value in features.items()})
     return output["sentence_embedding"][0], output["token_embeddings"][0]
+
+
+def trainer_of(model, loss, rows, folder, **settings):
+    settings = {"max_steps": 8, "save_steps": 4, "per_device_train_batch_size": 8, **settings}
+    args = AlignmentTrainingArguments(
+        output_dir=str(folder), report_to="none", use_cpu=True, disable_tqdm=True, **settings
+    )
+    return AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(rows), loss=loss)
 
 
 def distance(now, then):
@@ -84,6 +97,104 @@ def test_matches_loop(make_loss, batch_of, bitext, tiny_encoder, sides, level, p
     for ours, theirs in zip(got, wanted, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+
+
+@pytest.fixture(scope="session")
+def teacher_dir(tmp_path_factory):
+    """An encoder whose pieces are characters with other ids, with one layer and mean pooling."""
+    torch.manual_seed(3)
+    folder, tokenizer = tmp_path_factory.mktemp("teacher"), wordpiece()
+    pieces = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    characters = [piece for piece in reversed(pieces) if len(piece.removeprefix("##")) == 1]
+    kept = [piece for piece in pieces if piece in tokenizer.all_special_tokens] + characters
+    assert [tokenizer.convert_tokens_to_ids(token) for token in kept[:5]] == [0, 1, 2, 3, 4]
+    vocabulary = {piece: at for at, piece in enumerate(kept)}
+    tokenizer.backend_tokenizer.model = models.WordPiece(vocabulary, unk_token="[UNK]")
+    BertModel(
+        BertConfig(**shape(tokenizer, num_hidden_layers=1, max_position_embeddings=64)), add_pooling_layer=False
+    ).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    as_sentence_transformer(folder, "mean").save_pretrained(str(folder))
+    return folder
+
+
+def distance_loop(model, original, rows, args):
+    """Equation 1 of Reimers & Gurevych 2020 sentence by sentence, averaged over the sides, with its options."""
+    total = 0
+    for row in rows:
+        for side in ("source", "target") if args["sides"] == "both" else (args["sides"],):
+            now = encoded_alone(model, row[side])[0]
+            compared = row["target" if args["toward"] == "target" else side]
+            then = original.encode([compared], convert_to_tensor=True, show_progress_bar=False)[0].clone()
+            if args.get("normalize", True):
+                now, then = now / now.norm(), then / then.norm()
+            total = total + sum((a - b) ** 2 for a, b in zip(now, then, strict=True)) / (1 + (args["sides"] == "both"))
+    return total / len(rows)
+
+
+@pytest.mark.parametrize("taught", [True, False], ids=["teacher", "original"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"sides": "both", "toward": "target", "normalize": False},
+        {"sides": "source", "toward": "target"},
+        {"sides": "both", "toward": "itself"},
+    ],
+    ids=str,
+)
+def test_distillation_matches_loop(make_loss, batch_of, bitext, tiny_encoder, teacher_dir, args, taught):
+    original = load_encoder(teacher_dir, max_length=40) if taught else copy.deepcopy(tiny_encoder)
+    loss = moved(make_loss("anchor", max_length=40, **args, **({"teacher": str(teacher_dir)} if taught else {})))
+    views = {name: view for name, view in batch_of(loss, bitext[:5]).items() if isinstance(view, dict)}
+    slow = distance_loop(loss.model, original.double().eval(), bitext[:5], args)
+    fast = loss.objectives["anchor"](encode_views(loss.model, views))
+    parameters = [p for p in loss.model.parameters() if p.requires_grad]
+    got, wanted = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (fast, slow))
+    assert fast.item() > 1e-3
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
+    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
+    for ours, theirs in zip(got, wanted, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+
+
+def test_the_recipe_is_the_mse_loss_of_sentence_transformers_times_the_size(tiny_encoder, teacher_dir, bitext):
+    rows, (term,) = bitext[:6], Recipe.load("distill").terms
+    content = {"name": "one", "terms": [{"objective": "anchor", "args": {**term.args, "teacher": str(teacher_dir)}}]}
+    loss = AlignmentLoss(tiny_encoder, Recipe.from_dict(content), max_length=32).eval()
+    ours = loss(ParallelCollator(tiny_encoder.tokenizer, loss.views)(rows))["anchor"]
+    features = [tiny_encoder.preprocess([row[side] for row in rows]) for side in ("source", "target")]
+    labels = load_encoder(teacher_dir).encode([row["target"] for row in rows], convert_to_tensor=True).cpu()
+    theirs = MSELoss(tiny_encoder)(features, labels.clone())
+    torch.testing.assert_close(ours, theirs * tiny_encoder.get_embedding_dimension())
+
+
+def test_a_student_comes_nearer_to_its_teacher(tiny_encoder, teacher_dir, bitext, tmp_path):
+    """Its source sentences come nearer to the teacher's embeddings of their translations."""
+    terms = [{"objective": "anchor", "args": {**Recipe.load("distill").terms[0].args, "teacher": str(teacher_dir)}}]
+    loss = AlignmentLoss(tiny_encoder, Recipe.from_dict({"name": "taught", "terms": terms}), max_length=24)
+    assert not any("original" in key for key in loss.state_dict())
+    wanted = load_encoder(teacher_dir).encode([row["target"] for row in bitext], convert_to_tensor=True).cpu()
+    distances = []
+    for trains in (False, True):
+        if trains:
+            trainer_of(tiny_encoder, loss, bitext, tmp_path, max_steps=30, learning_rate=3e-3).train()
+        now = tiny_encoder.encode([row["source"] for row in bitext], convert_to_tensor=True).cpu()
+        distances.append(anchor(now, wanted, normalize=False).item())
+    assert distances[1] < 0.3 * distances[0]
+
+
+def test_a_teacher_that_does_not_fit_is_refused(make_loss, tiny_encoder, teacher_dir, tmp_path):
+    tiny_encoder.append(Dense(tiny_encoder.get_embedding_dimension(), 7))
+    with pytest.raises(ModelError, match=r"have 32 components, .* have 7\. Choose .*docs/forgetting\.md"):
+        make_loss("anchor", model=tiny_encoder, teacher=str(teacher_dir))
+    with pytest.raises(MissingFileError, match=r"'teacher' of 'anchor' cannot be loaded\. There is no folder"):
+        make_loss("anchor", teacher=str(tmp_path / "nowhere"))
+    with pytest.raises(UsageError, match=r"'teacher' of 'anchor' cannot be loaded\. A maximum length of 70 tokens"):
+        make_loss("anchor", teacher=str(teacher_dir), max_length=70)
+    for args in ({"teacher": "starter"}, {"toward": "target"}, {"normalize": False}):
+        with pytest.raises(UsageError, match="are about the embeddings of single sentences"):
+            make_loss("anchor", level="tokens", **args)
 
 
 @pytest.mark.parametrize("args", [{"sides": "both"}, {"sides": "interpolated"}, {"level": "tokens"}], ids=str)
@@ -159,48 +270,26 @@ def test_it_keeps_the_model_in_place_and_is_neither_saved_nor_trained(tiny_encod
         model = copy.deepcopy(tiny_encoder)
         loss = AlignmentLoss(model, Recipe.from_dict({"name": name, "terms": terms}), max_length=24)
         assert not any("original" in key for key in loss.state_dict())
-        args = AlignmentTrainingArguments(
-            output_dir=str(tmp_path / name),
-            max_steps=8,
-            save_steps=4,
-            per_device_train_batch_size=8,
-            learning_rate=3e-3,
-            lr_scheduler_type="constant",
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
-        AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(bitext), loss=loss).train()
+        trainer_of(model, loss, bitext, tmp_path / name, learning_rate=3e-3, lr_scheduler_type="constant").train()
         distances[name] = anchor(model.encode(texts, convert_to_tensor=True), start).item()
     assert distances["held"] < 0.5 * distances["free"]
 
 
-def test_a_resumed_run_is_anchored_to_the_original_start(tiny_encoder, bitext, tmp_path):
-    ends = []
+@pytest.mark.parametrize("taught", [False, True], ids=["original", "teacher"])
+def test_a_resumed_run_is_anchored_to_the_original_start(tiny_encoder, teacher_dir, bitext, tmp_path, taught):
+    ends, args = [], {"teacher": str(teacher_dir), "toward": "target"} if taught else {}
     for stop in (None, 4):
         model = copy.deepcopy(tiny_encoder)
         torch.manual_seed(0)
 
-        def train(steps, resume, model=model, stop=stop):
-            recipe = Recipe.from_dict({"name": "held", "terms": [{"objective": "tr"}, {"objective": "anchor"}]})
-            loss = AlignmentLoss(model, recipe, max_length=24)
-            args = AlignmentTrainingArguments(
-                output_dir=str(tmp_path / str(stop)),
-                max_steps=8,
-                save_steps=4,
-                per_device_train_batch_size=8,
-                learning_rate=1e-3,
-                report_to="none",
-                use_cpu=True,
-                disable_tqdm=True,
+        def train(resume, model=model, stop=stop):
+            terms = [{"objective": "tr"}, {"objective": "anchor", "args": args}]
+            loss = AlignmentLoss(model, Recipe.from_dict({"name": "held", "terms": terms}), max_length=24)
+            trainer_of(model, loss, bitext, tmp_path / str(stop), learning_rate=1e-3).train(
+                resume_from_checkpoint=resume
             )
-            trainer = AlignmentTrainer(model=model, args=args, train_dataset=Dataset.from_list(bitext), loss=loss)
-            trainer.train(resume_from_checkpoint=resume)
 
-        if stop is None:
-            train(8, None)
-        else:
-            train(8, str(tmp_path / "None" / "checkpoint-4"))
+        train(None if stop is None else str(tmp_path / "None" / "checkpoint-4"))
         ends.append(model.state_dict())
     for key, value in ends[0].items():
         assert torch.equal(value, ends[1][key]), key

@@ -52,21 +52,26 @@ class OriginalEncoding(NamedTuple):
 
 
 class Original:
-    """A frozen copy of a model as it is before training. It is neither saved nor released.
+    """A frozen model: a copy of the one before training, or a teacher. It is neither saved nor released.
 
-    Objectives share the copy, and a view is encoded once per batch, however many objectives read it.
+    Objectives share a copy, and a view is encoded once per batch, however many objectives read it.
 
     Args:
-        encoder: The encoder. The copy shares its word embeddings if they are frozen.
-        modules: The modules of the model after the Transformer, such as the pooling.
+        encoder: The encoder, which is frozen in place.
+        modules: The modules of the model after the Transformer, such as the pooling; likewise.
     """
 
     def __init__(self, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
+        self.encoder = frozen(encoder).eval()
+        self.modules = nn.Sequential(*modules).requires_grad_(False).eval()
+        self._encoded: Any = WeakTensorKeyDictionary()
+
+    @classmethod
+    def copy_of(cls, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> Original:
+        """Copy a model; the copy shares its word embeddings if they are frozen."""
         table: Any = encoder.get_input_embeddings()
         shared = {} if table.weight.requires_grad else {id(table): table}
-        self.encoder = frozen(copy.deepcopy(encoder, shared)).eval()
-        self.modules = copy.deepcopy(nn.Sequential(*modules)).requires_grad_(False).eval()
-        self._encoded: Any = WeakTensorKeyDictionary()
+        return cls(copy.deepcopy(encoder, shared), map(copy.deepcopy, modules))
 
     @torch.no_grad()
     def __call__(self, encoding: Encoding) -> OriginalEncoding:

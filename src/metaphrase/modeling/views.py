@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -99,6 +99,23 @@ def source_view(max_length: int) -> Sentence:
 def target_view(max_length: int) -> Sentence:
     """View ``"target"``: the target sentences."""
     return Sentence("target", "target", max_length)
+
+
+@dataclass(frozen=True)
+class TeacherSentence(Sentence):
+    """One side of the pairs in the pieces of another encoder: ``ids`` and ``mask``, both of shape ``(batch, length)``.
+
+    Attributes:
+        tokenizer: The tokenizer of that encoder.
+    """
+
+    encoded: ClassVar[bool] = False
+    tokenizer: Any = field(default=None, compare=False, repr=False)
+
+    def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
+        """Build ids and mask of each text."""
+        built = super().build(examples, self.tokenizer, rngs)
+        return {"ids": built["input_ids"], "mask": built["attention_mask"]}
 
 
 @dataclass(frozen=True)

@@ -1,38 +1,42 @@
-"""Anchor: keep embeddings or token states close to those of the original encoder, to retain what it knows."""
+"""Anchor: keep embeddings or token states close to those of the original encoder, or move them to those of a teacher."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from metaphrase.exceptions import UsageError
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import MetaphraseError, ModelError, UsageError
 from metaphrase.modeling.encoding import Encoding
+from metaphrase.modeling.frozen import Original, OriginalEncoding
 from metaphrase.modeling.functional import at_least_float32
-from metaphrase.modeling.views import View
-from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.modeling.views import Side, TeacherSentence, View
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
 Sides = Literal["source", "target", "both", "interpolated"]
 
 
-def anchor(embedding_bh: Tensor, original_bh: Tensor) -> Tensor:
-    """Squared distance between normalised embeddings and the original ones: ``2 (1 − cosine)``.
+def anchor(embedding_bh: Tensor, original_bh: Tensor, *, normalize: bool = True) -> Tensor:
+    """Squared distance between embeddings and the original ones, the mean over sentences.
 
     Args:
         embedding_bh: Sentence embeddings, shape ``(batch, hidden)``.
-        original_bh: Sentence embeddings of the original encoder, shape ``(batch, hidden)``.
+        original_bh: Sentence embeddings of the original encoder or of a teacher, shape ``(batch, hidden)``.
+        normalize: Compare normalised embeddings, whose squared distance is ``2 (1 − cosine)``.
 
     Returns:
-        Scalar between 0 and 4.
+        Scalar of at least 0; between 0 and 4 for normalised embeddings.
 
-    >>> anchor(torch.eye(2), 3 * torch.eye(2)).item()
-    0.0
+    >>> anchor(torch.eye(2), 3 * torch.eye(2)).item(), anchor(torch.eye(2), 3 * torch.eye(2), normalize=False).item()
+    (0.0, 4.0)
     """
-    return (_unit(embedding_bh) - _unit(original_bh)).pow(2).sum(dim=-1).mean()
+    prepare = _unit if normalize else at_least_float32
+    return (prepare(embedding_bh) - prepare(original_bh)).pow(2).sum(dim=-1).mean()
 
 
 def token_anchor(tokens_blh: Tensor, original_blh: Tensor, mask_bl: Tensor) -> Tensor:
@@ -70,11 +74,11 @@ def _unit(tensor: Tensor) -> Tensor:
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class Anchor(Objective):
-    """Keep embeddings close to those of the encoder at the start of training.
+    """Keep embeddings close to those of the encoder at the start of training, or move them to those of a teacher.
 
     If English targets stay in place, languages aligned with English stay aligned, and a new language moves towards English.
     A frozen copy of the model encodes the sentences a second time. It shares frozen word embeddings and is neither saved nor
-    released.
+    released. With a teacher there is no copy; the teacher reads the sentences with its own tokenizer and without a prompt.
 
     Args:
         max_length: Maximum pieces per sentence.
@@ -82,18 +86,26 @@ class Anchor(Objective):
             the two embeddings of a pair keeps its place, so its sentences may approach each other.
         level: ``"sentence"``: sentence embeddings. ``"tokens"``: the states of all tokens, which taggers and question
             answering read.
+        teacher: Another encoder in the place of the original one: ``"starter"``, a folder or a Hub id (see
+            :func:`metaphrase.encoders.loading.load_encoder`). Its embeddings must have as many components as the trained
+            ones.
+        toward: ``"itself"``: each sentence is compared with its own original embedding. ``"target"``: both sides are
+            compared with that of the target sentence (English).
+        normalize: Compare normalised embeddings. If false, their lengths count too.
 
     Inputs: the columns ``source`` and ``target``.
 
-    Relations: Reimers & Gurevych 2020 minimise the mean squared error between the English embeddings of student and teacher.
-    Here the teacher is the initial model, and the length of embeddings is ignored. ``"interpolated"`` is the frozen
-    interpolation anchor of SALT.
+    Relations: Equation 1 of Reimers & Gurevych 2020 is ``sides: both``, ``toward: target``, ``normalize: false`` and a
+    ``teacher``, times 2, because its sides are added. ``MSELoss`` of sentence-transformers also divides by the number of
+    components. The defaults are its first term, with the initial model as the teacher and normalised embeddings.
+    ``"interpolated"`` is the frozen interpolation anchor of SALT.
 
     Raises:
-        UsageError: Token states are to be interpolated; the tokens of two sentences do not correspond.
+        UsageError: Token states are to be interpolated or compared with other sentences; tokens do not correspond.
+        ModelError: The teacher cannot be loaded, or its embeddings have another size.
 
     Reference: Reimers & Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual using Knowledge Distillation,
-    section 2, equation 1, first term.
+    section 2, equation 1.
     """
 
     name: ClassVar[str] = "anchor"
@@ -105,10 +117,12 @@ class Anchor(Objective):
     booktitle = "Proceedings of EMNLP 2020",
     year = "2020",
 }"""
-    reads_original = True
 
     sides: Sides = "target"
     level: Literal["sentence", "tokens"] = "sentence"
+    teacher: str | None = None
+    toward: Literal["itself", "target"] = "itself"
+    normalize: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,15 +132,53 @@ class Anchor(Objective):
                 "have. Use 'level: sentence', or 'sides: both'."
             )
 
+        distils = self.teacher is not None or self.toward == "target" or not self.normalize
+        if distils and (self.sides == "interpolated" or self.level == "tokens"):
+            raise UsageError(
+                "'teacher', 'toward' and 'normalize' of 'anchor' are about the embeddings of single sentences. Omit them, or "
+                "use 'level: sentence', and 'source', 'target' or 'both' for 'sides'."
+            )
+        self.tokenizer: Any = None
+
+    @property
+    def reads_original(self) -> bool:  # type: ignore[override]
+        """Whether there is no teacher."""
+        return self.teacher is None
+
+    def attach(self, sources: HeadSources) -> None:
+        """Take the original encoder, or load the teacher."""
+        super().attach(sources)
+        if self.teacher is None:
+            return
+        try:
+            model = load_encoder(self.teacher, device="cpu", max_length=self.max_length)
+        except MetaphraseError as error:
+            raise type(error)(f"The 'teacher' of 'anchor' cannot be loaded. {error}") from error
+        size = model.get_embedding_dimension()
+        if size != sources.embedding_size:
+            raise ModelError(
+                f"The embeddings of the 'teacher' {self.teacher} have {size} components, but those of the encoder to train "
+                f"have {sources.embedding_size}. Choose encoders of one size, or project the teacher's embeddings first: "
+                'docs/forgetting.md, "Learn from a teacher".'
+            )
+        modules: Any = tuple(model.children())
+        self.original, self.tokenizer = Original(modules[0].auto_model, modules[1:]), model.tokenizer
+
     def views(self) -> tuple[View, ...]:
-        """Return the sides that are read."""
-        source, target = super().views()
-        return {"source": (source,), "target": (target,)}.get(self.sides, (source, target))
+        """Return the sides that are read, and those that the teacher reads."""
+        own = {view.name: view for view in super().views()}
+        read, compared = self._sides, [self._compared(side) for side in self._sides]
+        if self.teacher is None:
+            return tuple(view for name, view in own.items() if name in (*read, *compared))
+        taught = [
+            TeacherSentence(f"teacher-{side}", side, self.max_length, self.tokenizer)
+            for side in dict.fromkeys(compared)
+        ]
+        return (*(own[side] for side in read), *taught)
 
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the loss, averaged over the sides."""
-        read = [encodings[view.name] for view in self.views()]
-        pairs = [(encoding, self.original(encoding)) for encoding in read]
+        pairs = [(encodings[side], self._original(encodings, self._compared(side))) for side in self._sides]
         if self.sides == "interpolated":
             (source, then_source), (target, then_target) = pairs
             originals = then_source.sentence_bh, then_target.sentence_bh
@@ -135,4 +187,21 @@ class Anchor(Objective):
             return torch.stack(
                 [token_anchor(now.tokens_blh, then.tokens_blh, now.mask_bl) for now, then in pairs]
             ).mean()
-        return torch.stack([anchor(now.sentence_bh, then.sentence_bh) for now, then in pairs]).mean()
+        losses = [anchor(now.sentence_bh, then.sentence_bh, normalize=self.normalize) for now, then in pairs]
+        return torch.stack(losses).mean()
+
+    @property
+    def _sides(self) -> tuple[Side, ...]:
+        return (self.sides,) if self.sides in ("source", "target") else ("source", "target")
+
+    def _compared(self, side: Side) -> Side:
+        """The side of the original embeddings that those of a side are compared with."""
+        return "target" if self.toward == "target" else side
+
+    def _original(self, encodings: Mapping[str, Encoding], side: Side) -> OriginalEncoding:
+        encoding = encodings[side if self.teacher is None else f"teacher-{side}"]
+        if self.teacher is not None:
+            ids_bl, mask_bl = encoding.features["ids"], encoding.features["mask"].bool()
+            encoding = Encoding({"input_ids": ids_bl}, encoding.table_vh, mask_bl=mask_bl)
+        encoded: OriginalEncoding = self.original(encoding)
+        return encoded

@@ -123,6 +123,7 @@ class HeadSources:
         pooling: Pooling mode of the model, e.g. ``"cls"`` or ``"mean"``.
         modules: The modules of the model after the Transformer.
         prompts: The prompts that the model stores.
+        embedding_size: Components of a sentence embedding, or None if it is unknown.
     """
 
     encoder: PreTrainedModel
@@ -133,11 +134,12 @@ class HeadSources:
     pooling: str = "cls"
     modules: tuple[nn.Module, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
+    embedding_size: int | None = None
 
     @cached_property
     def original(self) -> Original:
         """A frozen copy of the model, which all objectives share."""
-        return Original(self.encoder, self.modules)
+        return Original.copy_of(self.encoder, self.modules)
 
     @cached_property
     def mlm_head(self) -> dict[str, Tensor] | None:

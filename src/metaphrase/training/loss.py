@@ -71,6 +71,7 @@ class AlignmentLoss(nn.Module):
             pooling=pooling_of(model),
             modules=tuple(model.children())[1:],
             prompts=model.prompts,
+            embedding_size=model.get_embedding_dimension(),
         )
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
