@@ -12,6 +12,7 @@ from rich.console import Console
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation import mteb_tasks
+from metaphrase.evaluation.answer_retrieval import evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.mteb_tasks import (
     bitext_task,
     evaluate_mteb,
@@ -22,9 +23,10 @@ from metaphrase.evaluation.mteb_tasks import (
     sts_sets,
 )
 from metaphrase.evaluation.retrieval import evaluate_retrieval, prepare
-from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, evaluate_sts
+from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, STSSet, evaluate_sts
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.progress import progress_bars
+from tests.evaluation.test_answer_retrieval import write_answers
 
 
 @pytest.fixture
@@ -254,11 +256,9 @@ def test_sts22_equals_mteb(tiny_encoder, sts22, tmp_path):
     assert tuple(sorted(STS22_SUBSETS)) == tuple(sorted(sts22.hf_subsets))
     sets = sts_sets(sts22)
 
-    def encode(texts, **options):  # the cosines of a random encoder differ by less than float32 tells
-        return np.array([np.random.default_rng([*text.encode()]).normal(size=8) for text in texts], dtype=np.float32)
-
-    ours = evaluate_sts(tiny_encoder, sets, groups=STS22_GROUPS, resamples=20, encode=encode).to_dict()
-    theirs = evaluate_mteb(tiny_encoder, [sts22], tmp_path, name="m", encode=encode)["tasks"]["STS22"]
+    # The cosines of the tiny encoder differ by less than float32 tells.
+    ours = evaluate_sts(tiny_encoder, sets, groups=STS22_GROUPS, resamples=20, encode=random_rows).to_dict()
+    theirs = evaluate_mteb(tiny_encoder, [sts22], tmp_path, name="m", encode=random_rows)["tasks"]["STS22"]
     assert theirs["measure"] == "cosine_spearman"
     assert set(theirs["languages"]) == set(STS22_SUBSETS)
     for subset, row in theirs["languages"].items():
@@ -266,6 +266,81 @@ def test_sts22_equals_mteb(tiny_encoder, sts22, tmp_path):
     assert ours["groups"]["18"]["score"] == pytest.approx(theirs["average"], abs=1e-3)
     seventeen = np.mean([row["score"] for subset, row in theirs["languages"].items() if subset != "fr-pl"])
     assert ours["groups"]["without fr-pl"]["score"] == pytest.approx(seventeen, abs=1e-3)
+
+
+def random_rows(texts, **options):
+    """A text has the same random embedding in every call, far from any tie."""
+    return np.array([np.random.default_rng([*text.encode()]).normal(size=8) for text in texts], dtype=np.float32)
+
+
+def with_data(name, data, **chosen):
+    """MTEB's own task with data in memory."""
+    task = mteb.get_task(name, **chosen)
+    task.dataset, task.data_loaded = data, True
+    return task
+
+
+def mteb_scores(model, task, folder, encode=random_rows):
+    """The scores of each subset, as MTEB writes them."""
+    found = evaluate_mteb(model, [task], folder, name="m", encode=encode)["tasks"][task.metadata.name]
+    rows = json.loads((folder / found["file"]).read_text())["scores"]
+    return {row["hf_subset"]: row for split in rows.values() for row in split}
+
+
+def test_stsb_equals_mteb(tiny_encoder, bitext, tmp_path):
+    rng = np.random.default_rng(3)
+    rows = {
+        "sentence1": [row["source"] for row in bitext],
+        "sentence2": [row["target"] for row in bitext],
+        "score": rng.choice([0.0, 1.5, 3.0, 5.0], size=len(bitext)).tolist(),
+    }
+    data = {"de": DatasetDict({"test": Dataset.from_dict(rows)})}
+    task = with_data("STSBenchmarkMultilingualSTS", data, hf_subsets=["de"], eval_splits=["test"])
+    theirs = mteb_scores(tiny_encoder, task, tmp_path)["de"]
+    sets = {"de": STSSet("de", *(tuple(rows[column]) for column in ("sentence1", "sentence2", "score")))}
+    ours = evaluate_sts(tiny_encoder, sets, resamples=2, encode=random_rows)
+    assert ours.average.score == pytest.approx(100 * theirs["cosine_spearman"], abs=1e-3)
+
+
+@pytest.mark.parametrize(("name", "subset", "split"), [("Tatoeba", "deu-eng", "test"), ("BUCC.v2", "de-en", "test")])
+def test_bitext_mining_equals_mteb(tiny_encoder, sets, tmp_path, name, subset, split):
+    one = sets["sw"]
+    rows = Dataset.from_dict({"sentence1": list(one.sources), "sentence2": list(one.targets)})
+    data = {subset: DatasetDict({split: rows})}
+    theirs = mteb_scores(tiny_encoder, with_data(name, data, hf_subsets=[subset]), tmp_path, letters)[subset]
+    ours = evaluate_retrieval(tiny_encoder, {"sw": one}, resamples=2, encode=letters)
+    accuracy = ours.languages["sw"].details["source_to_target"]["accuracy"]
+    assert 0 < accuracy < 100
+    assert accuracy == pytest.approx(100 * theirs["accuracy"], abs=1e-3)
+
+
+def test_answer_retrieval_equals_mteb(tiny_encoder, tmp_path):
+    """MTEB's retrieval of XQuAD over the candidates of one language (MRR), and over the pool of all languages (mAP)."""
+    answers = load_answer_folder(write_answers(tmp_path / "xquad-r"), ["de", "en"])
+    pool = [(f"{language}-{at}", text) for language, one in answers.items() for at, text in enumerate(one.sentences)]
+
+    def split(asked, candidates, languages):
+        return {
+            "queries": Dataset.from_dict({"id": list(asked.ids), "text": list(asked.questions)}),
+            "corpus": Dataset.from_dict(
+                {"id": [id_ for id_, _ in candidates], "text": [text for _, text in candidates]}
+            ),
+            "relevant_docs": {
+                question: {f"{language}-{answers[language].answers[at]}": 1 for language in languages}
+                for at, question in enumerate(asked.ids)
+            },
+            "top_ranked": None,
+        }
+
+    ours = evaluate_answer_retrieval(tiny_encoder, answers, resamples=2, encode=random_rows)
+    for languages, candidates, measure, key in (
+        (["de"], [one for one in pool if one[0].startswith("de")], "MRR in the own language", "mrr_at_100"),
+        (["de", "en"], pool, "mAP", "map_at_100"),
+    ):
+        data = {"de": {"validation": split(answers["de"], candidates, languages)}}
+        task = with_data("XQuADRetrieval", data, hf_subsets=["de"])
+        theirs = mteb_scores(tiny_encoder, task, tmp_path / measure)["de"]
+        assert ours[measure].languages["de"].score == pytest.approx(100 * theirs[key], abs=2e-3)
 
 
 def test_progress_is_shown_though_mteb_is_silenced(tiny_encoder):
