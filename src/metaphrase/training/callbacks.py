@@ -15,6 +15,8 @@ logger = logging.getLogger(__name__)
 
 #: Maximum number of values in a line of the log.
 _VALUES = 10
+#: Values of the trainer that are not logged as text; neither are durations, which the progress bar shows.
+_HIDDEN = ("epoch", "total_flos", "sequential_score", "eval_sequential_score")
 
 
 class StepCallback(TrainerCallback):
@@ -70,13 +72,13 @@ def log_readably(trainer: AlignmentTrainer) -> None:
 def log_line(logs: Mapping[str, Any], step: int) -> str:
     """The trainer's values at a step as a line of text; of many values, the first ones.
 
-    >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "total_flos": 0.0}, 10)
+    >>> log_line({"loss": 1.23456, "learning_rate": 4e-05, "epoch": 0.5, "eval_runtime": 7.1, "total_flos": 0.0}, 10)
     'step 10, epoch 0.5: loss 1.235, learning rate 4e-05'
     """
     values = [
         f"{name.removeprefix('eval_').replace('_', ' ')} {f'{value:.4g}' if isinstance(value, float) else value}"
         for name, value in logs.items()
-        if name not in ("epoch", "total_flos")
+        if name not in _HIDDEN and not name.endswith(("runtime", "_per_second"))
     ]
     more = f", and {len(values) - _VALUES} more" if len(values) > _VALUES else ""
     epoch = f", epoch {logs['epoch']:.4g}" if "epoch" in logs else ""
