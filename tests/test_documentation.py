@@ -457,7 +457,8 @@ def shell(world, index, monkeypatch, tmp_path):
     environment |= {
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
         "TWINE_REPOSITORY_URL": index,
-        "TWINE_PASSWORD": "x",
+        "TWINE_USERNAME": "__token__",
+        "TWINE_PASSWORD": "pypi-x",
     }
 
     def run_line(line: Command) -> None:
