@@ -187,7 +187,7 @@ def test_from_a_file_to_a_release(run, bitext, capsys):
     assert "--max_steps 4" in card
     printed = "".join(capsys.readouterr())
     assert printed.count("Released to") == 1
-    assert "step 4, epoch 1.333: train runtime" in printed
+    assert "step 4, epoch 1.333: train loss" in printed
     assert "{'" not in printed
     assert "de-en.train.tsv.gz" in card
 
