@@ -145,6 +145,11 @@ class Anchor(Objective):
         """Whether there is no teacher."""
         return self.teacher is None
 
+    @property
+    def truncatable(self) -> bool:  # type: ignore[override]
+        """Whether normalised sentence embeddings are compared."""
+        return self.level == "sentence" and self.normalize
+
     def attach(self, sources: HeadSources) -> None:
         """Take the original encoder, or load the teacher."""
         super().attach(sources)
@@ -204,4 +209,4 @@ class Anchor(Objective):
             ids_bl, mask_bl = encoding.features["ids"], encoding.features["mask"].bool()
             encoding = Encoding({"input_ids": ids_bl}, encoding.table_vh, mask_bl=mask_bl)
         encoded: OriginalEncoding = self.original(encoding)
-        return encoded
+        return encoded._replace(sentence_bh=encoded.sentence_bh[:, : encodings[self._sides[0]].sentence_bh.shape[1]])

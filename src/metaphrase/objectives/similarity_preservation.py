@@ -97,6 +97,7 @@ class SimilarityPreservation(Objective):
     year = "2019",
 }"""
     reads_original = True
+    truncatable = True
 
     sides: Literal["source", "target", "both"] = "both"
     divergence: Divergence = "squared"

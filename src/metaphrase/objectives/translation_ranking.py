@@ -144,6 +144,11 @@ class TranslationRanking(Objective):
         """Whether an option compares with the original encoder."""
         return self.guided or self.targets == "soft"
 
+    @property
+    def truncatable(self) -> bool:  # type: ignore[override]
+        """Whether there is no projection, which has the size of the embeddings."""
+        return self.projection == "none"
+
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""
         rows = {side: self._project(encodings[side].sentence_bh) for side in ("source", "target")}

@@ -13,12 +13,13 @@ from metaphrase.encoders.loading import origin_of, pooling_of
 from metaphrase.exceptions import ModelError, RecipeError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
-from metaphrase.modeling.encoding import encode_views, unwrap
+from metaphrase.modeling.encoding import Encoding, encode_views, unwrap
+from metaphrase.modeling.matryoshka import CITATION, truncated
 from metaphrase.modeling.views import View
 from metaphrase.objectives import HeadSources, Objective
 from metaphrase.objectives.base import check_positions
 from metaphrase.training.heads import AlignmentHeads
-from metaphrase.training.recipe import Recipe
+from metaphrase.training.recipe import Recipe, Term
 
 
 @checked
@@ -75,6 +76,8 @@ class AlignmentLoss(nn.Module):
         )
         _check_tokenizer(sources, [name for name, (objective, _) in made.items() if objective.reads_words])
         check_positions(sources, self.max_length, recipe.name)
+        for term in recipe.terms:
+            _check_matryoshka(term, objectives[term.name], sources.embedding_size)
         self.heads = AlignmentHeads.from_encoder(sources, made, language_embedding=recipe.language_embedding)
         self.objectives = nn.ModuleDict(objectives)
         self.micro_batch_size: int | None = None
@@ -93,8 +96,15 @@ class AlignmentLoss(nn.Module):
         encodings = encode_views(
             self.model, features, self.heads.language_embedding, micro_batch_size=self.micro_batch_size
         )
-        weights = self.weights
-        return {name: objective(encodings) * weights[name] for name, objective in self.objectives.items()}
+        weights, sizes = self.weights, {term.name: term.matryoshka for term in self.recipe.terms}
+        return {
+            name: self._value(objective, encodings, sizes[name]) * weights[name]
+            for name, objective in self.objectives.items()
+        }
+
+    def _value(self, objective: nn.Module, encodings: Mapping[str, Encoding], sizes: Sequence[int]) -> Any:
+        """An objective, or its sum over sizes of embeddings (Kusupati et al. 2022, equation 1)."""
+        return sum(objective(truncated(encodings, size)) for size in sizes) if sizes else objective(encodings)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -115,7 +125,9 @@ class AlignmentLoss(nn.Module):
     @property
     def citation(self) -> str:
         """BibTeX entries of the objectives, for the model card."""
-        return "\n\n".join(dict.fromkeys(filter(None, (objective.citation for objective in self.objectives.values()))))
+        entries = [objective.citation for objective in self.objectives.values()]
+        entries += [CITATION] if any(term.matryoshka for term in self.recipe.terms) else []
+        return "\n\n".join(dict.fromkeys(filter(None, entries)))
 
     def transforms(self) -> dict[str, str]:
         """For each objective that predicts pieces, the transform before its vocabulary projection."""
@@ -125,6 +137,21 @@ class AlignmentLoss(nn.Module):
             for name, made in objectives.items()
             if "vocabulary" in made["settings"]
         }
+
+
+def _check_matryoshka(term: Term, objective: Objective, size: int | None) -> None:
+    """Refuse sizes of embeddings that an objective or the encoder does not have."""
+    if term.matryoshka and not objective.truncatable:
+        raise RecipeError(
+            f"'matryoshka' of {term.name!r} truncates sentence embeddings, but the objective, with these 'args', does not "
+            "read them, or only in their full size. Omit it; 'tr' without a projection, 'anchor' of normalised sentence "
+            "embeddings and 'similarity-preservation' support it."
+        )
+    if size is not None and max(term.matryoshka, default=0) > size:
+        raise RecipeError(
+            f"'matryoshka' of {term.name!r} has the size {max(term.matryoshka)}, but the embeddings of this encoder have "
+            f"{size} components. List sizes up to {size}."
+        )
 
 
 def _distinct(views: Any) -> tuple[View, ...]:

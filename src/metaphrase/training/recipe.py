@@ -99,11 +99,14 @@ class Term:
         objective: Its key in ``OBJECTIVES``: a name, or ``package.module:Class``.
         weight: Its weight in the sum, or the schedule of its weight.
         args: Arguments of its constructor.
+        matryoshka: Sizes of embeddings. The objective is the sum over them, each on embeddings that are truncated to their
+            first components and normalised. Without sizes it reads the whole embeddings only.
     """
 
     objective: str
     weight: Weight | Schedule = 1.0
     args: Mapping[str, Any] = field(default_factory=dict)
+    matryoshka: list[Count] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         _check_types(type(self), vars(self), f"the term of {_short(self.objective)}")
@@ -203,7 +206,7 @@ class Recipe:
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as in its YAML file."""
-        terms = [{"objective": t.objective, "weight": _plain_weight(t), "args": plain(t.args)} for t in self.terms]
+        terms = [_plain_term(term) for term in self.terms]
         rest = {f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name not in ("name", "terms")}
         return {"name": self.name, "terms": terms} | rest
 
@@ -274,8 +277,10 @@ def _check_settings(settings: Mapping[Any, Any], where: str) -> None:
         check_value(value, SETTINGS[key], f"{place(settings, key)}{key!r} in {where}", RecipeError)
 
 
-def _plain_weight(term: Term) -> float | dict[str, float]:
-    return asdict(term.weight) if isinstance(term.weight, Schedule) else term.weight
+def _plain_term(term: Term) -> dict[str, Any]:
+    weight = asdict(term.weight) if isinstance(term.weight, Schedule) else term.weight
+    sizes = {"matryoshka": list(term.matryoshka)} if term.matryoshka else {}
+    return {"objective": term.objective, "weight": weight, "args": plain(term.args), **sizes}
 
 
 def _check_terms(terms: list[tuple[str, float | Schedule]], origin: str) -> None:
@@ -290,7 +295,12 @@ def _parse_term(term: Any, origin: str) -> Term:
     if not isinstance(term, Mapping) or "objective" not in term:
         raise RecipeError(f"A term of {origin} needs an 'objective', but is {_short(term)}.")
     check_keys(term, [f.name for f in fields(Term)], f"a term of {origin}", RecipeError)
-    name, weight, args = term["objective"], term.get("weight", 1.0), term.get("args")
+    name, weight, args, sizes = (
+        term["objective"],
+        term.get("weight", 1.0),
+        term.get("args"),
+        term.get("matryoshka", []),
+    )
     args = {} if args is None else args
     where = f"{name!r} in {origin}"
     if isinstance(weight, Mapping):
@@ -301,11 +311,11 @@ def _parse_term(term: Any, origin: str) -> Term:
             f"{', '.join(sorted(OBJECTIVES))}{did_you_mean(str(name), OBJECTIVES)}. Name an objective of another package "
             "as package.module:Class."
         )
-    for key, value in (("weight", weight), ("args", args)):
+    for key, value in (("weight", weight), ("args", args), ("matryoshka", sizes)):
         check_value(value, hints_of(Term)[key], f"{place(term, key)}{key!r} of {where}", RecipeError)
     located = Keys(plain(args))
     located.places = dict(getattr(args, "places", {}))
-    return Term(name, weight if isinstance(weight, Schedule) else float(weight), located)
+    return Term(name, weight if isinstance(weight, Schedule) else float(weight), located, plain(sizes))
 
 
 def _parse_schedule(content: Mapping[Any, Any], where: str) -> Schedule:
