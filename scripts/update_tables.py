@@ -42,6 +42,10 @@ class Options:
             "each of several suites, with the same two encoders."
         },
     )
+    dap_suites: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."},
+    )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
     translation: str | None = field(
         default=None,
@@ -454,8 +458,9 @@ def store(options: Options) -> None:
             keep(Path(report), RESULTS / f"{name}.json")
     if options.adapted:
         keep_adapted(Path(options.adapted), RESULTS / "adapt.json")
-    if options.suites:
-        keep_suites([Path(file) for file in options.suites], RESULTS / "suites.json")
+    for name, files in (("suites", options.suites), ("suites-dap", options.dap_suites)):
+        if files:
+            keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
     if options.alignment:
         measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
         (RESULTS / "alignment.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
@@ -471,6 +476,7 @@ def stored_tables() -> dict[str, str]:
         "adapted": ("adapt", adapted_words),
         "results": ("suites", headline_table),
         "suites": ("suites", suites_table),
+        "suites-dap": ("suites-dap", suites_table),
         "alignment": ("alignment", alignment_table),
         "translation": ("translation_overfit", translation_words),
     }

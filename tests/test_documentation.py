@@ -520,6 +520,14 @@ def execute(block: Block, names: dict[str, object]) -> None:
     exec(compile("\n" * (block.line - 1) + code, str(block.page), "exec"), names)
 
 
+def test_patches_apply(tmp_path):
+    patches = [block.text for block in BLOCKS if block.title.endswith(".diff")]
+    assert patches
+    for patch in patches:
+        (tmp_path / "patch").write_text(patch, encoding="utf-8")
+        subprocess.run(["git", "apply", "--check", str(tmp_path / "patch")], cwd=ROOT, check=True)
+
+
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "yaml"], ids=str)
 def test_yaml_is_a_recipe(block, tmp_path, monkeypatch):
     """Recipes may name the objective that CONTRIBUTING.md adds, which tests/test_contributing.py trains."""
