@@ -442,7 +442,8 @@ def test_all_names_suites_without_an_option(tiny_encoder_dir, sets, tmp_path, mo
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all", "--pooling", "mean") == 2
     notes = " ".join(capsys.readouterr().err.split())
     assert (
-        "Note: --pooling applies only to answer-retrieval, mining, mteb, paraphrase, retrieval, sib200, sts." in notes
+        "Note: --pooling applies only to answer-retrieval, mining, mteb, paraphrase, retrieval, sib200, sts, xsim++."
+        in notes
     )
 
 
@@ -450,8 +451,9 @@ def test_all_suites_with_data_are_measured(tiny_encoder_dir, sets, tmp_path, mon
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all") == 0
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
-    assert list(results["parts"]) == ["tatoeba", "udhr", "stsb", "mteb tatoeba", "mteb udhr"]
-    assert set(results["skipped"]) == set(SUITES) - {"retrieval", "sts", "mteb"} | {"sts22"}
+    pairs = ["tatoeba xsim++", "udhr xsim++", "mteb tatoeba", "mteb udhr"]
+    assert list(results["parts"]) == ["tatoeba", "udhr", "stsb", *pairs]
+    assert set(results["skipped"]) == set(SUITES) - {"retrieval", "sts", "xsim++", "mteb"} | {"sts22"}
     assert results["failed"] == {}
     assert len(list((tmp_path / "kept" / "mteb").rglob("*-bitext.json"))) == 2
     _, printed = capsys.readouterr()
@@ -477,7 +479,7 @@ def test_a_failed_benchmark_does_not_stop_the_others(tiny_encoder_dir, sets, tmp
     results = json.loads((tmp_path / "kept" / "results.json").read_text())
     assert "row 1 must be two sentences" in results["failed"]["stsb"]
     assert results["failed"]["udhr"] == "out of memory"
-    assert list(results["parts"]) == ["tatoeba", "mteb udhr"]
+    assert list(results["parts"]) == ["tatoeba", "tatoeba xsim++", "udhr xsim++", "mteb udhr"]
     notes = capsys.readouterr().err
     assert "Failed: stsb" in notes
     assert "Failed: udhr: out of memory" in notes

@@ -297,7 +297,7 @@ def test_needs_cover_what_is_written(encoder, texts, tmp_path, half):
     needed = estimate_needs(25, 25, encoder, SearchOptions(half=half, shard_size=25), 2000)
     assert arrays < needed["disk"] < 20 * arrays
     weights = sum(p.numel() * 4 for p in encoder.parameters())
-    assert weights < needed["memory"] < weights + 30_000
+    assert weights < needed["memory"] < weights + 40_000
 
 
 def test_sentences_on_disk(tmp_path):

@@ -12,7 +12,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Dense
 from transformers import AutoModel, AutoTokenizer
 
-import metaphrase.training.run as run_module
+import metaphrase.training.arguments as arguments_module
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.prompts import resolve_prompt
@@ -245,11 +245,10 @@ def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bit
     assert "Other abilities, similarity structure, 9 languages: 100.0 → " in printed
     abilities, verdict = report["analysis"]["abilities"], report["analysis"]["verdict"]
     assert abilities["similarity structure"]["verdict"] == "lost"  # at this learning rate
-    assert "worse at " in verdict.lower()
-    assert "similarity structure" in verdict
+    assert "have collapsed" in verdict  # as those of an encoder with random weights
     assert "kept" not in verdict
     for page in ("README.md", "report.html"):
-        assert verdict in (output / page).read_text(encoding="utf-8")
+        assert verdict.split(";")[0] in (output / page).read_text(encoding="utf-8")
     assert verdict in printed
     assert [row["pairs"] for row in report["run"]["leakage"]] == [15 + 12 + 10, 9]
 
@@ -527,7 +526,7 @@ def test_trackers_get_the_curves(run, tmp_path):
 
 
 def test_trackers_that_are_not_there_are_refused(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(run_module, "get_available_reporting_integrations", lambda: ["tensorboard"])
+    monkeypatch.setattr(arguments_module, "get_available_reporting_integrations", lambda: ["tensorboard"])
     for given, message in (
         ("trackio", "pip install trackio"),
         ("wandb", "pip install wandb"),
