@@ -125,6 +125,7 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
     assert not resampled.pooled.any()
     expected = {
         "hits": 75,
+        "shared_hits": 75,
         "misses": 25,
         "items": 50,
         "shared_items": 50,

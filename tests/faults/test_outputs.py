@@ -308,7 +308,15 @@ def test_no_output_file_replaces_an_input(corpus, base, bitext, command, tmp_pat
     assert tree(tmp_path) == before
     said, own = "which is read", str(corpus)
     actions = [
-        lambda: mine_files(MiningOptions(str(folder / "news.tsv"), str(folder / "news.en"), str(folder / "news.tsv"))),
+        lambda: mine_files(
+            MiningOptions(
+                str(folder / "news.tsv"),
+                str(folder / "news.en"),
+                str(folder / "news.tsv"),
+                source_lang="sw",
+                target_lang="en",
+            )
+        ),
         lambda: filter_corpus(FilterOptions([own], own, source_lang="de")),
         lambda: align_files(AlignOptions([own], own, source_lang="de")),
         lambda: evaluate(

@@ -162,7 +162,7 @@ def test_objectives_that_read_words_say_so(tiny_encoder, tokenizer, full_bitext,
     asked, encodings = [], BatchEncoding.encodings
     monkeypatch.setattr(BatchEncoding, "encodings", property(lambda self: asked.append(1) or encodings.fget(self)))
     told = set()
-    for chosen in every_objective():
+    for chosen in (one for one in every_objective() if one.name != "distill"):  # reads the pieces of its teacher
         for name, objective in chosen.objectives(24).items():
             asked.clear()
             ParallelCollator(tokenizer, objective.views())(full_bitext[:3])

@@ -103,7 +103,7 @@ def subject(tiny_encoder, tiny_encoder_dir, tmp_path):
 
 def test_suite_names():
     assert list(SUITES) == [
-        *("retrieval", "sts", "mining", "answer-retrieval", "sib200", "word-alignment"),
+        *("retrieval", "sts", "mining", "answer-retrieval", "sib200", "xsim++", "word-alignment"),
         *("nli", "paraphrase", "qa", "pos", "mteb"),
     ]
     assert {task.suite for task in FINETUNED.values()} == {"nli", "paraphrase", "qa", "pos"}
