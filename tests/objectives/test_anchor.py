@@ -8,8 +8,12 @@ from sentence_transformers.sentence_transformer.modules import Dense
 from tokenizers import models
 from transformers import BertConfig, BertModel
 
+from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
+from metaphrase.encoders.reduction import prune_layers
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.exceptions import MissingFileError, ModelError, RecipeError, UsageError
+from metaphrase.io.files import DEMO
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.anchor import anchor, interpolated_anchor
@@ -182,6 +186,19 @@ def test_a_student_comes_nearer_to_its_teacher(tiny_encoder, teacher_dir, bitext
         now = tiny_encoder.encode([row["source"] for row in bitext], convert_to_tensor=True).cpu()
         distances.append(anchor(now, wanted, normalize=False).item())
     assert distances[1] < 0.3 * distances[0]
+
+
+@pytest.mark.slow
+def test_a_student_of_three_layers_learns_from_the_starter(tmp_path):
+    student = prune_layers(load_encoder("starter", device="cpu"), [0, 1, 11])
+    freeze_word_embeddings(student)
+    rows, held_out = (load_parallel_folder(DEMO, ["sw"], split=split)["sw"] for split in ("train", "dev"))
+    pairs = [{"source": a, "target": b} for a, b in zip(rows.sources[:320], rows.targets, strict=False)]
+    before = evaluate_retrieval(student, {"sw": held_out}, resamples=50).average.score
+    loss = AlignmentLoss(student, Recipe.load("distill"), max_length=32)
+    settings = {"per_device_train_batch_size": 16, "learning_rate": 1e-4, "save_strategy": "no"}
+    trainer_of(student, loss, pairs, tmp_path, max_steps=20, **settings).train()
+    assert evaluate_retrieval(student, {"sw": held_out}, resamples=50).average.score > before + 5
 
 
 def test_a_teacher_that_does_not_fit_is_refused(make_loss, tiny_encoder, teacher_dir, tmp_path):

@@ -108,6 +108,8 @@ class AtomicCheckpoints(Trainer):
             self._wait()
         except (OSError, RuntimeError, SafetensorError) as error:
             shutil.rmtree(staging, ignore_errors=True)
+            if str(error).startswith("DataLoader worker"):  # a worker died meanwhile, which torch raises anywhere
+                raise
             free = format_size(shutil.disk_usage(output).free) if output.is_dir() else "nothing"
             raise CheckpointError(
                 f"{place} could not be written: {error}. The disk has {free} free, and a checkpoint needs about "

@@ -13,8 +13,8 @@ from sentence_transformers import SentenceTransformer
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.encoders.folders import excerpt
 from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
+from metaphrase.io.redaction import excerpt
 
 #: Weights that may be absent: BERT's pooler, which sentence embeddings never use, and a buffer of older versions.
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler\..+|position_ids)$")

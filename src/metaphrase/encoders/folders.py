@@ -36,6 +36,7 @@ from torch import nn
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModel
 
 from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError
+from metaphrase.io.redaction import excerpt
 
 CONFIG, MODULES_FILE, WEIGHTS = "config.json", "modules.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
@@ -517,13 +518,6 @@ def _is_deep(content: Any, depth: int = 0) -> bool:
 
 def _join(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def excerpt(value: Any) -> str:
-    """The start of a value of a model's file, for a message: one line without control characters."""
-    text = " ".join((value if isinstance(value, str) else repr(value)).split())
-    text = "".join(character if character.isprintable() else "�" for character in text)
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 def _own_code(name: str) -> str:

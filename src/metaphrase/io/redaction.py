@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 #: Environment variables that contain tokens.
 SECRETS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY")
@@ -57,3 +58,10 @@ def _home() -> str | None:
     except RuntimeError:
         return None
     return str(home) if home.is_absolute() and home != home.parent else None
+
+
+def excerpt(value: Any) -> str:
+    """The start of a value from a file, for a message: one line without control characters."""
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    text = "".join(character if character.isprintable() else "�" for character in text)
+    return text if len(text) <= 200 else f"{text[:200]}…"

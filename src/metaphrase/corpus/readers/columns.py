@@ -11,6 +11,7 @@ from metaphrase.corpus.files import BitextFile, is_language
 from metaphrase.corpus.rows import OPTIONAL, SEPARATOR, Row
 from metaphrase.corpus.text import BadLine
 from metaphrase.exceptions import CorpusError
+from metaphrase.io.redaction import excerpt
 
 _SOURCE_NAMES, _TARGET_NAMES = ("source", "src", "non_english"), ("target", "tgt", "trg", "english")
 #: Names of the column of hard negatives; a list of sentences is read too.
@@ -77,7 +78,7 @@ def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     """The columns of the first line of a file; None if it is a pair."""
     if find_layout(columns, file) is not None:
         if len(set(columns)) < len(columns):
-            raise CorpusError(f"{file.name}:1: the header has a duplicate column: {', '.join(columns)}.")
+            raise CorpusError(f"{file.name}:1: the header has a duplicate column: {excerpt(', '.join(columns))}.")
         return columns
     kind = file.format.upper()
     if file.columns:
@@ -85,7 +86,7 @@ def header_columns(columns: list[str], file: BitextFile) -> list[str] | None:
     if is_header(columns):
         raise CorpusError(
             f"{file.name}:1: the header must name the columns of both sides, 'source' and 'target' or two language codes, "
-            f"without quotation marks, but it is: {', '.join(columns)}. Rename them, or pass --source_column and "
+            f"without quotation marks, but it is: {excerpt(', '.join(columns))}. Rename them, or pass --source_column and "
             "--target_column."
         )
     if len(columns) != 2:
@@ -101,9 +102,9 @@ def no_columns(file: BitextFile, line: int, names: Iterable[str]) -> CorpusError
     """The error for a file without the columns of a pair."""
     wanted = f"'source' and 'target' (or two language codes, one of them {file.into!r})"
     wanted = " and ".join(map(repr, file.columns)) if file.columns else wanted
+    found = excerpt(", ".join(map(repr, names)))
     return CorpusError(
-        f"{file.name}:{line}: no columns {wanted}; found {', '.join(map(repr, names))}. Rename them, or pass --source_column "
-        "and --target_column."
+        f"{file.name}:{line}: no columns {wanted}; found {found}. Rename them, or pass --source_column and --target_column."
     )
 
 
