@@ -55,12 +55,14 @@ def test_the_rule(linear, gains, held):
     ]
     curve = choose_alpha(base, vector, guard("dev", rows), guards)
     best, gain = None, 0
+    nearest = ALPHAS[1]
     for at, alpha in enumerate(ALPHAS):
         if alpha and not all(one[at] for one in held):
             break
         if alpha and gains[at] > gain:
             best, gain = alpha, gains[at]
-    nearest = next((alpha for alpha, one in zip(ALPHAS, gains, strict=True) if alpha and one > 0), 0.0)
+        if alpha and gains[at] > rows[nearest]["difference"]:
+            nearest = alpha
     assert (curve.alpha, curve.gains) == ((nearest, False) if best is None else (best, True))
     said = str(curve)
     assert said.startswith(f"Alpha {best:g} was chosen" if curve.gains else "Nothing can be gained without a loss: ")

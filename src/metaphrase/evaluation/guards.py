@@ -32,8 +32,9 @@ ALPHAS = tuple(at / 10 for at in range(11))
 STRUCTURE = "similarity structure"
 RULE = (
     "The chosen alpha has the largest gain on the development data among those whose guards hold, at this alpha and at all "
-    "smaller ones. If none gains anything, it is the smallest that gains at all. A guard with labels holds unless the 95 % "
-    f"interval of its difference to the base lies below zero; {STRUCTURE} holds if its whole interval lies above a red line."
+    "smaller ones. If none of these gains anything, it is the one that loses least; without such an alpha, the smallest. A "
+    "guard with labels holds unless the 95 % interval of its difference to the base lies below zero; "
+    f"{STRUCTURE} holds if its whole interval lies above a red line."
 )
 
 
@@ -222,10 +223,9 @@ def choose_alpha(
         holds = all(row["holds"] for row in rows.values())
         points.append({"alpha": alpha, "gain": gain.measure(model), "guards": rows, "holds": holds})
         advance(1)
-    gaining = [point for point in points if point["gain"]["difference"] > 0]
-    allowed = [point for point in takewhile(lambda point: point["holds"], points) if point in gaining]
-    if allowed:
-        best = max(allowed, key=lambda point: point["gain"]["difference"])
-    else:
-        best = next((point for point in gaining if point["alpha"]), points[0])
+    holding = list(takewhile(lambda point: point["holds"], points))
+    allowed = [point for point in holding if point["gain"]["difference"] > 0]
+    changed = [point for point in points if point["alpha"]]
+    candidates = allowed or [point for point in holding if point["alpha"]] or changed[:1] or points
+    best = max(candidates, key=lambda point: point["gain"]["difference"])
     return AlphaCurve(best["alpha"], gain.name, points, gains=bool(allowed))
