@@ -78,7 +78,7 @@ def fault(request):
 
 
 @pytest.fixture(params=[0o022, 0o077], ids=oct)
-def follows_umask(request):
+def assert_follows_umask(request):
     """Set a umask, and return a check that a folder and everything in it have its permissions."""
 
     def check(folder: Path) -> None:

@@ -334,12 +334,12 @@ def test_what_is_missing_is_said(options, message, tiny_encoder_dir, tmp_path, m
     assert message in capsys.readouterr().err
 
 
-def test_the_files_of_a_run_follow_the_umask(follows_umask, run, held_out):
+def test_the_files_of_a_run_follow_the_umask(assert_follows_umask, run, held_out):
     """safetensors creates files that only their owner can read: neither weights nor heads stay so, nor get readable by all."""
     status, output = run("--test", str(held_out), "--save_steps", "2", "--report_to", "tensorboard")
     assert status == 0
     assert len(list(output.rglob("*.safetensors"))) == 5
-    follows_umask(output)
+    assert_follows_umask(output)
 
 
 def test_a_corpus_smaller_than_a_batch_is_refused(run, capsys):

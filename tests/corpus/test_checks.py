@@ -211,6 +211,7 @@ def test_shifted_from_a_line_on(demo, fault, first):
         message = the_shift(shifted(demo[language], first=first, by=2)).message
         start, end = (int(n.replace(",", "")) for n in re.findall(r"pair ([\d,]+) to ([\d,]+)", message)[0])
         survived += abs(start - first - 1) <= 5 and end >= 2990 and "2 lines below" in message
+    assert survived == 2
     fault("C2", "sides of equal length that are shifted from a line on", tried=2, survived=survived)
 
 
@@ -283,6 +284,7 @@ def test_a_strict_check_ends_at_one_leaked_sentence(demo, tests_of_demo, fault):
             check_corpus({language: leaking}, {language: tested}, lines=1, strict=strict) for strict in (True, False)
         ]
         survived += [codes(findings) for findings in found] == [["leakage"], []]
+    assert survived == len(tests_of_demo)
     fault("C7", "one test sentence in the training text", tried=len(tests_of_demo), survived=survived)
 
 

@@ -48,7 +48,7 @@ def unread(monkeypatch):
     return forbid
 
 
-def same(corpus, other):
+def assert_same(corpus, other):
     assert corpus.dataset.features == other.dataset.features
     assert corpus.dataset.to_list() == other.dataset.to_list()
     assert corpus.report.to_dict() == other.report.to_dict()
@@ -61,14 +61,14 @@ def test_it_is_the_corpus_in_memory(corpora, tmp_path, tokenizer, unread, cleani
     settings = {"cleaning": cleaning, "tokenizer": tokenizer, "temperature": temperature}
     there = load_corpus(corpora, **settings)
     kept = load_corpus(corpora, on_disk=tmp_path / "kept", **settings)
-    same(kept, there)
+    assert_same(kept, there)
     assert "alignment" in kept.dataset.column_names
     assert "source_bt" not in kept.dataset.column_names
     assert isinstance(kept.dataset, Dataset)
     (arrow,) = (tmp_path / "kept").glob("pairs-*.arrow")
     assert kept.dataset.cache_files[0]["filename"] == str(arrow)
     unread()
-    same(load_corpus(corpora, on_disk=tmp_path / "kept", **settings), there)
+    assert_same(load_corpus(corpora, on_disk=tmp_path / "kept", **settings), there)
 
 
 @pytest.mark.parametrize("change", ["file", "limit", "damage", "cut"])
@@ -83,7 +83,7 @@ def test_another_corpus_is_read_again(corpora, tmp_path, change):
         next(kept.glob("pairs-*.json")).write_text("{")
     elif change == "cut":
         os.truncate(next(kept.glob("pairs-*.arrow")), 1000)
-    same(load_corpus(corpora, on_disk=kept, **settings), load_corpus(corpora, **settings))
+    assert_same(load_corpus(corpora, on_disk=kept, **settings), load_corpus(corpora, **settings))
 
 
 def test_processes_know_it_again(corpora, tmp_path, tokenizer):
@@ -154,7 +154,7 @@ def test_a_killed_reading_is_begun_again(corpora, tmp_path, monkeypatch, fault):
         kept = tmp_path / f"kept-{number}"
         if not killed(kept, **place):
             break
-        same(load_corpus(corpora, on_disk=kept), there)
+        assert_same(load_corpus(corpora, on_disk=kept), there)
         tried += 1
     assert tried >= 9
     fault("A1", "kill -9 while a corpus is written to disk", tried=tried, survived=tried)

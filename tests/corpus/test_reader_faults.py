@@ -259,6 +259,7 @@ def test_values_that_a_column_cannot_hold_are_counted_with_line_and_column(tmp_p
         corpus = load_corpus(path, source_lang="sw")
         (examples,) = [examples for c in corpus.report.counts.values() for examples in c.examples.values()]
         survived += len(corpus.dataset) == 1 and examples == [f"{path}:2 ({detail})"]
+    assert survived == len(VALUES)
     fault("C9", "a value that a column cannot hold", tried=len(VALUES), survived=survived)
 
 
@@ -306,6 +307,7 @@ def test_the_place_where_the_sides_part_is_named(tmp_path, fault, language):
             said = refusal(tmp_path / "text", *sides)
             named = re.search(r"the shift starts near line ([\d,]+)\.$", said)
             survived += named is not None and abs(int(named[1].replace(",", "")) - at - 1) <= 10
+    assert survived == 2 * len(places)
     fault("C2", "lines missing on one side: the position is reported", tried=2 * len(places), survived=survived)
 
 

@@ -270,8 +270,8 @@ class TestWheel:
         assert tokenizer.is_fast
         assert (tokenizer.mask_token_id, tokenizer.pad_token_id) == (len(PIECES) - 1, 1)
 
-    def test_follows_the_umask(self, follows_umask, no_pip):
-        follows_umask(starter_path())
+    def test_follows_the_umask(self, assert_follows_umask, no_pip):
+        assert_follows_umask(starter_path())
 
     def test_embeds_as_its_weights_say(self, no_pip, packed):
         model = SentenceTransformer(str(starter_path()), device="cpu")

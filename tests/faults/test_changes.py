@@ -87,6 +87,7 @@ def test_every_reader_notices_a_change(tmp_path, fault, kind):
         change(path)
         survived += is_noticed(lambda rows=rows: list(rows))
         path.unlink(missing_ok=True)
+    assert survived == len(CHANGES)
     fault("C11", f"a {kind} file changes while it is read", tried=len(CHANGES), survived=survived)
 
 
@@ -190,6 +191,7 @@ def test_a_command_notices_a_change(tmp_path, growing, tiny_encoder_dir, capsys,
 
 def test_monolingual_text_and_test_sets_notice_a_change(growing, fault):
     survived = is_noticed(lambda: load_monolingual(growing)) + is_noticed(lambda: read_parallel(growing))
+    assert survived == 2
     fault("C11", "monolingual text and test sets grow while they are read", tried=2, survived=survived)
 
 

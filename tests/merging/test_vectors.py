@@ -238,12 +238,12 @@ def test_an_empty_vector_is_stored(tmp_path):
     assert weights_of(read.apply(Small())) == weights_of(Small())
 
 
-def test_a_file_follows_the_umask_and_replaces_an_older_one(vector, tmp_path, follows_umask):
+def test_a_file_follows_the_umask_and_replaces_an_older_one(vector, tmp_path, assert_follows_umask):
     folder = tmp_path / "new"
     for bits in (16, 4):
         vector.save(folder / "vector.safetensors", bits=bits)
     assert [path.name for path in folder.iterdir()] == ["vector.safetensors"]
-    follows_umask(folder)
+    assert_follows_umask(folder)
 
 
 def test_what_a_file_cannot_hold_is_refused(vector, tmp_path):

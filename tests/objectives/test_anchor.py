@@ -52,6 +52,18 @@ def distance(now, then):
     return (now / now.norm() - then / then.norm()).pow(2).sum()
 
 
+def assert_equal_gradients(fast, slow, model):
+    """Two values, and their gradients, which are not 0."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    got, wanted = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (fast, slow))
+    assert fast.item() > 1e-3
+    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
+    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
+    for ours, theirs in zip(got, wanted, strict=True):
+        if theirs is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+
+
 def anchor_loop(model, original, rows, sides, level):
     """Sentence by sentence, and token by token."""
     total = 0
@@ -93,14 +105,7 @@ def test_matches_loop(make_loss, batch_of, bitext, tiny_encoder, sides, level, p
     assert views.keys() == {"source", "target"} if sides in ("both", "interpolated") else {sides}
     slow = anchor_loop(loss.model, original, rows, sides, level)
     fast = loss.objectives["anchor"](encode_views(loss.model, views))
-    parameters = [p for p in loss.model.parameters() if p.requires_grad]
-    got, wanted = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (fast, slow))
-    assert fast.item() > 1e-3
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
-    for ours, theirs in zip(got, wanted, strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+    assert_equal_gradients(fast, slow, loss.model)
 
 
 @pytest.fixture(scope="session")
@@ -152,14 +157,7 @@ def test_distillation_matches_loop(make_loss, batch_of, bitext, tiny_encoder, te
     views = {name: view for name, view in batch_of(loss, bitext[:5]).items() if isinstance(view, dict)}
     slow = distance_loop(loss.model, original.double().eval(), bitext[:5], args)
     fast = loss.objectives["anchor"](encode_views(loss.model, views))
-    parameters = [p for p in loss.model.parameters() if p.requires_grad]
-    got, wanted = (torch.autograd.grad(value, parameters, allow_unused=True) for value in (fast, slow))
-    assert fast.item() > 1e-3
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
-    for ours, theirs in zip(got, wanted, strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-12)
+    assert_equal_gradients(fast, slow, loss.model)
 
 
 def test_the_recipe_is_the_mse_loss_of_sentence_transformers_times_the_size(tiny_encoder, teacher_dir, bitext):

@@ -50,12 +50,12 @@ def test_prompts_recipe_and_licence_go_along(tiny_encoder, tmp_path):
     assert np.array_equal(SentenceTransformer(str(out), device="cpu").encode(["sleeps"]), wanted)
 
 
-def test_an_export_follows_the_umask(follows_umask, tiny_encoder, tmp_path):
+def test_an_export_follows_the_umask(assert_follows_umask, tiny_encoder, tmp_path):
     (tmp_path / "source").mkdir()
     (tmp_path / "source" / "LICENSE").touch(0o400)
     with drafted(tiny_encoder, tmp_path / "out", source=tmp_path / "source") as draft:
         draft.publish("# A card\n")
-    follows_umask(tmp_path / "out")
+    assert_follows_umask(tmp_path / "out")
 
 
 @pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
