@@ -18,7 +18,7 @@ from metaphrase.publishing.hub import push
 
 def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
     page = Path(__file__).parents[2] / "docs" / "exporting.md"
-    (block,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    *_, block = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     monkeypatch.setattr(metaphrase.encoders.starter, "starter_path", lambda: tiny_encoder_dir)
     monkeypatch.chdir(tmp_path)
     exec(block, {})
