@@ -55,6 +55,10 @@ class Options:
     )
 
 
+#: What is stored of a guard of the run.
+_GUARD = ("before", "after", "difference", "interval", "n", "verdict", "limit")
+
+
 def keep(report: Path, path: Path) -> None:
     """Store the comparisons of a report and the facts of its run."""
     content = json.loads(report.read_text(encoding="utf-8"))
@@ -64,6 +68,14 @@ def keep(report: Path, path: Path) -> None:
     run["command"] = re.sub(r"(?<=\s)/\S*/(?=\S)", "", run["command"])  # local paths of the data
     prompts = {name: result["settings"]["prompt"] for name, result in content["before"].items()}
     kept = {"run": run, "comparisons": content["comparisons"], "baseline_prompt": prompts}
+    analysis = content.get("analysis", {})
+    kept["guards"] = {
+        f"{one['pooled']['languages']} other languages ({name})": one["pooled"] | {"verdict": one["verdict"], "limit": one["limit"]}
+        for name, one in analysis.get("retention", {}).items()
+    } | {
+        f"{name}, {len(one['languages'])} languages": {key: one[key] for key in _GUARD}
+        for name, one in analysis.get("abilities", {}).items()
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -98,6 +110,18 @@ def table(content: dict[str, Any]) -> str:
                 f"[{low:+.1f}, {high:+.1f}] | {row['verdict']} |"
             )
         lines.append("")
+    if guards := content.get("guards"):
+        lines += [
+            "**What must not be lost**",
+            "",
+            "| guard | items | before | after | difference | red line | |",
+            "|---|--:|--:|--:|--:|--:|---|",
+        ]
+        lines += [
+            f"| {name} | {row['n']} | {row['before']:.1f} | {row['after']:.1f} | {row['difference']:+.1f} "
+            f"[{row['interval'][0]:+.1f}, {row['interval'][1]:+.1f}] | {-row['limit']:+g} | {row['verdict']} |"
+            for name, row in guards.items()
+        ]
     return "\n".join(lines).rstrip()
 
 
