@@ -54,7 +54,7 @@ from metaphrase.training.baseline import Sets, read_test_sets
 from metaphrase.training.configuration import RunConfig, RunOptions
 from metaphrase.training.corpora import check_text, read_bitext
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.run import TrainingRun, check, configured_recipe
+from metaphrase.training.run import Inputs, TrainingRun, check, configured_recipe
 
 ROOT = Path(__file__).parents[1]
 GRIDS = ROOT / "configs" / "ablations"
@@ -357,20 +357,23 @@ def check_columns(grid: Grid, dataset: Any) -> None:
                 )
 
 
-def trained(config: RunConfig, work: Path, links: Path) -> tuple[Any, Sets, dict[str, Any]]:
+def trained(
+    config: RunConfig, work: Path, links: Path, inputs: Inputs | None = None
+) -> tuple[Any, Sets, dict[str, Any]]:
     """Train without a release.
 
     Args:
         config: The configuration.
         work: Folder of checkpoints, from which an interrupted run resumes.
         links: Folder of the word links, which all cells share.
+        inputs: Inputs that are loaded already.
 
     Returns:
         The encoder, or one encoder per language; the test sets; facts about the run.
     """
     started = time.perf_counter()
     links.mkdir(parents=True, exist_ok=True)
-    run = TrainingRun(replace(config, output_dir=str(work), retention=["none"]))
+    run = TrainingRun(replace(config, output_dir=str(work), retention=["none"]), inputs=inputs or Inputs())
     with run.claim_output():
         for path in links.glob("alignment-*.parquet"):
             (work / path.name).unlink(missing_ok=True)

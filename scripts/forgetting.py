@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 import yaml
+from ablations import trained
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -51,7 +52,6 @@ from metaphrase.io.files import DEMO, UDHR, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.run import TrainingRun
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "forgetting.json"
@@ -116,16 +116,10 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     content = {"name": cell.name, "terms": cell.terms, "max_length": 32, "pooling": "cls", "training": training}
     recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
     settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias")}
-    settings |= {"recipe": str(recipe), "test": [], "retention": ["none"], "output_dir": str(work / "run")}
+    settings |= {"recipe": str(recipe), "test": [], "output_dir": str(work / "run")}
     settings |= {"max_steps": cell.steps, "seed": cell.seed, "disable_tqdm": True, "report_to": "none"}
-    run = TrainingRun(RunConfig(**settings))
-    with run.claim_output():
-        run.load_encoder()
-        run.load_test_sets()
-        run.load_corpus()
-        run.build()
-        facts = run.train()
-    tensors = {name: one.detach().half().cpu() for name, one in run.encoder.named_parameters() if one.requires_grad}
+    encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links")
+    tensors = {name: one.detach().half().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
     path.parent.mkdir(exist_ok=True)
     kept = {name: facts[name] for name in ("steps", "batch_size", "training_seconds", "hardware", "versions")}
     save_file(tensors, work / path.name, metadata={"facts": json.dumps(kept)})

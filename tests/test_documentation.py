@@ -64,6 +64,7 @@ PARSED_ONLY = {
     r"metaphrase compare": "reads finished runs; tests/publishing/test_run_comparison.py runs it",
     r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
     r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
+    r"scripts/evidence\.py": "trains for days; tests/scripts/test_evidence.py runs it",
     r"scripts/reliability\.py": "requires the rows of a whole test run",
 }
 

@@ -83,7 +83,7 @@ def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
     path = tmp_path / "weights" / f"{cell.digest}.safetensors"
     path.parent.mkdir()
     save_file({"x": torch.zeros(1)}, path)
-    monkeypatch.setattr(script, "TrainingRun", lambda config: pytest.fail("it was trained again"))
+    monkeypatch.setattr(script, "trained", lambda *args: pytest.fail("it was trained again"))
     assert script.trained_weights(cell, tmp_path) == path
 
 

@@ -1,0 +1,646 @@
+"""What each objective gains and costs: every recipe on one encoder, bitext, number of steps and seeds, on many benchmarks.
+
+    python scripts/evidence.py --data benchmarks --plan      # what is kept, what is missing, and how long it takes
+    python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
+    python scripts/evidence.py --write                       # only write docs/evidence.md
+
+The recipes are those of ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
+the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
+alpha, and, if the recipe has one, in the form of its release. The starter is measured with and without its prompt.
+
+Each stage is a JSON file under ``scripts/results/evidence``, and is skipped if the file exists with the same settings. A
+killed program loses at most one stage, of which the embeddings are kept. What training changed is kept as a task vector in
+``--work_dir``. Programs with the same folders share the work: a cell that another one holds is left to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from ablations import trained, varied
+from evidence_table import CONFIG, stored_scores, write_page
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.encoders.loading import STARTER, load_encoder
+from metaphrase.encoders.prompts import search_prompts
+from metaphrase.evaluation.guard_data import LabelledData, spread
+from metaphrase.evaluation.guards import Guard, choose_alpha, data_guard
+from metaphrase.evaluation.retrieval import evaluate_retrieval
+from metaphrase.evaluation.sib200 import ENGLISH, sib200_code, topic_files
+from metaphrase.evaluation.suites import Benchmark, Settings, Subject
+from metaphrase.evaluation.suites.running import REVISION, encoding_speed, find_benchmarks, run_benchmark
+from metaphrase.evaluation.suites.samples import Sample
+from metaphrase.exceptions import CheckpointError, MissingFileError, UsageError
+from metaphrase.io.digests import file_sha256, files_sha256, model_hash
+from metaphrase.io.environment import hardware, prepare_process, versions
+from metaphrase.io.files import DEMO
+from metaphrase.io.locks import exclusive
+from metaphrase.io.work_folders import read_part, write_part
+from metaphrase.merging import TaskVector
+from metaphrase.publishing.debiasing import debias, parallel_texts
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.corpora import read_bitext
+from metaphrase.training.demo import demo_settings
+from metaphrase.training.finishing import ALPHAS, DEV_PAIRS, GUARD_ITEMS, count_texts, release_guards
+from metaphrase.training.planning import step_seconds
+from metaphrase.training.recipe import Recipe
+from metaphrase.training.run import Inputs
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "scripts" / "results" / "evidence"
+PAGE = ROOT / "docs" / "evidence.md"
+
+#: Pieces of a sentence that every recipe reads at most.
+LENGTH = 32
+#: Folders of the data whose development parts must not get worse when alpha is chosen, in addition to similarity structure.
+GUARDS = ("stsb",)
+#: Languages of SIB-200 that are measured beside those of the bitext, evenly spaced over all.
+OTHER_LANGUAGES = 40
+#: Samples of suites. Word alignment has fewer pairs: with a sample, it does not tune its settings.
+SAMPLES = {
+    "answer-retrieval": Sample(300, 0.25),
+    "sts": Sample(500, 0.36),
+    "sib200": Sample(100, 0.25),
+    "xsim++": Sample(100, 0.05),
+    "word-alignment": Sample(1000, 0.2),
+}
+#: Names of the benchmarks by suite, in the order in which they are measured, the cheap ones first. The suites of the last
+#: group are measured for packaged recipes only.
+TIERS: tuple[dict[str, tuple[str, ...]], ...] = (
+    {
+        "retrieval": ("demo",),
+        "word-alignment": ("alignment-gold enfr", "alignment-gold roen", "wpt05-en-hi"),
+        "sts": ("stsb",),
+        "answer-retrieval": ("xquad-r",),
+        "sib200": ("sib200",),
+        "xsim++": ("sib200 xsim++",),
+    },
+    {"retrieval": ("tatoeba",)},
+    {"mining": ("bucc2018-sample sample_oracle",)},
+    {"paraphrase": ("pawsx probe",), "pos": ("ud probe",), "nli": ("xnli",), "qa": ("xquad",)},
+)
+#: Benchmarks that load an encoder from a folder and train all of it.
+FINE_TUNED = ("xnli", "xquad")
+#: The starter's settings: with its stored prompt, and without.
+PROMPTS = {"prompt": "auto", "plain": None}
+#: Bytes of a text of development data, for the estimate of the duration.
+TEXT_BYTES = 60
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe with a seed.
+
+    Attributes:
+        name: Name of the recipe.
+        recipe: The recipe.
+        seed: The seed.
+        folder: Folder of its results.
+        packaged: Whether it is measured on all benchmarks.
+        release: ``merge`` and ``debias`` of its release, if it has one.
+    """
+
+    name: str
+    recipe: Recipe
+    seed: int
+    folder: Path
+    packaged: bool
+    release: Mapping[str, Any] | None
+
+    def __str__(self) -> str:
+        return f"{self.name}, seed {self.seed}"
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        """The encoders that are measured."""
+        return ("raw", "merged", *(["released"] if self.release else []))
+
+
+def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
+    """The chosen cells, seed by seed.
+
+    Raises:
+        UsageError: A recipe is unknown.
+    """
+    entries = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["recipes"]
+    if unknown := sorted(set(options.only or ()) - entries.keys()):
+        raise UsageError(f"Unknown recipe {unknown[0]!r}. The recipes are {', '.join(entries)}.")
+    cells = []
+    for seed in options.seeds:
+        for name, entry in entries.items():
+            if options.only and name not in options.only:
+                continue
+            recipe = varied(Recipe.load(entry["recipe"]), [entry.get("terms", {})], {}, name=name)
+            place = folder / name / f"seed{seed}"
+            cells.append(Cell(name, recipe, seed, place, entry.get("packaged", False), entry.get("release")))
+    return cells
+
+
+class Evidence:
+    """The cells of a setting, and their stages.
+
+    Args:
+        options: The program's options.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        layers = f"-top{options.reinitialise}" if options.reinitialise else ""
+        self.name = f"{Path(options.model).name}{layers}-{options.steps}x{options.batch_size}"
+        self.folder = Path(options.results) / self.name
+        self.work = Path(options.work_dir)
+        self.cells = load_cells(options, self.folder)
+        self.failed: list[str] = []
+
+    # ------------------------------------------------------------------------------------------- what all cells share
+
+    @cached_property
+    def start(self) -> SentenceTransformer:
+        """The encoder before training."""
+        return self.load()
+
+    def load(self) -> SentenceTransformer:
+        """Load the encoder before training."""
+        model = load_encoder(self.options.model, device=self.options.device)
+        reinitialise(model, self.options.reinitialise)
+        return model
+
+    @cached_property
+    def start_digest(self) -> str:
+        """Digest of the encoder before training."""
+        return model_hash(self.start)
+
+    @cached_property
+    def languages(self) -> list[str]:
+        """The languages of the bitext."""
+        return sorted({str(file.language) for file in find_files(self.options.corpus)})
+
+    @cached_property
+    def corpus_digest(self) -> str:
+        """Digest of the bitext."""
+        return files_sha256(path for file in find_files(self.options.corpus) for path in file.paths)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """How benchmarks are measured."""
+        return Settings(trained_languages=self.languages)
+
+    @cached_property
+    def tiers(self) -> list[list[Benchmark]]:
+        """The benchmarks that the data folder has, by tier."""
+        data = Path(self.options.data)
+        if not data.is_dir():
+            raise MissingFileError(f"{data} is not a folder. Name a folder of benchmarks with --data.")
+        samples = dict(SAMPLES)
+        if (data / "sib200").is_dir():
+            codes = sib200_languages(data / "sib200", self.languages)
+            samples |= {name: samples[name]._replace(languages=codes) for name in ("sib200", "xsim++")}
+        suites = [
+            one for one in dict.fromkeys(suite for tier in TIERS for suite in tier) if one in self.options.suites
+        ]
+        found = {one.name: one for one in find_benchmarks(data, suites, self.settings, samples)[0]}
+        names = [[name for suite in tier if suite in suites for name in tier[suite]] for tier in TIERS]
+        return [[found[name] for name in group if name in found] for group in names]
+
+    @cached_property
+    def data_digests(self) -> dict[str, str]:
+        """Digest of the files of each benchmark."""
+        return {one.name: files_sha256(one.files) for tier in self.tiers for one in tier}
+
+    @cached_property
+    def guards(self) -> tuple[Guard, list[Guard]]:
+        """What should improve, on the development pairs of the bitext, and what must not get worse."""
+        pairs = load_parallel_folder(Path(self.options.corpus), split="dev")
+        data = LabelledData("dev", pairs, evaluate_retrieval)
+        gain = data_guard(self.start, data, prompt="auto", prompts=[None])
+        folders = [str(path) for path in self.guard_folders]
+        return gain, release_guards(self.start, RunConfig(guard=folders), "dev")
+
+    @property
+    def guard_folders(self) -> list[Path]:
+        """Folders of the guards that the data have."""
+        return [path for name in GUARDS if (path := Path(self.options.data) / name).is_dir()]
+
+    @cached_property
+    def guard_digests(self) -> dict[str, str]:
+        """Digest of the development data of each guard."""
+        return {path.name: files_sha256(path.glob("*dev*")) for path in self.guard_folders}
+
+    # ------------------------------------------------------------------------------------------------------- the stages
+
+    def training_settings(self, cell: Cell) -> dict[str, Any]:
+        """What determines the weights of a cell."""
+        recipe = cell.recipe.to_dict()
+        return {
+            "model": self.start_digest,
+            "corpus": self.corpus_digest,
+            "terms": recipe["terms"],
+            "training": recipe["training"],
+            "steps": self.options.steps,
+            "batch_size": self.options.batch_size,
+            "max_length": LENGTH,
+            "seed": cell.seed,
+        }
+
+    def alpha_settings(self, vector: str | None) -> dict[str, Any]:
+        """What determines the choice of alpha."""
+        return {"vector": vector, "alphas": ALPHAS, "guards": self.guard_digests, "corpus": self.corpus_digest}
+
+    def measured_settings(self, benchmark: Benchmark, **encoder: Any) -> dict[str, Any]:
+        """What determines the results of a benchmark."""
+        own = {"benchmark": benchmark.protocol, "data": self.data_digests[benchmark.name], "revision": REVISION}
+        return own | {"model": self.start_digest, **encoder}
+
+    def vector_path(self, cell: Cell) -> Path:
+        """File of what training changed, named after what determines it."""
+        text = json.dumps(self.training_settings(cell), sort_keys=True, default=str)
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        return self.work / "vectors" / f"{cell.name}-seed{cell.seed}-{digest}.safetensors"
+
+    def missing(self, cell: Cell, tier: Sequence[Benchmark]) -> list[tuple[str, Benchmark | None]]:
+        """The stages of a cell that are not kept: ``train``, ``alpha``, and a variant with each of its benchmarks."""
+        facts = kept(cell.folder / "train.json", self.training_settings(cell))
+        vector = facts and facts["vector"]
+        chosen = kept(cell.folder / "alpha.json", self.alpha_settings(vector))
+        stages: list[tuple[str, Benchmark | None]] = [
+            (name, None) for name, content in (("train", facts), ("alpha", chosen)) if content is None
+        ]
+        for variant in cell.variants:
+            encoder = encoder_settings(cell, variant, vector, chosen and chosen["alpha"])
+            for benchmark in tier:
+                if kept(result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)) is None:
+                    stages.append((variant, benchmark))
+        return stages
+
+    def train(self, cell: Cell) -> None:
+        """Train a cell, and keep what changed with facts of the run."""
+        started = time.perf_counter()
+        path = self.vector_path(cell)
+        work = self.work / "training" / path.stem
+        model = self.load()
+        with counted_passes(model) as passes:
+            config = self.run_config(cell, work)
+            encoder, _, facts = trained(config, work / "run", self.work / "links", Inputs(encoder=model))
+        TaskVector.between(self.start, encoder).save(path)
+        shutil.rmtree(work)
+        steps = facts["steps"]
+        losses = [row["loss"] for row in facts["log_history"] if "loss" in row]
+        content = {key: facts[key] for key in ("steps", "batch_size", "training_seconds", "hardware", "versions")}
+        content |= {
+            "settings": self.training_settings(cell),
+            "vector": file_sha256(path),
+            "step_seconds": round(facts["training_seconds"] / steps, 3),
+            "encoder_calls": passes["calls"] / steps,
+            "tokens": passes["tokens"] / steps,
+            "loss": losses[-1] if losses else None,
+            "languages": facts["languages"],
+            "seconds": round(time.perf_counter() - started, 1),
+        }
+        write_part(cell.folder / "train.json", content)
+
+    def run_config(self, cell: Cell, work: Path) -> RunConfig:
+        """The configuration of a cell: that of the demo, with its recipe."""
+        work.mkdir(parents=True, exist_ok=True)
+        recipe = work / "recipe.yaml"
+        recipe.write_text(yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False), encoding="utf-8")
+        omitted = ("merge", "debias", "languages", "retention_languages")
+        settings = {name: value for name, value in demo_settings().items() if name not in omitted}
+        settings |= {"recipe": str(recipe), "corpus": [self.options.corpus], "test": [], "output_dir": str(work)}
+        settings |= {"max_steps": self.options.steps, "per_device_train_batch_size": self.options.batch_size}
+        settings |= {"seed": cell.seed, "max_length": LENGTH, "disable_tqdm": True, "report_to": "none"}
+        settings |= {"model": self.options.model, "use_cpu": self.options.device == "cpu"}
+        return RunConfig(**settings)
+
+    def choose(self, cell: Cell) -> None:
+        """Choose the weight of what training changed on development data, and keep it with its curve."""
+        started = time.perf_counter()
+        vector = self.vector_path(cell)
+        gain, guards = self.guards
+        curve = choose_alpha(
+            self.start, TaskVector.load(vector), gain, guards, alphas=ALPHAS, finish=self.with_prompts
+        )
+        content = {
+            "settings": self.alpha_settings(file_sha256(vector)),
+            "alpha": curve.alpha,
+            "curve": curve.to_dict(),
+        }
+        content |= {"seconds": round(time.perf_counter() - started, 1), "hardware": hardware(), "versions": versions()}
+        write_part(cell.folder / "alpha.json", content)
+
+    def with_prompts(self, model: SentenceTransformer) -> SentenceTransformer:
+        """A merged encoder with the prompts of a merged release."""
+        if model is not self.start:
+            model.prompts = search_prompts(self.start.prompts)
+        return model
+
+    def encoder(self, cell: Cell, settings: Mapping[str, Any]) -> SentenceTransformer:
+        """An encoder of a cell. As trained, it has no prompts, like a release that is not merged."""
+        model = TaskVector.load(self.vector_path(cell)).apply(self.start, settings["alpha"])
+        if directions := settings.get("directions"):
+            model, _ = debias(model, parallel_texts(), directions)
+        if settings["variant"] == "raw":
+            model.prompts = {}
+            return model
+        return self.with_prompts(model)
+
+    def measure(
+        self, path: Path, settings: Mapping[str, Any], benchmark: Benchmark, model: SentenceTransformer
+    ) -> None:
+        """Measure a benchmark and keep its scores; embeddings and whole results are kept in the work folder."""
+        name = self.saved(model) if benchmark.name in FINE_TUNED else path.parent.name
+        own = replace(self.settings, prompt=settings.get("prompt", "auto"))
+        found = run_benchmark(benchmark, Subject.of(name, model, self.work / "measured", own))
+        facts = {key: found[key] for key in ("protocol", "model_hash", "seconds", "hardware", "versions", "data")}
+        scores = stored_scores(found["scores"], self.languages)
+        write_part(path, {"settings": settings, "benchmark": benchmark.name, **facts, "scores": scores})
+
+    def saved(self, model: SentenceTransformer) -> str:
+        """A folder with an encoder, for benchmarks that train it; that of the last one is deleted."""
+        folder = self.work / "encoders" / model_hash(model)[:12]
+        if not folder.is_dir():
+            shutil.rmtree(folder.parent, ignore_errors=True)
+            model.save_pretrained(str(folder), create_model_card=False)
+        return str(folder)
+
+    # ------------------------------------------------------------------------------------------------------ the program
+
+    def run(self) -> None:
+        """Train and measure what is missing."""
+        for tier, cells in self.order():
+            self.run_start(tier)
+            for cell in cells:
+                try:
+                    with exclusive(self.work / "locks" / f"{self.name}-{cell.name}-seed{cell.seed}"):
+                        self.run_cell(cell, tier)
+                except CheckpointError as error:
+                    print(f"{cell} is left out: {error}", flush=True)
+
+    def order(self) -> Iterator[tuple[list[Benchmark], list[Cell]]]:
+        """Groups of benchmarks with the cells that they are measured for: packaged recipes first, and cheap benchmarks."""
+        for seed in self.options.seeds:
+            for packaged in (True, False):
+                cells = [cell for cell in self.cells if (cell.seed, cell.packaged) == (seed, packaged)]
+                yield from ((tier, cells) for tier in self.tiers[:-1])
+        yield self.tiers[-1], [cell for cell in self.cells if cell.packaged]
+
+    def missing_of_start(self, tier: Sequence[Benchmark]) -> Iterator[tuple[Path, dict[str, Any], Benchmark]]:
+        """The benchmarks on which the encoder before training is not measured, with and without its prompt."""
+        for name, prompt in PROMPTS.items():
+            for benchmark in tier:
+                path = self.folder / STARTER / name / file_name(benchmark)
+                settings = self.measured_settings(benchmark, prompt=prompt)
+                if kept(path, settings) is None:
+                    yield path, settings, benchmark
+
+    def run_start(self, tier: Sequence[Benchmark]) -> None:
+        """Measure the encoder before training."""
+        for path, settings, benchmark in self.missing_of_start(tier):
+            self.attempt(
+                f"{STARTER}, {path.parent.name}: {benchmark.name}", self.measure, path, settings, benchmark, self.start
+            )
+
+    def run_cell(self, cell: Cell, tier: Sequence[Benchmark]) -> None:
+        """Make the missing stages of a cell."""
+        if not (missing := self.missing(cell, tier)):
+            return
+        if ("train", None) in missing or not self.vector_path(cell).is_file():
+            self.attempt(f"{cell}: training", self.train, cell)
+            missing = self.missing(cell, tier)  # other weights than before have other results
+        if ("train", None) not in missing and ("alpha", None) in missing:
+            self.attempt(f"{cell}: choice of alpha", self.choose, cell)
+            missing = self.missing(cell, tier)
+        if not self.vector_path(cell).is_file() or any(benchmark is None for _, benchmark in missing):
+            return
+        facts, chosen = (read_part(cell.folder / f"{name}.json") for name in ("train", "alpha"))
+        assert facts is not None
+        assert chosen is not None
+        for variant in cell.variants:
+            encoder = encoder_settings(cell, variant, facts["vector"], chosen["alpha"])
+            todo = [benchmark for one, benchmark in missing if one == variant and benchmark]
+            model = self.encoder(cell, encoder) if todo else self.start
+            for benchmark in todo:
+                path, settings = result_path(cell, variant, benchmark), self.measured_settings(benchmark, **encoder)
+                self.attempt(f"{cell}, {variant}: {benchmark.name}", self.measure, path, settings, benchmark, model)
+
+    def attempt(self, name: str, make: Callable[..., None], *given: Any) -> None:
+        """Make a stage, and report it. One that fails is not made again by this program, and the others continue."""
+        if name in self.failed:
+            return
+        started = time.perf_counter()
+        print(f"{time.strftime('%H:%M:%S')} {name} …", flush=True)
+        try:
+            make(*given)
+        except Exception as error:
+            if not isinstance(error, ValueError | OSError):
+                logging.getLogger("metaphrase").exception("%s failed.", name)
+            self.failed.append(name)
+            print(f"Failed: {name}: {error}", flush=True)
+        else:
+            print(f"  {time.perf_counter() - started:.0f} seconds", flush=True)
+
+    def plan(self) -> str:
+        """What is kept, what is missing, and an estimate of its duration, as text."""
+        minutes = self.minutes()
+        left = {
+            STARTER: sum(minutes(STARTER, one.name) for tier in self.tiers for *_, one in self.missing_of_start(tier))
+        }
+        lines = []
+        for cell in self.cells:
+            tiers = self.tiers if cell.packaged else self.tiers[:-1]
+            missing = self.missing(cell, [one for tier in tiers for one in tier])
+            left[str(cell)] = sum(minutes(cell.name, name if one is None else one.name) for name, one in missing)
+            undone = {name for name, one in missing if one is None}
+            count = sum(map(len, tiers)) * len(cell.variants)
+            kept_ones = " | ".join("no" if name in undone else "yes" for name in ("train", "alpha"))
+            lines.append(
+                f"{cell} | {kept_ones} | {count - len(missing) + len(undone)} of {count} | {left[str(cell)]:.0f}"
+            )
+        return "\n".join(
+            [
+                "cell | trained | alpha | benchmarks | minutes left",
+                f"{STARTER} | | | | {left[STARTER]:.0f}",
+                *lines,
+                f"About {sum(left.values()) / 60:.1f} hours are left on this machine, one program at a time.",
+            ]
+        )
+
+    def minutes(self) -> Callable[[str, str], float]:
+        """A function that estimates the minutes of a stage of a recipe, from what is kept, or from a short measurement."""
+        seconds: dict[tuple[str, str], list[float]] = {}
+        for path in self.folder.rglob("*.json"):
+            if content := read_part(path):
+                stage = content.get("benchmark", path.stem)
+                recipe = path.relative_to(self.folder).parts[0]
+                for name in (recipe, ""):
+                    seconds.setdefault((name, stage), []).append(content["seconds"])
+
+        @cache
+        def estimate(recipe: str, stage: str) -> float:
+            found = seconds.get((recipe, stage)) or seconds.get(("", stage))
+            return (statistics.median(found) if found else self.timed(stage)) / 60
+
+        return estimate
+
+    @cached_property
+    def byte_seconds(self) -> float:
+        """Seconds to encode a byte of text."""
+        return encoding_speed(self.start)
+
+    def timed(self, stage: str) -> float:
+        """Estimated seconds of a stage of which nothing is kept."""
+        if stage == "train":
+            config = self.run_config(self.cells[0], self.work / "training" / "timed")
+            corpus = read_bitext(config, self.start, config.training_arguments())
+            size = min(self.options.batch_size, len(corpus.dataset))
+            each = step_seconds(self.start, Recipe.load("tr"), corpus, size, freeze=True, seed=0)
+            shutil.rmtree(self.work / "training" / "timed")
+            return each * self.options.steps
+        if stage == "alpha":
+            texts = count_texts("auto", 0, DEV_PAIRS) + 2 * GUARD_ITEMS * len(self.guard_digests) * len(ALPHAS)
+            return texts * TEXT_BYTES * self.byte_seconds
+        benchmark = next(one for tier in self.tiers for one in tier if one.name == stage)
+        return benchmark.work * self.byte_seconds
+
+
+def kept(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The content of a stage's file, if it exists and has these settings."""
+    content = read_part(path)
+    if content is None or content["settings"] != json.loads(json.dumps(settings, default=str)):
+        return None
+    return content
+
+
+def file_name(benchmark: Benchmark) -> str:
+    """Name of the file of a benchmark's results."""
+    return f"{benchmark.name.replace(' ', '-')}.json"
+
+
+def result_path(cell: Cell, variant: str, benchmark: Benchmark) -> Path:
+    """File of the results of an encoder of a cell."""
+    return cell.folder / variant / file_name(benchmark)
+
+
+def encoder_settings(cell: Cell, variant: str, vector: str | None, alpha: float | None) -> dict[str, Any]:
+    """What determines an encoder of a cell, given the digest of its task vector and the chosen alpha."""
+    if variant == "released" and cell.release is not None:
+        return {
+            "vector": vector,
+            "variant": variant,
+            "alpha": cell.release["merge"],
+            "directions": cell.release["debias"],
+        }
+    return {"vector": vector, "variant": variant, "alpha": 1.0 if variant == "raw" else alpha}
+
+
+def sib200_languages(folder: Path, trained_on: Sequence[str]) -> tuple[str, ...]:
+    """The languages of SIB-200 that are measured: those of the bitext, and others that are evenly spaced over all."""
+    available = [code for code in topic_files(folder) if code != ENGLISH]
+    own = {sib200_code(language) for language in trained_on}
+    return tuple(sorted(own.intersection(available).union(spread(available, OTHER_LANGUAGES))))
+
+
+def reinitialise(model: SentenceTransformer, layers: int) -> None:
+    """Draw the weights of the top layers of an encoder anew, the same in every call."""
+    encoder: Any = model[0].auto_model
+    generator = torch.Generator().manual_seed(0)
+    top = list(encoder.encoder.layer)[-layers:] if layers else []
+    with torch.no_grad():
+        for module in (module for layer in top for module in layer.modules()):
+            if isinstance(module, torch.nn.Linear):
+                drawn = torch.randn(module.weight.shape, generator=generator)
+                module.weight.copy_(encoder.config.initializer_range * drawn)
+                module.bias.zero_()
+            elif isinstance(module, torch.nn.LayerNorm):
+                module.reset_parameters()
+
+
+@contextmanager
+def counted_passes(model: SentenceTransformer) -> Iterator[dict[str, int]]:
+    """Count the forward passes of an encoder, and of copies that are made of it meanwhile, and their tokens."""
+    counts = {"calls": 0, "tokens": 0}
+
+    def count(module: Any, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        states_blh = args[0] if args else options["hidden_states"]
+        counts["calls"] += 1
+        counts["tokens"] += states_blh.shape[0] * states_blh.shape[1]
+
+    hook = model[0].auto_model.encoder.register_forward_pre_hook(count, with_kwargs=True)
+    try:
+        yield counts
+    finally:
+        hook.remove()
+
+
+def parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """The program's options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", default="benchmarks", help="Folder of the benchmarks, as for `metaphrase evaluate`.")
+    parser.add_argument("--only", nargs="+", metavar="RECIPE", help="Recipes of configs/evidence.yaml (default: all).")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    suites = list(dict.fromkeys(suite for tier in TIERS for suite in tier))
+    parser.add_argument(
+        "--suites", nargs="+", choices=suites, default=suites, help="Suites to measure (default: all)."
+    )
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")
+    parser.add_argument("--reinitialise", type=int, default=0, metavar="N", help="Draw its top N layers anew first.")
+    parser.add_argument(
+        "--corpus", default=str(DEMO), help="Bitext with train and dev sets (default: that of the demo)."
+    )
+    parser.add_argument(
+        "--results", default=str(RESULTS), help="Folder of the results, with a subfolder for each setting."
+    )
+    parser.add_argument(
+        "--work_dir", default="runs/evidence", help="Folder of task vectors, embeddings and whole results."
+    )
+    parser.add_argument("--page", default=str(PAGE), help="Page with markers to write (default: docs/evidence.md).")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="Default: a GPU if there is one.")
+    parser.add_argument(
+        "--plan", action="store_true", help="Only print what is kept, what is missing, and an estimate."
+    )
+    parser.add_argument("--write", action="store_true", help="Only write the page from what is kept.")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and measure what is missing, and write the page; 1 if a stage failed."""
+    options = parsed(argv)
+    failed: list[str] = []
+    try:
+        if not options.write:
+            prepare_process()
+            evidence = Evidence(options)
+            if options.plan:
+                print(evidence.plan())
+                return 0
+            evidence.run()
+            failed = evidence.failed
+        write_page(Path(options.results), Path(options.page))
+    except (ValueError, OSError) as error:
+        print(f"evidence: {error}", file=sys.stderr)
+        return 2
+    if failed:
+        print(f"{len(failed)} stages failed: {'; '.join(failed)}. The same command repeats them.", file=sys.stderr)
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,481 @@
+"""The page of scripts/evidence.py: differences with intervals over seeds and sentences, their tables and their plot.
+
+A score is stored with its values in a hundred blocks of items: pseudo-values of the jackknife that leaves one block out,
+whose mean is the score. All encoders have the same blocks, so that differences are paired, for means of items as well as for
+correlations, error rates and F1. Seeds and blocks are resampled together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from zlib import crc32
+
+import matplotlib
+import numpy as np
+import yaml
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from update_tables import fill, hardware_words
+
+from metaphrase.evaluation.measures import Measure
+from metaphrase.evaluation.result import Result, complete_groups
+from metaphrase.evaluation.retrieval import TATOEBA_GROUPS
+from metaphrase.evaluation.sib200 import language_groups
+from metaphrase.evaluation.significance import holm, percentile_interval, two_sided_p_value, verdict
+from metaphrase.io.work_folders import read_part
+
+#: The recipes and the papers' claims.
+CONFIG = Path(__file__).parents[1] / "configs" / "evidence.yaml"
+#: Most blocks of items.
+BLOCKS = 100
+#: Number of bootstrap samples; Holm's correction over a table of hundreds of differences needs many.
+RESAMPLES = 20_000
+#: Scores in the tables and their headings: what the objectives aim at, and what they may cost.
+GAINS = {
+    "demo": "demo test",
+    "tatoeba": "Tatoeba 36",
+    "sib200 xsim++": "xsim++ error ↓",
+    "bucc2018-sample sample_oracle": "BUCC sample",
+    "xquad-r mAP": "XQuAD-R mAP",
+    "xquad-r own-language bias": "own-language bias ↓",
+    "alignment-gold enfr": "AER en–fr ↓",
+    "alignment-gold roen": "AER ro–en ↓",
+    "wpt05-en-hi": "AER en–hi ↓",
+}
+COSTS = {
+    "stsb": "STS-B",
+    "stsb cross-lingual": "STS-B across languages",
+    "xquad-r MRR in the own language": "answers in the own language",
+    "sib200": "SIB-200 retrieval",
+    "sib200 topics": "SIB-200 topics",
+    "xnli accuracy": "XNLI",
+    "pawsx probe accuracy": "PAWS-X",
+    "ud probe f1": "POS",
+    "xquad f1": "XQuAD F1",
+}
+#: Names of the encoders of a cell, in words.
+VARIANTS = {
+    "raw": "As trained",
+    "merged": "Merged",
+    "released": "As the demo releases it",
+}
+#: Groups of the languages of SIB-200 that are kept.
+RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
+#: Axes of the plot: gain and cost.
+AXES = ("tatoeba", "stsb")
+STARTER, REFERENCE = "starter", "tr"
+#: Start of the names of scores of a group of languages of Tatoeba.
+GROUP = "tatoeba, the "
+EMPTY = "No results are stored yet: `python scripts/evidence.py --data benchmarks` writes them, and this table."
+
+
+# ----------------------------------------------------------------------------------------------------------- statistics
+
+
+def block_values(measure: Measure, items: Mapping[str, Any]) -> NDArray[np.float64]:
+    """Pseudo-values of the mean over languages of a score: one for each block of items, shape ``(blocks,)``.
+
+    Items with the same number are in the same block in all languages. The mean of the values is the score.
+    """
+
+    def mean(chosen: Iterable[Any]) -> float:
+        return fmean(measure.score(one) for one in chosen)
+
+    blocks = min([BLOCKS, *map(_size, items.values())])
+    score = mean(items.values())
+    left_b = np.array([mean(_without(one, b, blocks) for one in items.values()) for b in range(blocks)])
+    value_b = blocks * score - (blocks - 1) * left_b
+    return value_b - value_b.mean() + score
+
+
+def _size(items: Any) -> int:
+    """Number of items of a language, as `Measure.items` returns them."""
+    if isinstance(items, np.ndarray):
+        return len(items)
+    first, _ = items
+    return first if isinstance(first, int) else len(first)
+
+
+def _without(items: Any, block: int, blocks: int) -> Any:
+    """The items of a language outside a block."""
+    if not isinstance(items, np.ndarray) and isinstance(items[1], Mapping):  # counts by sentence, of mined pairs
+        count, outcomes = items
+        return count, {name: one for name, one in outcomes.items() if crc32(name.encode()) % blocks != block}
+    kept = np.arange(_size(items)) % blocks != block
+    return items[kept] if isinstance(items, np.ndarray) else tuple(np.asarray(side)[kept] for side in items)
+
+
+@cache
+def _draws(seeds: int, blocks: int, resamples: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Shares of each seed and each block in each sample. One seed less is drawn than there are: see `resampled_mean`."""
+    rng = np.random.default_rng(0)
+    drawn = max(1, seeds - 1)
+    seed_rs = rng.multinomial(drawn, [1 / seeds] * seeds, size=resamples) / drawn
+    return seed_rs, rng.multinomial(blocks, [1 / blocks] * blocks, size=resamples) / blocks
+
+
+def resampled_mean(value_sb: NDArray[np.float64], resamples: int = RESAMPLES) -> NDArray[np.float64]:
+    """Means of values by seed and block in samples of both, shape ``(resamples,)``.
+
+    Each sample draws blocks, the same for all seeds, and seeds, both with replacement. It draws one seed less than there are,
+    so that the variance of its mean is the unbiased one: with three seeds, as many draws would lose a third of it (Rao & Wu
+    1988). A single seed is kept, and only blocks vary.
+    """
+    seed_rs, block_rb = _draws(*value_sb.shape, resamples)
+    return np.einsum("rs,rs->r", seed_rs, block_rb @ value_sb.T)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A difference between two encoders: mean over the shared seeds, with an interval over seeds and items.
+
+    Attributes:
+        mean: In points.
+        interval: 95 % interval.
+        p_value: Before Holm's correction.
+        seeds: Number of seeds.
+        verdict: ``"better"``, ``"tie"`` or ``"worse"``, after Holm's correction over a table.
+    """
+
+    mean: float
+    interval: tuple[float, float]
+    p_value: float
+    seeds: int
+    verdict: str = "tie"
+
+    def __str__(self) -> str:
+        mean, low, high = (f"{round(value, 1) + 0.0:+.1f}" for value in (self.mean, *self.interval))
+        return f"{mean} [{low}, {high}] {self.verdict}"
+
+
+def difference(value_sb: NDArray[np.float64], resamples: int = RESAMPLES) -> Difference:
+    """The difference of two encoders from its values by seed and block.
+
+    >>> difference(np.ones((3, 100)))
+    Difference(mean=1.0, interval=(1.0, 1.0), p_value=9.999500024998751e-05, seeds=3, verdict='tie')
+    """
+    mean_r = resampled_mean(value_sb, resamples)
+    return Difference(float(value_sb.mean()), percentile_interval(mean_r), two_sided_p_value(mean_r), len(value_sb))
+
+
+def judged(found: Mapping[Any, Difference], lower_is_better: Mapping[Any, bool]) -> dict[Any, Difference]:
+    """Verdicts after Holm's correction over all differences of a table."""
+    adjusted = holm({key: one.p_value for key, one in found.items()})
+    return {
+        key: replace(one, verdict=verdict(one.mean * (-1 if lower_is_better[key] else 1), adjusted[key]))
+        for key, one in found.items()
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- storage
+
+
+def stored_scores(scores: Mapping[str, Any], trained: Sequence[str]) -> dict[str, Any]:
+    """What is kept of the results of a benchmark: each score, and those of groups of languages, with their blocks.
+
+    Args:
+        scores: Results by name, as `Result.to_dict` returns them; those without items are omitted.
+        trained: The languages that were trained on.
+    """
+    kept: dict[str, Any] = {}
+    for name, content in scores.items():
+        if content["statistic"] is None:
+            continue
+        result = Result.from_dict(content)
+        measure = result.statistic_measure()
+        items = {language: result.items(language) for language in result.languages}
+        resources = language_groups(list(items), trained)
+        groups = TATOEBA_GROUPS | {group: resources[group] for group in RESOURCES if group in resources}
+        members = {name: list(items)} | {
+            f"{name}, {'the ' * group.isdigit()}{group}": members
+            for group, members in complete_groups(groups, items).items()
+            if group in result.groups
+        }
+        for title, languages in members.items():
+            value_b = block_values(measure, {language: items[language] for language in languages})
+            kept[title] = {
+                "score": round(float(value_b.mean()), 4),
+                "lower_is_better": result.lower_is_better,
+                "languages": len(languages),
+                "items": sum(_size(items[language]) for language in languages),
+                "blocks": " ".join(f"{value:.2f}" for value in value_b),
+            }
+    return kept
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Everything that is kept of a setting.
+
+    Attributes:
+        folder: Its folder.
+        training: Facts of each training run, by recipe and seed.
+        alphas: Chosen weights, by recipe and seed.
+        scores: Scores by name, then by recipe, variant and seed. The starter has the seed -1, and each of its scores is the
+            better one of those with and without its prompt.
+        hardware: Descriptions of the machines.
+    """
+
+    folder: Path
+    training: Mapping[tuple[str, int], Mapping[str, Any]]
+    alphas: Mapping[tuple[str, int], float]
+    scores: Mapping[str, Mapping[tuple[str, str, int], Mapping[str, Any]]]
+    hardware: Sequence[str]
+
+    @classmethod
+    def read(cls, folder: Path) -> Stored:
+        """Read a folder. Results of other weights than those of the last training run are left out."""
+        training, alphas, scores, machines = {}, {}, {}, set()
+        for path in sorted(folder.glob("*/seed*/train.json")):
+            cell = path.parent.parent.name, int(path.parent.name.removeprefix("seed"))
+            if (content := read_part(path)) is None:
+                continue
+            training[cell] = content
+            machines.add(_machine(content))
+            chosen = read_part(path.with_name("alpha.json"))
+            if chosen is not None and chosen["settings"]["vector"] == content["vector"]:
+                alphas[cell] = chosen["alpha"]
+        for path in sorted((*folder.glob("*/seed*/*/*.json"), *folder.glob(f"{STARTER}/*/*.json"))):
+            if (content := read_part(path)) is None:
+                continue
+            recipe, *seed = path.parent.parent.relative_to(folder).parts
+            cell = recipe, int(seed[0].removeprefix("seed")) if seed else -1
+            if seed and content["settings"]["vector"] != training.get(cell, {}).get("vector"):
+                continue
+            machines.add(_machine(content))
+            where = [content["settings"].get(key) for key in ("benchmark", "data", "revision")]
+            for name, score in content["scores"].items():
+                score["where"] = where
+                own = scores.setdefault(name, {})
+                key = recipe, path.parent.name if seed else "", cell[1]
+                sign = -1 if score["lower_is_better"] else 1
+                if key not in own or sign * score["score"] > sign * own[key]["score"]:
+                    own[key] = score
+        return cls(folder, training, alphas, scores, sorted(machines))
+
+    def seeds(self, recipe: str) -> list[int]:
+        """Seeds with which a recipe was trained."""
+        return sorted(seed for name, seed in self.training if name == recipe)
+
+    def compared(self, score: str, recipe: str, variant: str, other: str) -> Difference | None:
+        """The difference between a recipe and another one, or the starter, in the same variant; None if not measured."""
+        own = self.scores.get(score, {})
+        rows = []
+        for seed in self.seeds(recipe):
+            sides = (own.get((recipe, variant, seed)), own.get((other, variant, seed)))
+            after, before = sides if other != STARTER else (sides[0], own.get((STARTER, "", -1)))
+            if after and before and after["where"] == before["where"]:
+                rows.append(np.subtract(*(np.array(side["blocks"].split(), float) for side in (after, before))))
+        return difference(np.array(rows)) if rows else None
+
+    def differences(
+        self, recipes: Iterable[str], variant: str, other: str, scores: Iterable[str]
+    ) -> dict[tuple[str, str], Difference]:
+        """All differences of a table, by recipe and score, with their verdicts."""
+        wanted = [(recipe, score) for recipe in recipes for score in scores if recipe != other]
+        found = {key: one for key in wanted if (one := self.compared(key[1], key[0], variant, other))}
+        return judged(found, {key: self.lower_is_better(key[1]) for key in found})
+
+    def lower_is_better(self, score: str) -> bool:
+        """Whether a score is an error."""
+        return bool(next(iter(self.scores[score].values()))["lower_is_better"])
+
+
+def _machine(content: Mapping[str, Any]) -> str:
+    """The hardware of a stage, in words."""
+    return content["hardware"].get("gpu") or hardware_words(content["hardware"])
+
+
+# ----------------------------------------------------------------------------------------------------------------- page
+
+
+def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping[str, str]], plot: str | None) -> str:
+    """The section of a setting as Markdown.
+
+    Args:
+        stored: What is kept.
+        recipes: Names of the recipes, in the order of the tables.
+        claims: Orders that papers report.
+        plot: Address of the plot.
+    """
+    trained = [recipe for recipe in recipes if stored.seeds(recipe)]
+    if not trained or not stored.scores:
+        return EMPTY
+    scores = [score for score in {**GAINS, **COSTS} if score in stored.scores]
+    facts = next(iter(stored.training.values()))
+    lines = [
+        f"{facts['steps']} steps of {facts['batch_size']} pairs; {'; '.join(stored.hardware)}. Differences in points with "
+        "95 % intervals over seeds and items together. A verdict is *better* or *worse* after Holm's correction over the "
+        "table, and *tie* otherwise. ↓: lower is better.",
+        "",
+        *_cost_table(stored, trained),
+    ]
+    tables = {}
+    for variant, words in VARIANTS.items():
+        for other in (STARTER, REFERENCE):
+            table = stored.differences(trained, variant, other, scores)
+            tables[variant, other] = table
+            if table:
+                of = "the starter, with or without its prompt" if other == STARTER else f"`{REFERENCE}`"
+                lines += ["", f"### {words}, against {of}", *_difference_tables(stored, trained, table, variant)]
+    if any(name.startswith(GROUP) for name in stored.scores):
+        lines += ["", "### Groups of languages of Tatoeba", "", *_group_table(stored, trained)]
+    if plot:
+        lines += ["", "### Gain and cost", "", f"![Gain and cost of each recipe]({plot})"]
+    lines += ["", "### Each recipe", "", *_paragraphs(stored, trained, tables)]
+    return "\n".join([*lines, "", "### The papers' order", "", *_claim_table(stored, claims)])
+
+
+def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
+    yield "| recipe | seeds | seconds per step | time of `tr` | encoder calls per step | tokens per step | alpha |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    for recipe in recipes:
+        alphas = [stored.alphas[recipe, seed] for seed in stored.seeds(recipe) if (recipe, seed) in stored.alphas]
+        calls, tokens = (_mean_fact(stored, recipe, fact) for fact in ("encoder_calls", "tokens"))
+        yield (
+            f"| `{recipe}` | {len(stored.seeds(recipe))} | {_mean_fact(stored, recipe, 'step_seconds'):.2f} | "
+            f"{_times(stored, recipe)} | {calls:.1f} | {tokens:,.0f} | {', '.join(f'{alpha:g}' for alpha in alphas)} |"
+        )
+
+
+def _mean_fact(stored: Stored, recipe: str, fact: str) -> float:
+    return fmean(stored.training[recipe, seed][fact] for seed in stored.seeds(recipe))
+
+
+def _times(stored: Stored, recipe: str) -> str:
+    """Time of a step in multiples of that of `tr`, if both were trained on machines of one description."""
+    machines = {_machine(stored.training[one, seed]) for one in (recipe, REFERENCE) for seed in stored.seeds(one)}
+    if not stored.seeds(REFERENCE) or len(machines) > 1:
+        return ""
+    return f"{_mean_fact(stored, recipe, 'step_seconds') / _mean_fact(stored, REFERENCE, 'step_seconds'):.1f} ×"
+
+
+def _difference_tables(
+    stored: Stored, recipes: Sequence[str], table: Mapping[tuple[str, str], Difference], variant: str
+) -> Iterator[str]:
+    """Gains, then costs, one row for each recipe."""
+    for part in (GAINS, COSTS):
+        columns = [score for score in part if any(score == found for _, found in table)]
+        if not columns:
+            continue
+        yield from ("", f"| recipe | seeds | {' | '.join(part[score] for score in columns)} |")
+        yield f"|---|--:|{'---|' * len(columns)}"
+        for recipe in recipes:
+            found = [table.get((recipe, score)) for score in columns]
+            if any(found):
+                seeds = max(one.seeds for one in found if one)
+                yield f"| `{recipe}` | {seeds} | {' | '.join(str(one or '') for one in found)} |"
+
+
+def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
+    """Accuracies of the groups of languages, means over the seeds."""
+    groups = [name for name in stored.scores if name.startswith(GROUP)]
+    groups.sort(key=lambda name: -int(name.rpartition(" ")[2]))
+    yield f"| recipe | | {' | '.join(f'the {name.removeprefix(GROUP)}' for name in groups)} |"
+    yield f"|---|---|{'--:|' * len(groups)}"
+    for recipe in (STARTER, *recipes):
+        for variant in ("", *VARIANTS):
+            cells = []
+            for group in groups:
+                values = [one["score"] for (*key, _), one in stored.scores[group].items() if key == [recipe, variant]]
+                cells.append(f"{fmean(values):.1f}" if values else "")
+            if any(cells):
+                yield f"| `{recipe}` | {variant} | {' | '.join(cells)} |"
+
+
+def _paragraphs(
+    stored: Stored, recipes: Sequence[str], tables: Mapping[tuple[str, str], Mapping[tuple[str, str], Difference]]
+) -> Iterator[str]:
+    """What each recipe buys and does not buy, in figures."""
+    headings = {**GAINS, **COSTS}
+    for recipe in recipes:
+        times = _times(stored, recipe)
+        yield f"- **`{recipe}`**{f', {times} the time of a step of `{REFERENCE}`' * bool(times)}"
+        for (variant, other), table in tables.items():
+            own = {score: one for (name, score), one in table.items() if name == recipe}
+            if not own:
+                continue
+            words = []
+            for kind in ("better", "worse"):
+                found = [f"{headings[score]} {one.mean:+.1f}" for score, one in own.items() if one.verdict == kind]
+                words.append(f"{kind} in {', '.join(found) or 'nothing'}")
+            of = "the starter" if other == STARTER else f"`{other}`"
+            ties = f"{sum(one.verdict == 'tie' for one in own.values())} of {len(own)} ties"
+            yield f"    - {VARIANTS[variant].lower()}, against {of}: {'; '.join([*words, ties])}"
+
+
+def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Whether the order of two encoders in a paper is found here; Holm's correction is over the claims."""
+    found = {}
+    for number, claim in enumerate(claims):
+        if one := stored.compared(claim["score"], claim["better"], "raw", claim["than"]):
+            found[number] = one
+    verdicts = judged(found, {number: stored.lower_is_better(claims[number]["score"]) for number in found})
+    words = {"better": "confirmed", "worse": "reversed", "tie": "a tie"}
+    yield "| paper | score | its order | here, as trained | seeds | |"
+    yield "|---|---|---|---|--:|---|"
+    for number, claim in enumerate(claims):
+        one = verdicts.get(number)
+        order = f"`{claim['better']}` above `{claim['than']}`"
+        cells = (str(one).rpartition(" ")[0], str(one.seeds), words[one.verdict]) if one else ("", "", "not measured")
+        yield f"| {claim['paper']} | {claim['score']} | {order} | {' | '.join(cells)} |"
+
+
+def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
+    """Plot gain against cost, a point for each recipe and variant; None if nothing has both."""
+    matplotlib.rcParams["svg.hashsalt"] = path.stem
+    figure = Figure(figsize=(8, 5.5), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="0.7", linewidth=0.8)
+    axes.axvline(0, color="0.7", linewidth=0.8)
+    drawn = False
+    for number, recipe in enumerate(recipes):
+        colour = matplotlib.colormaps["tab20"](number % 20)
+        points = []
+        for variant in VARIANTS:
+            gain, cost = (stored.compared(score, recipe, variant, STARTER) for score in AXES)
+            if gain is None or cost is None:
+                continue
+            points.append((cost.mean, gain.mean))
+            errors = [[[abs(end - one.mean)] for end in one.interval] for one in (cost, gain)]
+            axes.errorbar(
+                *points[-1],
+                xerr=errors[0],
+                yerr=errors[1],
+                fmt={"raw": "o", "merged": "s", "released": "*"}[variant],
+                color=colour,
+                mfc="white" if variant == "raw" else colour,
+                linewidth=0.7,
+            )
+        if points:
+            drawn = True
+            axes.plot(*zip(*points, strict=True), color=colour, linewidth=0.8, label=recipe)
+            axes.annotate(recipe, points[0], textcoords="offset points", xytext=(5, 4), fontsize=7, color="0.2")
+    if not drawn:
+        return None
+    headings = {**GAINS, **COSTS}
+    axes.set(
+        xlabel=f"{headings[AXES[1]]}, difference to the starter",
+        ylabel=f"{headings[AXES[0]]}, difference to the starter",
+    )
+    axes.set_title("Circles: as trained; squares: merged; star: as the demo releases it", fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return path
+
+
+def write_page(results: Path, page: Path) -> None:
+    """Write the tables and the plot of every setting between the markers of a page, each under its own heading."""
+    content = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    recipes, sections = list(content["recipes"]), []
+    for folder in sorted(path for path in results.glob("*") if path.is_dir()):
+        stored = Stored.read(folder)
+        plot = draw(stored, recipes, page.parent / "evidence" / f"{folder.name}.svg")
+        text = page_tables(stored, recipes, content["claims"], plot and f"evidence/{plot.name}")
+        sections.append(f"## {folder.name}\n\n{text}")
+    fill(page, {"evidence": "\n\n".join(sections) or EMPTY})

@@ -1,0 +1,249 @@
+import csv
+import gzip
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from metaphrase.evaluation.measures import MEASURES
+from metaphrase.io.work_folders import read_part
+from metaphrase.training.recipe import Recipe
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+CONTENT = yaml.safe_load((SCRIPTS.parent / "configs" / "evidence.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(SCRIPTS))
+    yield importlib.import_module("evidence")
+    sys.path.remove(str(SCRIPTS))
+    for name in ("evidence", "evidence_table", "ablations", "update_tables"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def table(script):
+    return sys.modules["evidence_table"]
+
+
+@pytest.fixture
+def argv(tiny_encoder_dir, bitext, tmp_path):
+    """A bitext, two benchmarks, and folders for what is kept."""
+    lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext)]
+    for name, rows in (("corpus/de-en.train", lines), ("corpus/de-en.dev", lines[:9]), ("data/tatoeba/de-en", lines)):
+        path = tmp_path / f"{name}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (tmp_path / "data" / "stsb").mkdir()
+    for part in ("dev", "test"):
+        for language, side in (("de", "source"), ("en", "target")):
+            with gzip.open(tmp_path / "data" / "stsb" / f"stsb-{language}-{part}.csv.gz", "wt", newline="") as file:
+                texts = [row[side] for row in bitext]
+                csv.writer(file).writerows((texts[at], texts[at + 1], at % 5) for at in range(20))
+    words = (
+        f"--model {tiny_encoder_dir} --corpus {tmp_path}/corpus --data {tmp_path}/data --results {tmp_path}/results"
+    )
+    return [*words.split(), "--work_dir", f"{tmp_path}/work", "--device", "cpu", "--steps", "2", "--batch_size", "8"]
+
+
+def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, monkeypatch, capsys):
+    page = tmp_path / "docs" / "evidence.md"
+    page.parent.mkdir()
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    monkeypatch.setattr(script, "ALPHAS", (0.0, 1.0))
+    argv += ["--page", str(page), "--only", "tr", "tr+anchor", "--seeds", "0"]
+    made, real = [], script.write_part
+
+    def write_part(path, content):
+        made.append(path)
+        if len(made) in (2, 6, 9):
+            raise KeyboardInterrupt
+        return real(path, content)
+
+    monkeypatch.setattr(script, "write_part", write_part)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            script.main(argv)
+    assert script.main(argv) == 0
+    cells = 2 * (1 + 1 + 2 * 2)  # the training, alpha, and two encoders on two benchmarks
+    assert len(made) == cells + 2 * 2 + 3
+    assert len(set(made)) == cells + 2 * 2
+    script.main([*argv, "--plan"])
+    assert "tr+anchor, seed 0 | yes | yes | 4 of 4 | 0" in capsys.readouterr().out
+    facts = [read_part(next(tmp_path.glob(f"results/*/{name}/seed0/train.json"))) for name in ("tr", "tr+anchor")]
+    assert [one["encoder_calls"] for one in facts] == [1, 3]  # both sides at once, and each once by the frozen copy
+    assert facts[1]["tokens"] == pytest.approx(2 * facts[0]["tokens"])
+    assert facts[0]["languages"] == {"de": 24}
+    text = page.read_text()
+    assert "| `tr+anchor` | 1 | " in text
+    assert "against `tr`" in text
+    assert list(page.parent.glob("evidence/*.svg"))
+
+
+def test_every_recipe_is_valid_and_every_claim_names_two(script, tmp_path):
+    cells = script.load_cells(script.parsed(["--seeds", "0", "1"]), tmp_path)
+    assert len(cells) == 2 * len(CONTENT["recipes"]) == 40
+    assert len({cell.folder for cell in cells}) == 40
+    for cell in cells[:20]:
+        cell.recipe.check()
+        assert "monolingual" not in cell.recipe.columns
+    terms = [json.dumps(cell.recipe.to_dict()["terms"]) for cell in cells[:20]]
+    assert len(set(terms)) == 20
+    assert {claim[side] for claim in CONTENT["claims"] for side in ("better", "than")} <= {
+        "starter",
+        *CONTENT["recipes"],
+    }
+
+
+def test_an_added_term_is_that_of_its_paper():
+    """Arguments, and weights relative to that of `tr`."""
+    own = {"tlm": "tr-tlm", "awp": "wacse", "wtr": "wacse", "sa": "amber", "wa": "amber", "xtr": "tr-xtr"}
+    own |= {"mexma": "mexma", "anchor": "metaphrase", "word-contrast": "mgc-hard", "span-contrast": "mgc-hard"}
+    for objective, recipe in own.items():
+        terms = {term.objective: term for term in Recipe.load(recipe).terms}
+        added = CONTENT["recipes"][f"tr+{objective}"]["terms"][objective]
+        ranking = terms["tr"].weight if "tr" in terms else 1
+        assert added.get("weight", 1) == pytest.approx(terms[objective].weight / ranking)
+        assert added.get("args", {}) == dict(terms[objective].args)
+
+
+def test_an_unknown_recipe_is_refused(script, argv, capsys):
+    assert script.main([*argv, "--only", "tr+nothing"]) == 2
+    assert "Unknown recipe 'tr+nothing'. The recipes are tr, dap," in capsys.readouterr().err
+
+
+def test_a_stage_that_fails_does_not_stop_the_others(script, argv, monkeypatch, capsys):
+    real = script.run_benchmark
+
+    def run_benchmark(benchmark, subject):
+        if benchmark.name == "stsb":
+            raise ValueError("No memory is left.")
+        return real(benchmark, subject)
+
+    monkeypatch.setattr(script, "run_benchmark", run_benchmark)
+    evidence = script.Evidence(script.parsed(argv))
+    evidence.cells = []
+    evidence.run()
+    assert evidence.failed == ["starter, prompt: stsb", "starter, plain: stsb"]
+    assert "Failed: starter, plain: stsb: No memory is left." in capsys.readouterr().out
+    assert len(list(evidence.folder.glob("starter/*/tatoeba.json"))) == 2
+
+
+# --- Statistics ---
+
+
+def test_seeds_and_blocks_are_resampled_as_by_a_loop(table):
+    value_sb = np.random.default_rng(0).normal(size=(3, 7))
+    seed_rs, block_rb = table._draws(3, 7, 50)
+    expected = []
+    for seed_s, block_b in zip(2 * seed_rs, 7 * block_rb, strict=True):
+        seeds = [at for at, n in enumerate(seed_s) for _ in range(round(n))]
+        blocks = [at for at, n in enumerate(block_b) for _ in range(round(n))]
+        assert (len(seeds), len(blocks)) == (2, 7)
+        expected.append(np.mean([[value_sb[s, b] for b in blocks] for s in seeds]))
+    assert table.resampled_mean(value_sb, 50) == pytest.approx(expected)
+
+
+def test_the_variance_over_seeds_is_unbiased(table):
+    value_sb = np.repeat([[1.0], [2.0], [6.0]], 10, axis=1)
+    assert table.resampled_mean(value_sb).var() == pytest.approx(np.var([1, 2, 6], ddof=1) / 3, rel=0.02)
+
+
+def test_one_seed_has_the_interval_of_its_items(table):
+    items_n = np.random.default_rng(0).integers(0, 2, size=1000).astype(float)
+    value_b = table.block_values(MEASURES["items"], {"de": items_n})
+    assert value_b.mean() == pytest.approx(100 * items_n.mean())
+    low, high = table.difference(value_b[None]).interval
+    assert (high - low) / 2 == pytest.approx(196 * items_n.std() / 1000**0.5, rel=0.2)
+
+
+ITEMS = {
+    "items": np.arange(7) % 3 / 2,
+    "spearman": ([1.0, 2.0, 3.0, 4.0, 2.0], [0.2, 0.1, 0.5, 0.9, 0.3]),
+    "error_rate": np.array([[3, 2, 2, 2], [2, 4, 1, 2], [5, 5, 5, 5]]),
+    "pairs_f1": (200, {f"zh-{at}": (at % 2, 1, 1) for at in range(30)}),
+}
+
+
+@pytest.mark.parametrize("statistic", ITEMS)
+def test_blocks_average_to_the_score(table, statistic):
+    measure = MEASURES[statistic]
+    value_b = table.block_values(measure, {"de": ITEMS[statistic], "sw": ITEMS[statistic]})
+    assert value_b.mean() == pytest.approx(measure.score(ITEMS[statistic]))
+    assert np.ptp(value_b) > 0
+
+
+def test_blocks_of_a_mean_of_few_items_are_the_items(table):
+    assert table.block_values(MEASURES["items"], {"de": ITEMS["items"]}) == pytest.approx(100 * ITEMS["items"])
+
+
+# --- The page ---
+
+
+@pytest.fixture
+def stored(table, script, tmp_path):
+    """Three seeds of two recipes, in the form that stages are kept, and an encoder that was measured with other weights."""
+    folder = tmp_path / "results" / "starter-100x64"
+    machine = {"cpus": 2, "machine": "x86_64", "threads": 1}
+
+    def measured(path, level, vector=None, lower=False):
+        blocks = " ".join(f"{level + value:.2f}" for value in np.sin(np.arange(100)))
+        score = {"score": level, "lower_is_better": lower, "blocks": blocks}
+        settings = {"vector": vector}
+        script.write_part(path, {"settings": settings, "hardware": machine, "scores": {path.stem: score}})
+
+    for name, seconds, gain in (("tr", 4.0, 2.0), ("dap", 8.0, 5.0)):
+        for seed in range(3):
+            cell = folder / name / f"seed{seed}"
+            facts = {"steps": 100, "batch_size": 64, "step_seconds": seconds, "encoder_calls": 1.0, "tokens": 2000}
+            script.write_part(cell / "train.json", facts | {"vector": "v", "hardware": machine})
+            script.write_part(cell / "alpha.json", {"settings": {"vector": "v"}, "alpha": 0.5})
+            measured(cell / "raw" / "tatoeba.json", 80 + gain + 0.1 * seed, "v")
+            measured(cell / "raw" / "stsb.json", 81 - 0.1 * (seed - 1), "v")
+            measured(cell / "merged" / "tatoeba.json", 70, "other weights")
+    for prompt, level in (("prompt", 75), ("plain", 80)):
+        measured(folder / "starter" / prompt / "tatoeba.json", level)
+        measured(folder / "starter" / prompt / "stsb.json", 81)
+    return folder.parent
+
+
+def test_the_page_shows_what_is_kept(table, stored, tmp_path):
+    page = tmp_path / "evidence.md"
+    page.write_text("# Evidence\n\n<!-- evidence -->\n<!-- /evidence -->\n")
+    table.write_page(stored, page)
+    text = page.read_text()
+    assert "## starter-100x64\n\n100 steps of 64 pairs; 2 x86_64 cores, 1 thread." in text
+    assert "| `dap` | 3 | 8.00 | 2.0 × | 1.0 | 2,000 | 0.5, 0.5, 0.5 |" in text
+    assert "| `dap` | 3 | +5.1 [+5.0, +5.2] better |" in text  # to the better prompt of the starter
+    assert "| `dap` | 3 | +3.0 [+3.0, +3.0] better |" in text  # to `tr`
+    assert "| `dap` | 3 | +0.0 [-0.1, +0.1] tie |" in text
+    assert "### Merged" not in text  # it was measured with other weights than those that are kept
+    assert (
+        "- **`dap`**, 2.0 × the time of a step of `tr`\n    - as trained, against the starter: better in Tato" in text
+    )
+    assert "    - as trained, against `tr`: better in Tatoeba 36 +3.0; worse in nothing; 1 of 2 ties" in text
+    assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
+    assert "| `dap` above `tr+tlm` |  |  | not measured |" in text
+    assert (tmp_path / "evidence" / "starter-100x64.svg").read_text().count("dap") > 0
+    before = page.read_bytes()
+    table.write_page(stored, page)
+    assert page.read_bytes() == before
+
+
+def test_a_page_without_results_names_the_command(table, tmp_path):
+    page = tmp_path / "evidence.md"
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    table.write_page(tmp_path / "none", page)
+    assert "`python scripts/evidence.py --data benchmarks`" in page.read_text()
+
+
+def test_the_page_is_up_to_date(script, table, tmp_path):
+    page = tmp_path / "evidence.md"
+    page.write_bytes(script.PAGE.read_bytes())
+    table.write_page(script.RESULTS, page)
+    assert page.read_bytes() == script.PAGE.read_bytes()
