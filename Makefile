@@ -10,7 +10,7 @@ TESTS ?=
 OFFLINE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
+.PHONY: help install demo model test test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -25,6 +25,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: install  ## Train on the bundled bitext and write runs/demo/report.html (10 minutes on 2 cores)
 	$(BIN)/metaphrase demo --config configs/demo.yaml --output_dir runs/demo
+
+model: demo  ## Train metaphrase-e5-small as the demo does, and write its package and card
+	$(BIN)/python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
 
 test: install  ## Run the tests (10 minutes on 2 cores, no network)
 	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 $(TESTS)

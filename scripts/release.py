@@ -1,20 +1,15 @@
 """Reproduce the release of a model card from the facts it records, and report differences.
 
-    python scripts/release.py multilingual-e5-small-dap-demo --output runs/again
+    python scripts/release.py metaphrase-e5-small --output runs/again
 
 The card's front matter records, under `metaphrase`, the command, the seed, and the SHA-256 of every training file and of
 the weights. The files are verified before training. The same command with the same versions produces the same weights on
-the same hardware; on other hardware, weights are not compared. `--write` replaces the card by the new one.
-
-    python scripts/release.py --recipes tr wacse
-
-writes new cards: the starter, trained briefly on the demo's bitext with each recipe.
+the same hardware; on other hardware, weights are not compared.
 """
 
 import argparse
 import hashlib
 import shlex
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,19 +19,11 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from metaphrase.corpus import load_corpus
 from metaphrase.corpus.files import find_files
-from metaphrase.io.files import PACKAGED_DATA as DATA
-from metaphrase.io.outputs import claim_folder
-from metaphrase.training.recipe import Recipe, list_recipes
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 #: The installed command line; cards record its commands.
 METAPHRASE = (sys.executable, "-m", "metaphrase")
-#: Options of the short training for new cards: minutes on two cores.
-SHORT = ("--max_steps", "20", "--per_device_train_batch_size", "16", "--report_to", "none")
-#: Folder of the monolingual text that some recipes read in addition to the demo's bitext.
-DERIVED = Path("runs/cards")
 #: Facts that must be equal on any hardware, in addition to the data. Versions may explain different weights.
 BINDING = ("recipe", "seed", "base_model_revision")
 #: Facts that identify training data. Facts about their origin may differ.
@@ -46,26 +33,14 @@ DATA_FACTS = ("file", "language", "pairs", "sha256", "revision")
 def main(argv: Sequence[str] | None = None) -> int:
     """Reproduce a release; return 0 if all reproducible facts are equal, else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="name of a card in model_cards/, or its path")
+    parser.add_argument("name", help="name of a card in model_cards/, or its path")
     parser.add_argument("--output", type=Path, help="output folder (default: runs/NAME)")
-    parser.add_argument("--write", action="store_true", help="replace the card by the new one")
-    parser.add_argument(
-        "--recipes",
-        nargs="*",
-        help="write new cards for these recipes (without a name: for all recipes that have none)",
-    )
     options = parser.parse_args(argv)
-    if options.recipes is not None:
-        return first_cards(options.recipes or [one.name for one in list_recipes() if not card_of(one.name).exists()])
-    if options.name is None:
-        parser.error("pass the name of a card, or --recipes")
     path = Path(options.name) if options.name.endswith(".md") else CARDS / f"{options.name}.md"
     recorded = read_facts(path)
     command = [
         str(Path(word).expanduser()) if word.startswith("~") else word for word in shlex.split(recorded["command"])
     ]
-    if str(DERIVED) in recorded["command"]:
-        read_beside(Recipe.load(recorded["recipe"]))
     if missing := differing_files(recorded["data"], training_files(command)):
         print("The training data differ from those of the card. Nothing was trained.", *missing, sep="\n  ")
         return 1
@@ -76,60 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     differences, same = compare(recorded, read_facts(made_card(output)))
     print("", *(differences or ["No differences."]), sep="\n")
-    if options.write:
-        shutil.copy(made_card(output), path)
-        print(f"{path} was replaced by the new card.")
     return 0 if same else 1
 
 
 def metaphrase(arguments: Sequence[str]) -> int:
     """Run the command line; return its exit status."""
     return subprocess.run([*METAPHRASE, *arguments], check=False).returncode
-
-
-def card_of(recipe: str) -> Path:
-    """Return the path of the demo's card for a recipe."""
-    return CARDS / f"multilingual-e5-small-{recipe}-demo.md"
-
-
-def first_cards(recipes: Iterable[str]) -> int:
-    """Train the starter on the demo's bitext with each recipe and store the cards; return 1 if one of them fails."""
-    failed = []
-    baseline: Path | None = None  # the starter's scores, which are the same for all recipes
-    for recipe in map(Recipe.load, dict.fromkeys(recipes)):
-        output = Path("runs") / card_of(recipe.name).stem
-        print(f"{recipe.name}: to {output}", flush=True)
-        if baseline is not None:
-            claim_folder(output)
-            shutil.copy(baseline, output / baseline.name)
-        if (
-            metaphrase(["demo", "--recipe", recipe.name, *read_beside(recipe), *SHORT, "--output_dir", str(output)])
-            == 0
-        ):
-            shutil.copy(made_card(output), card_of(recipe.name))
-            baseline = baseline or output / "before.json"
-        else:
-            failed.append(recipe.name)
-    print(f"Failed: {', '.join(failed)}." if failed else "All cards were written.")
-    return 1 if failed else 0
-
-
-def read_beside(recipe: Recipe) -> list[str]:
-    """Return the options of a recipe that reads monolingual text, which is taken from the demo's bitext."""
-    if "monolingual" in recipe.columns:
-        return ["--monolingual", str(sentences(DERIVED / "sentences.txt"))]
-    return []
-
-
-def sentences(path: Path) -> Path:
-    """Write both sides of the demo's training pairs, one sentence per line."""
-    if not path.exists():
-        pairs = load_corpus(DATA / "demo").dataset
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(
-            "".join(f"{text}\n" for side in ("source", "target") for text in pairs[side]), encoding="utf-8"
-        )
-    return path
 
 
 def made_card(output: Path) -> Path:

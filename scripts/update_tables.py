@@ -1,4 +1,4 @@
-"""Write the tables of README.md and docs/ from results files.
+"""Write the tables of README.md, docs/ and the model cards from results files.
 
     python scripts/update_tables.py --demo runs/demo/report.json --swahili out/swahili/report.json
     python scripts/update_tables.py --suites runs/evaluation/results.json
@@ -19,11 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from transformers import HfArgumentParser
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
 BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
+CARDS = ROOT / "model_cards"
 
 
 @dataclass
@@ -513,12 +515,34 @@ def stored_tables() -> dict[str, str]:
     return tables | benchmark_tables(BENCHMARKS)
 
 
+def fill_pages(pages: Sequence[Path]) -> None:
+    """Rewrite the tables of pages from stored results. A model card has only results of its own weights."""
+    tables = stored_tables()
+    for page in pages:
+        hashes = measured_as(page)
+        if hashes is not None and stored_hash("suites") not in hashes:
+            fill(page, tables | {"suites": "The suites have not been measured with these weights."})
+        else:
+            fill(page, tables)
+
+
+def measured_as(page: Path) -> list[str] | None:
+    """Return the digests of the encoders whose results a model card may have; None if the page is not a model card."""
+    head = re.match(r"---\n(.*?)^---$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return None if head is None else yaml.safe_load(head[1])["metaphrase"]["measured_as"]
+
+
+def stored_hash(name: str) -> str | None:
+    """Return the digest of the encoder that stored results belong to."""
+    path = RESULTS / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8"))["hashes"]["after"] if path.exists() else None
+
+
 def main(argv: list[str]) -> None:
     """Store new results, then rewrite the tables of all pages."""
     store(HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0])
-    tables = stored_tables()
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        fill(page, tables)
+    cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
+    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *cards])
 
 
 if __name__ == "__main__":

@@ -229,6 +229,8 @@ def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
         (folder / name).symlink_to(ROOT / name)
     encoder = SentenceTransformer(str(tiny_encoder_dir), device="cpu", model_kwargs={"add_pooling_layer": False})
     shutil.copytree(tiny_encoder_dir, folder / "my-encoder")
+    shutil.copytree(tiny_encoder_dir, folder / "my-copy")
+    shutil.copytree(tiny_encoder_dir, folder / "metaphrase-e5-small")
     recipe = Recipe.load("dap")
     for name in ("runs/demo", "runs/adapt-sw", "runs/miner", "out/sw"):
         release(encoder, folder / name, recipe=recipe.to_dict())
@@ -284,6 +286,7 @@ def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
     """Change to a copy of the files, with a Hub that has a model for every id that the pages name."""
     folder = Path(shutil.copytree(template, tmp_path / "documented", symlinks=True))
     monkeypatch.chdir(folder)
+    shutil.rmtree("my-copy")  # a page writes it
     reach(hub, monkeypatch.setattr, tmp_path / "client")
     monkeypatch.setenv("HF_TOKEN", "hf_me")
     monkeypatch.setattr("metaphrase.training.baseline.UDHR", folder / "packaged" / "udhr")

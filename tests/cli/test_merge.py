@@ -158,7 +158,7 @@ def test_what_cannot_be_merged_is_refused(base, sw, tmp_path, capsys):
 def test_a_vector_is_no_folder_of_a_model(base, tmp_path):
     with pytest.raises(MissingFileError, match=r"There is no task vector .*none\.safetensors"):
         load_encoder(f"{base} + {tmp_path}/none.safetensors", device="cpu")
-    with pytest.raises(UsageError, match="metaphrase merge BASE VECTOR"):
+    with pytest.raises(MissingFileError, match=r"There is no task vector none\.safetensors"):
         find_model(f"{base} + none.safetensors")
     shutil.copytree(base, tmp_path / "a + b")
     assert embeddings(tmp_path / "a + b").shape == (2, 32)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from metaphrase.cli import main as metaphrase
-from metaphrase.training.recipe import Recipe, list_recipes
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "release.py"
 
@@ -77,18 +76,6 @@ def test_files_are_looked_up_by_name_and_content():
     assert release.differing_files(rows, {"x.tsv": "00"}) == ["x.tsv has the SHA-256 00, not ab.", "y.tsv is missing."]
 
 
-@pytest.mark.parametrize("recipe", sorted({recipe.name for recipe in list_recipes()} - {"distill"}))  # has a teacher
-def test_every_recipe_has_a_card_that_records_what_it_takes(recipe):
-    card = release.card_of(recipe)
-    assert card.is_file()
-    facts = release.read_facts(card)
-    assert facts["recipe"] == recipe
-    assert facts["seed"] is not None
-    assert {len(row["sha256"]) for row in facts["data"]} == {64}
-    assert {len(weights) for weights in facts["weights"].values()} == {64}
-    assert "### Retention" in card.read_text(encoding="utf-8") or Recipe.load(recipe).language_embedding
-
-
 def test_origin_and_licence_of_the_data_may_be_better_known():
     row = RECORDED["data"][0]
     made = RECORDED | {"data": [row | {"origin": "the ministry", "license": "cc0-1.0"}]}
@@ -112,25 +99,6 @@ def test_files_in_another_order_are_other_data():
     lines, same = release.compare(RECORDED | {"data": rows}, RECORDED | {"data": rows[::-1]})
     assert not same
     assert "different order" in lines[0]
-
-
-def test_the_starter_is_measured_once_for_all_first_cards(tmp_path, monkeypatch, capsys):
-    def train(command):
-        output = tmp_path / command[-1]
-        found.append((output / "before.json").exists())
-        output.mkdir(parents=True, exist_ok=True)
-        (output / "before.json").write_text("{}")
-        (output / "README.md").write_text("a card")
-        (output / "reference.json").touch()
-        return 0
-
-    found = []
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(release, "CARDS", tmp_path)
-    monkeypatch.setattr(release, "metaphrase", train)
-    assert release.main(["--recipes", "tr", "dap", "tr"]) == 0
-    assert found == [False, True]
-    assert release.card_of("dap").read_text() == "a card"
 
 
 @pytest.mark.slow

@@ -37,6 +37,7 @@ COMMANDS = {
     "merge": "Merge a tuned encoder with its base, or store what training changed in a small file",
     "debias": "Remove language identity from the embeddings of an encoder, without training",
     "export": "Reduce the size of an encoder, and measure the cost",
+    "pull": "Write an encoder as a plain folder that Sentence Transformers loads",
     "push": "Push a released encoder or a bitext to the Hub",
 }
 

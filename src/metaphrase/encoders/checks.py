@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from torch import nn
@@ -16,6 +18,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from metaphrase.exceptions import ModelError, ModelFileError, NonFiniteError
 from metaphrase.io.redaction import excerpt
 
+#: File of embeddings that a model must reproduce, with their texts and the largest difference that is tolerated.
+REFERENCE = "reference.json"
 #: Weights that may be absent: BERT's pooler, which sentence embeddings never use, and a buffer of older versions.
 _MAY_BE_MISSING = re.compile(r"(^|\.)(pooler\..+|position_ids)$")
 #: Weights that a checkpoint may have in addition: those, and the heads of its pretraining or of another task.
@@ -126,6 +130,18 @@ def check_embeddings(model: SentenceTransformer, name: str) -> None:
         raise ModelFileError(f"{name} does not compute one embedding for each sentence.")
     if not torch.isfinite(embeddings_bh).all():
         raise NonFiniteError(f"The embeddings of {name} are NaN or infinite. Use another encoder.")
+
+
+def reference_difference(model: SentenceTransformer, path: Path, name: str) -> tuple[float, float]:
+    """The largest difference of a component between a model's embeddings and those in a file, and the one it tolerates."""
+    try:
+        reference = json.loads(path.read_text(encoding="utf-8"))
+        texts, tolerance = [str(text) for text in reference["texts"]], float(reference["tolerance"])
+        embeddings_bh = model.encode(texts, prompt="", show_progress_bar=False)
+        wanted_bh = np.array(reference["embeddings"], dtype=np.float32).reshape(embeddings_bh.shape)
+    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ModelFileError(f"{path.name} of {name} is damaged ({error}). Release the model again.") from error
+    return float(np.abs(embeddings_bh - wanted_bh).max()), tolerance
 
 
 def _some(keys: set[str]) -> str:

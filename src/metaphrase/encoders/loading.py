@@ -7,11 +7,15 @@ what must hold afterwards.
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import os
 import re
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,10 +32,12 @@ from transformers.utils import cached_file
 
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
 from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
+from metaphrase.encoders.installed import check_files, check_merged, installed_model, suggestion
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, checked
+from metaphrase.io.digests import weights_digest
 from metaphrase.io.hub import download
 from metaphrase.merging import TaskVector, combine
 
@@ -57,6 +63,7 @@ _FILES = (
     "*.model",
     "README.md",
     "?_*/*",
+    VECTOR_FILE,
 )
 
 # If a repository has pickles only, transformers would request a conversion by a bot on the Hub, and load the result.
@@ -75,10 +82,11 @@ def load_encoder(
     """Load an encoder as a SentenceTransformer, without the transformers pooler that sentence embeddings never use.
 
     Args:
-        name_or_path: ``"starter"``, a folder, or a Hub id with an optional commit, tag or branch:
-            ``organisation/name@revision``. ``"starter + vector.safetensors"`` adds a task vector, or several, each with its
-            own alpha (see :class:`metaphrase.merging.TaskVector`). A folder or a repository that holds a vector alone
-            (`metaphrase push --vector`) is the base that it names, with the vector.
+        name_or_path: ``"starter"``, a folder, the name of an installed model such as ``"metaphrase-e5-small"``, or a Hub id
+            with an optional commit, tag or branch: ``organisation/name@revision``; the first of these that exists.
+            ``"starter@wheel"`` and ``"starter@hub"`` name the source of the starter. ``"starter + vector.safetensors"`` adds
+            a task vector, or several, each with its own alpha (see :class:`metaphrase.merging.TaskVector`). A folder, package
+            or repository that holds a vector alone is the base that it names, with the vector.
         pooling: Pooling mode of sentence-transformers (``"cls"``, ``"mean"``, …) that replaces the encoder's own.
         default_pooling: Pooling mode of an encoder that has none, such as ``xlm-roberta-base``.
         max_length: Maximum number of tokens of a text; None keeps the encoder's own limit.
@@ -91,26 +99,16 @@ def load_encoder(
         ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder; or a task
             vector belongs to another model.
         ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
-            another shape; the tokenizer is missing or knows no word.
+            another shape; the tokenizer is missing or knows no word; an installed model is not what was released.
         NonFiniteError: A weight or an embedding is NaN or infinite.
         UsageError: The encoder has fewer positions than `max_length`.
         MissingFileError: There is no such folder, and no Hub id of this form.
         HubError: The Hub has no such model, denies access to it, or all attempts fail.
     """
-    base, files = split_vectors(str(name_or_path))
-    vectors = [TaskVector.load(vector_file(file) or file) for file in files]
+    base, files = _parts(str(name_or_path))
+    paths = [vector_file(file) or Path(file) for file in files]
+    vectors = [(path, TaskVector.load(path)) for path in paths]
     name, folder = find_folder(base)
-    if has_vector(folder):
-        vector = TaskVector.load(folder / VECTOR_FILE)
-        if vector.base_name is None:
-            raise ModelFileError(
-                f"The task vector of {base} does not name its base. Load it as BASE + {folder / VECTOR_FILE}."
-            )
-        place = str(folder) if folder == Path(name) else f"{name}@{folder.name}"
-        parts = _PLUS.join([vector.base_name, place, *files])
-        return load_encoder(
-            parts, pooling=pooling, default_pooling=default_pooling, max_length=max_length, device=device
-        )
     with open_model(name, folder) as copy:
         kwargs: dict[str, Any] = {"use_safetensors": True, "trust_remote_code": False}
         if _accepts_pooling_flag(copy):
@@ -134,15 +132,50 @@ def load_encoder(
         set_max_length(model, None)
         check_embeddings(model, name)
     if vectors:
-        model = combine(vectors).apply(model)
+        model = _with_vectors(model, vectors, str(name_or_path), embeddings=pooling is None)
         check_embeddings(model, str(name_or_path))
-    if folder != Path(name):
+    if (installed := installed_model(base)) is not None:
+        name = str(installed)
+    elif folder != Path(name):
         model.model_card_data.base_model, model.model_card_data.base_model_revision = name, folder.name
         name = f"{name}@{folder.name}" if vectors else name
     name = _PLUS.join([name, *files])
     encoder = model[0].auto_model
     encoder.config.name_or_path = encoder.name_or_path = model.tokenizer.name_or_path = name
     set_max_length(model, max_length)
+    return model
+
+
+def _parts(name: str) -> tuple[str, list[str]]:
+    """The model that a name starts from, and what is added to it: files, folders, packages or repositories of vectors."""
+    base, files = split_vectors(name)
+    found, folder = find_folder(base)
+    if not has_vector(folder):
+        return base, files
+    place = found if folder == Path(found) else str(installed_model(base) or f"{found}@{folder.name}")
+    check_files(folder, place)
+    vector = TaskVector.load(folder / VECTOR_FILE)
+    if vector.base_name is None or place in files:
+        raise ModelFileError(
+            f"The task vector of {base} does not name its base. Load it as BASE + {folder / VECTOR_FILE}."
+        )
+    return _parts(_PLUS.join([vector.base_name, place, *files]))
+
+
+def _with_vectors(
+    model: SentenceTransformer, vectors: list[tuple[Path, TaskVector]], name: str, *, embeddings: bool
+) -> SentenceTransformer:
+    """Add vectors to their base: first those of the model, then those of the result, and so on.
+
+    A sum that has been released is compared with its digest and, unless its pooling was replaced, with its `embeddings`.
+    """
+    while vectors:
+        digest = weights_digest(model)
+        fitting = [one for one in vectors if one[1].base == digest] or vectors
+        model = combine([vector for _, vector in fitting]).apply(model)
+        if len(fitting) == 1 and fitting[0][0].name == VECTOR_FILE:
+            check_merged(model, fitting[0][0].parent, name, embeddings=embeddings)
+        vectors = [one for one in vectors if one not in fitting]
     return model
 
 
@@ -184,14 +217,19 @@ def _load_modules(folder: Path, device: str | None, kwargs: dict[str, Any]) -> S
 def find_model(name_or_path: str | Path) -> tuple[str, Path]:
     """The name of a model without its revision, and the folder of its files, which are downloaded if necessary.
 
-    The name of a local folder or of the starter is the path of its folder.
+    The name of a local folder or of the starter is the path of its folder. A base with task vectors is written to a temporary
+    folder, which is deleted at the end of the process.
     """
-    place = None if split_vectors(str(name_or_path))[1] else find_folder(name_or_path)
-    if place is None or has_vector(place[1]):
-        raise UsageError(
-            f"{name_or_path} is not a folder of one model. Write one first: metaphrase merge BASE VECTOR --output_dir DIR."
-        )
-    return place
+    base, files = _parts(str(name_or_path))
+    return (str(name_or_path), _written(str(name_or_path))) if files else find_folder(base)
+
+
+@cache
+def _written(name: str) -> Path:
+    model, place = load_encoder(name, device="cpu"), tempfile.mkdtemp(prefix="metaphrase-")
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    model.save_pretrained(place, create_model_card=False)
+    return Path(place)
 
 
 def has_vector(folder: Path) -> bool:
@@ -213,16 +251,40 @@ def find_folder(name_or_path: str | Path) -> tuple[str, Path]:
     """The name without its revision, and the folder, of a model or of a task vector; see `find_model`."""
     name, revision = split_revision(str(name_or_path))
     if not name:
-        raise UsageError("The name of a model is empty. Pass 'starter', a folder or a Hub id.")
+        raise UsageError("The name of a model is empty. Pass 'starter', a folder, an installed model or a Hub id.")
     if name == STARTER:
         from metaphrase.encoders.starter import starter_path
 
-        name = str(starter_path())
+        name = str(starter_path(source=_starter_source(revision)) if revision else starter_path())
+    elif (installed := installed_model(str(name_or_path))) is not None:
+        return name, installed.folder
     if not Path(name).exists():
         return name, _download_model(name, revision)
     if not Path(name).is_dir():
         raise ModelFileError(f"{name} is a file, but a model is a folder. Name the folder that contains it.")
     return name, Path(name)
+
+
+def full_name(name: str) -> str:
+    """The name of a model with its version: the source of the starter, or the version of an installed model."""
+    if is_starter(name):
+        from metaphrase.encoders.starter import stored_source
+
+        return "@".join(filter(None, (STARTER, stored_source(find_folder(name)[1]))))
+    return str(installed_model(name) or name)
+
+
+def is_starter(name: str | None) -> bool:
+    """Whether a name is that of the starter, with or without its source."""
+    return name is not None and split_revision(name)[0] == STARTER
+
+
+def _starter_source(name: str) -> Any:
+    if name not in ("hub", "wheel"):
+        raise UsageError(
+            f"The starter comes from the Hub or from a wheel: {STARTER}@hub or {STARTER}@wheel, not @{name}."
+        )
+    return name
 
 
 def split_revision(name: str) -> tuple[str, str | None]:
@@ -246,9 +308,9 @@ def split_vectors(name: str) -> tuple[str, list[str]]:
 
 
 def model_folder(name: str | None) -> Path | None:
-    """The folder of a model that is neither the starter nor on the Hub."""
+    """The folder of a model that is neither the starter, nor installed, nor on the Hub."""
     base = split_vectors(name)[0] if name else None
-    return Path(base) if base and base != STARTER and Path(base).is_dir() else None
+    return Path(base) if base and not is_starter(base) and Path(base).is_dir() else None
 
 
 def encoder_files(name: str | None) -> list[Path]:
@@ -261,12 +323,13 @@ def encoder_files(name: str | None) -> list[Path]:
 def _download_model(name: str, revision: str | None) -> Path:
     """The folder of a Hub's model in the cache, named after its commit; without a network, the cached one."""
     missing = f"There is no folder {name}{f'@{revision}' if revision else ''}, and no model of that name"
+    near = "" if "/" in name else suggestion(name, (STARTER,))
     try:
         return download(name, revision=revision)
     except HFValidationError as error:
-        raise MissingFileError(f"{missing}: on the Hub they are called organisation/name.") from error
+        raise MissingFileError(f"{missing}{near or '.'} Models on the Hub are called organisation/name.") from error
     except HubError as error:
-        raise type(error)(f"{missing} in the cache. {error}") from error
+        raise type(error)(f"{missing} in the cache{near or '.'} {error}") from error
 
 
 def _accepts_pooling_flag(folder: Path) -> bool:
@@ -325,6 +388,8 @@ def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
         no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's or RoBERTa's.
     """
     name, revision = split_revision(split_vectors(name)[0])
+    if (installed := installed_model(name)) is not None:
+        name, revision = str(installed.folder), None
     weights = cached_file(
         name,
         "model.safetensors",

@@ -162,6 +162,11 @@ def starter_info(*, source: Literal["auto", "hub", "wheel"] = "auto") -> dict[st
     return {**manifest, "weights_sha256": files["model.safetensors"]["sha256"], "path": str(built)}
 
 
+def stored_source(folder: Path) -> str | None:
+    """The source of a folder of the starter, ``"hub"`` or ``"wheel"``; None if it is another folder."""
+    return _manifest(folder)["source"] if (folder / MANIFEST).is_file() else None
+
+
 def _cache() -> Path:
     if own := os.environ.get("METAPHRASE_CACHE"):
         return Path(own).expanduser()

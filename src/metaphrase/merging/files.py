@@ -36,6 +36,7 @@ _FACTS: dict[str, Any] = {
     "recipe": Mapping[str, Any] | None,
     "license": str | None,
     "card": str | None,
+    "prompts": Mapping[str, str] | None,
 }
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 

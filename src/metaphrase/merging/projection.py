@@ -14,13 +14,16 @@ _TOLERANCE = 1e-3
 def project_out(model: SentenceTransformer, direction_kh: Tensor) -> None:
     """Add the projection ``I − VᵀV`` as a bias-free ``Dense`` module with identity activation, before a final `Normalize`.
 
+    The directions are subtracted one by one, so that the result is bit for bit the same on every machine.
+
     Args:
         model: The model, which is changed.
         direction_kh: Orthonormal directions, the rows of V, shape ``(directions, hidden)``.
     """
     size = direction_kh.shape[1]
-    direction_kh = direction_kh.double().cpu()
-    weight_hh = torch.eye(size, dtype=torch.float64) - direction_kh.T @ direction_kh
+    weight_hh = torch.eye(size, dtype=torch.float64)
+    for direction_h in direction_kh.double().cpu():
+        weight_hh -= torch.outer(direction_h, direction_h)
     dense = Dense(size, size, bias=False, activation_function=None, init_weight=weight_hh.to(model.dtype))
     model.insert(len(model) - isinstance(model[-1], Normalize), dense.to(model.device))
 

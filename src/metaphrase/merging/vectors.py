@@ -40,6 +40,7 @@ class TaskVector:
         recipe: The recipe of the tuned model, as data.
         license: Licence of the vector, as the Hub spells it.
         card: Text of a model card.
+        prompts: The prompts that the tuned model stores, by name; None if it has those of the base, or none.
         directions: Orthonormal directions that the tuned model projects out of its embeddings, shape
             ``(directions, hidden)``, as after `metaphrase debias`; they are removed with any alpha.
 
@@ -57,6 +58,7 @@ class TaskVector:
     recipe: Mapping[str, Any] | None = None
     license: str | None = None
     card: str | None = None
+    prompts: Mapping[str, str] | None = None
     directions: Tensor | None = None
 
     @classmethod
@@ -79,6 +81,9 @@ class TaskVector:
             place, facts["directions"] = found
             del modules[place]
             new = {name: one for name, one in new.items() if not name.startswith(f"{place}.")}
+        prompts = {name: text for name, text in (getattr(tuned, "prompts", None) or {}).items() if text is not None}
+        if any(prompts.values()) and prompts != getattr(base, "prompts", None):
+            facts["prompts"] = prompts
         _check_alike(old, new)
         _check_modules(module_settings(base), modules)
         differences = {}
@@ -98,6 +103,8 @@ class TaskVector:
     @checked
     def apply(self, base: _Model, alpha: Finite | None = None) -> _Model:
         """Return ``base + alpha · difference``, without the directions: a copy of the base that shares its other weights.
+
+        It has the vector's prompts, or else those of the base.
 
         Args:
             base: The model that the vector was computed from; it does not change.
@@ -132,6 +139,8 @@ class TaskVector:
                     raise NonFiniteError(f"{name} is NaN or infinite with alpha {weight:g}. Choose a smaller alpha.")
         if self.directions is not None:
             project_out(merged, self.directions)
+        if self.prompts is not None:
+            merged.prompts, merged.default_prompt_name = dict(self.prompts), None
         return merged
 
     def __add__(self, other: TaskVector) -> TaskVector:

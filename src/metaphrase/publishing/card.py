@@ -295,7 +295,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "verdict": cell(self.verdict),
             "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
             "metrics": table(_metric_rows(self.eval_results_dict or {})),
-            "prompts": _prompts(self.model),
+            "prompts": prompts_in_words(self.model),
             "recipe_name": cell(recipe.get("name")),
             "paper": cell(recipe.get("paper")),
             "recipe": fence(_yaml(recipe), "yaml") if recipe else "",
@@ -347,7 +347,7 @@ def _merged(merge: Mapping[str, Any] | None) -> str | None:
     return f"the weights of the base model plus {merge['alpha']:g} times what training changed{names}{chosen}"
 
 
-def _prompts(model: Any) -> str:
+def prompts_in_words(model: Any) -> str:
     """The prompts of a model, in words."""
     stored = {} if model is None else {name: text for name, text in (model.prompts or {}).items() if text}
     if not stored:

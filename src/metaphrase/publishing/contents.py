@@ -18,17 +18,17 @@ from safetensors import SafetensorError, safe_open
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, read_manifest
 from metaphrase.encoders.adapters import ADAPTER_FILES
+from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.installed import MANIFEST
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts
 
 CARD = constants.REPOCARD_NAME
-RECIPE, REFERENCE = "recipe.yaml", "reference.json"
+RECIPE = "recipe.yaml"
 #: Results that the Hub shows on the pages of benchmarks.
 EVAL_RESULTS = ".eval_results/metaphrase.yaml"
 #: A folder without this file does not load: it is deleted first and moved into place last.
 SEAL = "config.json"
-#: Size and digest of each file of a release. A push uploads the files that it lists, but not the manifest itself.
-MANIFEST = "release.json"
 #: Written by transformers' trainer, which pickles it. A release replaces it by ``training_args.json``.
 PICKLED_ARGS = "training_args.bin"
 

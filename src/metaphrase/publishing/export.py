@@ -25,7 +25,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import STARTER, load_encoder, split_revision
+from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, split_revision
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -39,6 +39,8 @@ from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row,
 from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
 from metaphrase.publishing.release import release
 
+#: Files that accompany copies of a model.
+NOTICES = ("LICENSE", "NOTICE.md")
 #: Metadata of a card that do not apply to a model derived from its model.
 _STALE = ("metrics", "model-index", "metaphrase")
 #: Metadata of a Hub model's card that also apply to a model derived from it.
@@ -218,7 +220,7 @@ def drafted(
     Args:
         model: The model.
         output_dir: The destination.
-        source: Folder of the original model, whose licence is copied, and whose recipe, unless the card has one.
+        source: Folder of the original model, whose licence and notices are copied, and whose recipe, unless the card has one.
         card: Data of its model card.
 
     Raises:
@@ -237,8 +239,8 @@ def drafted(
         content = json.loads(settings.read_text(encoding="utf-8"))
         content["default_prompt_name"] = model.default_prompt_name
         settings.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-        if source is not None and (Path(source) / "LICENSE").is_file():
-            shutil.copyfile(Path(source) / "LICENSE", folder / "LICENSE")
+        for path in [] if source is None else filter(Path.is_file, (Path(source) / name for name in NOTICES)):
+            shutil.copyfile(path, folder / path.name)
         yield Draft(folder, load_encoder(folder, device=str(model.device)), destination)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -353,8 +355,8 @@ def _sizes(model: SentenceTransformer, reduced: SentenceTransformer, draft: Draf
 
 def _source(name: str) -> Path | None:
     """The folder of a model, if it has one."""
-    if name == STARTER:
-        return starter.starter_path()
+    if is_starter(name):
+        return find_folder(name)[1]
     return Path(name) if Path(name).is_dir() else None
 
 
@@ -424,7 +426,7 @@ def _metadata(
         tags=["sentence-transformers", "metaphrase"],
     )
     kept = {key: value for key, value in own.items() if key not in _STALE}
-    if options.model == STARTER:
+    if is_starter(options.model):
         card.base_model, kept["license"] = starter.HUB_ID, "mit"
     elif _source(options.model) is None:
         card.base_model = split_revision(options.model)[0]
@@ -451,7 +453,7 @@ def _card_text(text: str, export: Export, results: Sequence[Mapping[str, Any]]) 
     """The text of the original card with a section about the export, or that section alone."""
     options, source = export.options, _source(export.options.model)
     sizes = table([{"": name, "Before": before, "After": after} for name, before, after in size_rows(export.sizes)])
-    base = starter.HUB_ID if options.model == STARTER else options.model
+    base = starter.HUB_ID if is_starter(options.model) else options.model
     section = (
         f"Made with `metaphrase export` from {cell(base if source is None else Path(base).name)}, without further training: "
         f"{cell('; '.join(export.changes))}.\n\n{sizes}\n\nRetrieval accuracy in percent, mean of both directions. Intervals "

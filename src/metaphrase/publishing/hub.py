@@ -26,7 +26,7 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from metaphrase.checkpoints.folders import TRAINING_ARGS
-from metaphrase.encoders.loading import STARTER, VECTOR_FILE
+from metaphrase.encoders.loading import VECTOR_FILE, is_starter
 from metaphrase.exceptions import (
     HubAccessError,
     HubConnectionError,
@@ -189,7 +189,7 @@ def push_vector(
         HubError: The Hub refuses the token, cannot be reached, or the upload failed.
     """
     vector = TaskVector.load(path)
-    if vector.base_name != STARTER and "@" not in (vector.base_name or ""):
+    if not is_starter(vector.base_name) and "@" not in (vector.base_name or ""):
         raise UsageError(
             f"The base of {path} is {vector.base_name or 'unknown'}, which is not on a Hub, so nobody could load the vector. "
             "Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."

@@ -14,11 +14,13 @@ from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
+from metaphrase.encoders.installed import installed_models
 from metaphrase.encoders.loading import (
-    STARTER,
     encoder_files,
     find_folder,
     find_model,
+    full_name,
+    is_starter,
     load_encoder,
     model_folder,
     split_revision,
@@ -302,9 +304,9 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
 
 def stated(name: str, key: str) -> Iterator[str]:
     """Licences or languages in the metadata of a model's card; none if it cannot be read."""
-    if name == STARTER:
+    if is_starter(name):
         yield from {"license": ["mit"]}.get(key, [])
-    if name == STARTER or Path(name).is_file():
+    if is_starter(name) or Path(name).is_file():
         return
     try:
         found: Any = (metadata_load(find_folder(name)[1] / CARD) or {}).get(key)
@@ -317,15 +319,15 @@ def stated(name: str, key: str) -> Iterator[str]:
 
 def hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:
     """The id and the commit of a base that is on the Hub."""
-    if name == STARTER:
+    if is_starter(name):
         return HUB_ID, None
     return base.model_card_data.base_model, base.model_card_data.base_model_revision
 
 
 def _public_name(base: SentenceTransformer, name: str) -> str:
-    """The name of a base without the path of its folder; a Hub id has its commit."""
-    if name == STARTER:
-        return name
+    """The name of a base without the path of its folder; with its source, version or commit if it is known."""
+    if (full := full_name(name)) != name or is_starter(name):
+        return full
     hub_id, revision = hub_base(base, name)
     return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
 
@@ -336,7 +338,7 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Any) 
     metadata = {
         "license": vector.license,
         "language": languages,
-        "base_model": HUB_ID if base == STARTER else split_revision(base)[0] if base and "@" in base else None,
+        "base_model": HUB_ID if is_starter(base) else _hub_id(base),
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
     }
@@ -351,6 +353,12 @@ def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Any) 
         loaded=cell(loaded),
         place=cell(place),
     )
+
+
+def _hub_id(base: str | None) -> str | None:
+    """The Hub id in the name of a base with its commit."""
+    name, revision = split_revision(base or "")
+    return name if revision and name not in installed_models() else None
 
 
 def stated_languages(card: str | None) -> Any:

@@ -13,6 +13,7 @@ from httpx2 import HTTPError
 from huggingface_hub import constants, hf_hub_download, metadata_load
 from huggingface_hub.errors import EntryNotFoundError
 
+from metaphrase.encoders.installed import installed_model
 from metaphrase.io.files import DEMO
 
 logger = logging.getLogger(__name__)
@@ -64,8 +65,9 @@ def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None
     card's ``license_name``.
     """
     try:
-        card: str | Path = Path(name) / constants.REPOCARD_NAME
-        if repo_type == "dataset" or not Path(name).is_dir():
+        installed = installed_model(name) if repo_type == "model" else None
+        card: str | Path = (installed.folder if installed else Path(name)) / constants.REPOCARD_NAME
+        if repo_type == "dataset" or not (installed or Path(name).is_dir()):
             card = hf_hub_download(name, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision)
         metadata = metadata_load(card) or {}
     except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError, yaml.YAMLError) as error:

@@ -28,6 +28,7 @@ from sentence_transformers.base.modules import Module
 
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, shared_copy
+from metaphrase.encoders.checks import reference_difference
 from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, remove_pooler
 from metaphrase.exceptions import (
@@ -35,7 +36,6 @@ from metaphrase.exceptions import (
     MetaphraseError,
     MissingFileError,
     ModelError,
-    ModelFileError,
     NonFiniteError,
     UsageError,
 )
@@ -284,14 +284,7 @@ def _kept_on_failure(staging: Path, kept: Path) -> Iterator[None]:
 
 def _compare(model: SentenceTransformer, path: Path, name: str) -> float:
     """Compare a model with the reference embeddings in a file."""
-    try:
-        reference = json.loads(path.read_text(encoding="utf-8"))
-        texts, tolerance = [str(text) for text in reference["texts"]], float(reference["tolerance"])
-        embeddings_bh = model.float().encode(texts, prompt="", show_progress_bar=False)
-        wanted_bh = np.array(reference["embeddings"], dtype=np.float32).reshape(embeddings_bh.shape)
-        difference = float(np.abs(embeddings_bh - wanted_bh).max())
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ModelFileError(f"{REFERENCE} of {name} is damaged ({error}). Release the model again.") from error
+    difference, tolerance = reference_difference(model.float(), path, name)
     if not difference <= tolerance:
         raise HubError(
             f"{name} does not reproduce its reference embeddings: a component differs by {difference:.1e}, more than "

@@ -9,7 +9,7 @@ from typing import Any
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.checkpoints.saving import check_finite
-from metaphrase.encoders.loading import STARTER, split_revision
+from metaphrase.encoders.loading import is_starter, split_revision
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.examples import example_pairs, quoted
@@ -64,7 +64,7 @@ def describe(
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
-    if facts["model"] == STARTER:
+    if is_starter(facts["model"]):
         card.base_model, card.license = "intfloat/multilingual-e5-small", "mit"
     elif card.license is None and not license:
         name, revision = split_revision(facts["model"])

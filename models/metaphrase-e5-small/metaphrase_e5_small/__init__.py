@@ -1,0 +1,1 @@
+"""The files of metaphrase-e5-small: ``metaphrase.load_encoder("metaphrase-e5-small")``."""

@@ -1,0 +1,358 @@
+"""Build the pip package of a release of the starter: its task vector in 4 bits, digests, reference embeddings and a card.
+
+    python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
+
+The folder's name is that of the model. The same release results in the same files, whatever was there before; the version is
+that of ``pyproject.toml``, which is written once and then kept. Results in the card come from the release's own card and from
+``scripts/results``; ``scripts/update_tables.py`` fills in later ones. A copy of the card is written to ``model_cards/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import yaml
+from huggingface_hub import ModelCard
+from sentence_transformers import SentenceTransformer
+from update_tables import CARDS, fill_pages
+from vector_precision import KEPT as PRECISION
+from vector_precision import table as precision_table
+
+from metaphrase.corpus.parallel import load_parallel_folder
+from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.installed import MANIFEST
+from metaphrase.encoders.loading import VECTOR_FILE, is_starter, load_encoder
+from metaphrase.encoders.starter import LICENSE
+from metaphrase.io.digests import file_facts, model_hash, weights_digest
+from metaphrase.io.environment import prepare_process, versions
+from metaphrase.io.files import PACKAGED_DATA, UDHR, write_json
+from metaphrase.merging import TaskVector
+from metaphrase.mining.search import unit_rows
+from metaphrase.publishing.card import cell, fence, prompts_in_words
+from metaphrase.publishing.contents import CARD
+from metaphrase.publishing.merging import MergeOptions, merge
+from metaphrase.publishing.release import REFERENCE_TEXTS
+
+#: Precision of the vector, its largest size in bytes, and the largest difference that it may cause in an embedding.
+BITS, LARGEST, MAX_DIFFERENCE = 4, 12_000_000, 1e-3
+#: Largest difference from the reference embeddings when the model is loaded.
+TOLERANCE = 1e-4
+#: Keys of the release's metadata that its vector has too.
+KEPT_METADATA = ("language", "license", "base_model", "metrics")
+
+PYPROJECT = """\
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "{name}, a cross-lingual sentence encoder: {base} and what training with metaphrase changed in it"
+readme = "{module}/README.md"
+requires-python = ">=3.11"
+license = "MIT"
+license-files = ["{module}/LICENSE", "{module}/NOTICE.md"]
+dependencies = ["metaphrase>=0.1.0,<0.2"]
+
+[project.entry-points."metaphrase.models"]
+{name} = "{module}"
+
+[tool.setuptools]
+packages = ["{module}"]
+package-data = {{ {module} = ["*.safetensors", "*.json", "*.md", "LICENSE"] }}
+"""
+
+INIT = '"""The files of {name}: ``metaphrase.load_encoder("{name}")``."""\n'
+
+NOTICE = """\
+# Notices
+
+The files of this package are what training changed in the weights of [multilingual-e5-small](https://huggingface.co/{base}),
+which is not part of it (MIT License, Copyright (c) 2023 intfloat; the whole text is in `LICENSE`).
+
+It was trained on sentence pairs, which are not part of this package either:
+
+{demo}
+
+The directions of language identity were estimated on:
+
+{udhr}
+"""
+
+TEXT = """\
+---
+{metadata}---
+
+# {name}
+
+A cross-lingual sentence encoder: it maps sentences to vectors of {dimensions} dimensions, in which sentences are close to
+their translations, and searches a pool of many languages by meaning. It is
+[multilingual-e5-small](https://huggingface.co/{base}), tuned with [metaphrase](https://github.com/metaphrase/metaphrase) on
+{pairs:,} sentence pairs in {count} languages and English ({languages}). The tables show what it gains and what it loses.
+
+- **Recipe:** {recipe}{merged}{debiased}
+- **Files:** the difference to multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is loaded from PyPI.
+- **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
+
+## Use
+
+```bash
+pip install . ./models/{name}    # in a clone of metaphrase
+```
+
+```python
+from metaphrase import load_encoder
+
+model = load_encoder("{name}")  # a SentenceTransformer
+swahili, english = ["Mvua inanyesha leo.", "Ninasoma kitabu."], ["I am reading a book.", "It is raining today."]
+print(model.similarity(model.encode(swahili), model.encode(english)))
+```
+
+{prompts}
+
+Every command of metaphrase takes the name too, as in `metaphrase adapt --model {name}`. To load the model with Sentence
+Transformers alone, write it as a plain folder:
+
+```bash
+metaphrase pull {name} my-encoder
+```
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("my-encoder")
+```
+
+## Results
+
+Before is multilingual-e5-small, with or without its prompt, whichever is better; after is the release.
+
+<!-- suites -->
+<!-- /suites -->
+
+### At the end of training
+
+`demo` has held-out pairs of the training text, `udhr` paragraphs of the Universal Declaration of Human Rights.
+
+{results}
+
+## Precision
+
+What the {bits} bits cost:
+
+<!-- precision -->
+<!-- /precision -->
+
+| weights | digest |
+| :-- | :-- |
+| base, {base_name} | `{base_digest}` |
+| difference, `{file}` (SHA-256) | `{vector_digest}` |
+| base and difference | `{merged_digest}` |
+
+They are compared when the model is loaded, and {references} embeddings with `reference.json`, whose largest difference may be
+{tolerance:.0e}. The embeddings of the release before it was stored in {bits} bits differ by up to {difference:.1e}.
+
+## Limits
+
+{limits}
+
+{training}
+
+### Rebuild
+
+In a clone of metaphrase, with the versions in `constraints.txt`:
+
+```bash
+{command} && python scripts/build_model_package.py {release} models/{name}
+```
+
+## Citation
+
+{citation}
+"""
+
+LIMITS = (
+    "The training text is {origin}, short strings for the most part. How the model does on other text is known only for what "
+    "the tables measure.",
+    "The vocabulary is that of the base, and the embeddings of its pieces were frozen: training has improved neither how "
+    "words are split nor what single pieces mean.",
+    "It has seen sentences of the languages above and their English translations, cut to {length} pieces: no other "
+    "languages, no pairs without English, no documents, no questions and no code.",
+    "One run with seed {seed}. Differences between seeds come on top of the intervals.",
+    "It inherits the biases of its base and of its training text. A high similarity means that two sentences have a similar "
+    "meaning, not that they are true.",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build the package."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("release", type=Path, help="folder of a run of `metaphrase demo` or `metaphrase train`")
+    parser.add_argument("package", type=Path, help="folder of the package, named after the model")
+    parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
+    options = parser.parse_args(argv)
+    prepare_process()
+    name, module = options.package.name, options.package.name.replace("-", "_")
+    target = options.package / module
+    target.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".build-", dir=options.package) as place:
+        write_files(options.release, Path(place), name)
+        for path in Path(place).iterdir():
+            path.replace(target / path.name)
+    base = ModelCard.load(target / CARD).data.base_model
+    options.cards.mkdir(exist_ok=True)
+    for path, text in ((options.package / "pyproject.toml", PYPROJECT), (target / "__init__.py", INIT)):
+        if not path.exists():
+            path.write_text(text.format(name=name, module=module, base=base), encoding="utf-8")
+    fill_pages([target / CARD])
+    shutil.copy(target / CARD, options.cards / f"{name}.md")
+    load_encoder(target, device="cpu")  # compares it with its digests and references
+    print(f"{target}: {sum(path.stat().st_size for path in target.iterdir() if path.is_file()) / 1e6:.1f} MB")
+    return 0
+
+
+def write_files(release: Path, folder: Path, name: str) -> None:
+    """Write the vector, its references, digests, card and notices."""
+    run = json.loads((release / "run.json").read_text(encoding="utf-8"))
+    if not is_starter(run["model"]):
+        raise SystemExit(f"{release} was trained from {run['model']}, not from the starter, which everybody can load.")
+    file = folder / VECTOR_FILE
+    merge(MergeOptions([run["model"], str(release)], alpha=1.0, vector=str(file), bits=BITS))
+    if file.stat().st_size > LARGEST:
+        raise SystemExit(
+            f"The vector has {file.stat().st_size:,} bytes, more than {LARGEST:,}. Freeze the word embeddings."
+        )
+    vector = TaskVector.load(file)
+    tuned, merged = load_encoder(release, device="cpu"), load_encoder(f"{vector.base_name} + {file}", device="cpu")
+    texts = reference_texts(release)
+    embeddings_bh, difference = compared(tuned, merged, texts)
+    reference = {"texts": texts, "tolerance": TOLERANCE, "embeddings": embeddings_bh.tolist()}
+    (folder / REFERENCE).write_text(json.dumps(reference, ensure_ascii=False) + "\n", encoding="utf-8")
+    digests = {"base": vector.base, "weights": weights_digest(merged)}
+    files = {one: file_facts(folder / one) for one in (VECTOR_FILE, REFERENCE)}
+    write_json(folder / MANIFEST, {"base_name": vector.base_name, **digests, "files": files, "versions": versions()})
+    facts = {"vector": vector, "file": file, "difference": difference, "references": len(texts)}
+    facts |= {"merged": digests["weights"], "hashes": [model_hash(tuned), model_hash(merged)]}
+    (folder / CARD).write_text(card(name, release, run, merged, facts), encoding="utf-8")
+    (folder / "LICENSE").write_text(LICENSE, encoding="utf-8")
+    notices = {
+        one: (PACKAGED_DATA / one / "NOTICE.md").read_text(encoding="utf-8").strip() for one in ("demo", "udhr")
+    }
+    base = ModelCard.load(release / CARD).data.base_model
+    (folder / "NOTICE.md").write_text(NOTICE.format(base=base, **notices), encoding="utf-8")
+
+
+def reference_texts(release: Path) -> list[str]:
+    """The sentences of every release, and one of the declaration in each language of the release."""
+    languages = ModelCard.load(release / CARD).data.language
+    declaration = load_parallel_folder(UDHR)
+    return [*REFERENCE_TEXTS, *(declaration[one].sources[0] for one in sorted(languages) if one in declaration)]
+
+
+def compared(tuned: SentenceTransformer, merged: SentenceTransformer, texts: list[str]) -> tuple[np.ndarray, float]:
+    """The embeddings of texts with the package's model, and their largest difference from those of the release."""
+    if tuned.prompts != merged.prompts:
+        raise SystemExit(f"The release stores the prompts {tuned.prompts}, but the vector has {merged.prompts}.")
+    ours_bh, theirs_bh = (one.encode(texts, prompt="", show_progress_bar=False) for one in (merged, tuned))
+    difference = float(np.abs(unit_rows(ours_bh) - unit_rows(theirs_bh)).max())
+    if not difference <= MAX_DIFFERENCE:
+        raise SystemExit(f"In {BITS} bits, an embedding differs by {difference:.1e}, more than {MAX_DIFFERENCE:.0e}.")
+    return ours_bh, difference
+
+
+def card(
+    name: str, release: Path, run: Mapping[str, Any], model: SentenceTransformer, facts: Mapping[str, Any]
+) -> str:
+    """The text of the card, from the facts of the run and the sections of its own card."""
+    own = ModelCard.load(release / CARD)
+    data = own.data.to_dict()
+    vector: TaskVector = facts["vector"]
+    corpus = data["metaphrase"]["data"]
+    languages = sorted({row["language"] for row in corpus})
+    metadata = {
+        **{key: data[key] for key in KEPT_METADATA if key in data},
+        "metaphrase": {**data["metaphrase"], "measured_as": facts["hashes"]},
+        "base_model_relation": "finetune",
+        "library_name": "metaphrase",
+        "pipeline_tag": "sentence-similarity",
+        "tags": ["sentence-similarity", "feature-extraction", "cross-lingual", "metaphrase", "task-vector"],
+        "model-index": [{**one, "name": name} for one in data.get("model-index", [])],
+    }
+    alpha, removed = run.get("merge"), run.get("debias")
+    limits = {
+        "origin": " and ".join(dict.fromkeys(row.get("origin", "text of unknown origin") for row in corpus)),
+        "length": run["recipe"]["max_length"],
+        "seed": run["seed"],
+    }
+    return TEXT.format(
+        metadata=yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True),
+        name=name,
+        prompts=prompts_in_words(model),
+        dimensions=model.get_embedding_dimension(),
+        base=data["base_model"],
+        pairs=sum(row["pairs"] for row in corpus),
+        count=len(languages),
+        languages=", ".join(languages),
+        recipe=f"`{run['recipe']['name']}`, {run['steps']} steps of {run['batch_size']} pairs",
+        merged=f"; the mean of the weights before and after with the weight {alpha['alpha']:g}" if alpha else "",
+        debiased=f"; without {removed['directions']} directions of language identity" if removed else "",
+        bits=BITS,
+        megabytes=facts["file"].stat().st_size / 1e6,
+        license=data["license"],
+        results=section(own.text, "Results"),
+        base_name=cell(vector.base_name),
+        base_digest=vector.base,
+        file=VECTOR_FILE,
+        vector_digest=file_facts(facts["file"])["sha256"],
+        merged_digest=facts["merged"],
+        references=facts["references"],
+        tolerance=TOLERANCE,
+        difference=facts["difference"],
+        limits="\n".join(f"- {sentence.format(**limits)}" for sentence in LIMITS),
+        training=f"## Training\n\n{section(own.text, 'Training').partition('### Reproduction')[0].strip()}",
+        command=run["command"],
+        release=output_of(run["command"]),
+        citation=f"{fence(own_citation(name), 'bibtex')}\n\nThe methods:\n\n{section(own.text, 'Citation')}",
+    ).replace("<!-- precision -->\n", f"<!-- precision -->\n{precision()}\n")
+
+
+def precision() -> str:
+    """The table of what each precision costs."""
+    return precision_table(json.loads(PRECISION.read_text(encoding="utf-8")))
+
+
+def section(text: str, title: str) -> str:
+    """The text of a section of a card, with its headings one level lower."""
+    found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    return found[1].strip() if found else ""
+
+
+def output_of(command: str) -> str:
+    """The output folder in the command of a run."""
+    words = shlex.split(command)
+    return words[words.index("--output_dir") + 1] if "--output_dir" in words[:-1] else "RUN"
+
+
+def own_citation(name: str) -> str:
+    """BibTeX of the model."""
+    fields = {
+        "title": f"{name}: a cross-lingual sentence encoder",
+        "url": "https://github.com/metaphrase/metaphrase",
+        "year": 2026,
+    }
+    return "\n".join([f"@software{{{name},", *(f"  {key} = {{{value}}}," for key, value in fields.items()), "}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

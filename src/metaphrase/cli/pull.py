@@ -1,0 +1,36 @@
+"""``metaphrase pull MODEL DIR``: an installed model, or a model of the Hub, as a plain SentenceTransformer folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import torch
+
+from metaphrase.cli.arguments import leading_values
+from metaphrase.cli.options import parse
+from metaphrase.cli.output import emit
+from metaphrase.publishing.pulling import PullOptions, describe, pull
+
+SUMMARY = "Write an encoder as a plain folder that Sentence Transformers loads"
+DESCRIPTION = (
+    "metaphrase pull MODEL DIR writes an encoder as a plain SentenceTransformer folder, with its card, licence and notices: "
+    "an installed model, a model or a task vector on the Hub, the starter, or a base and its task vectors."
+)
+EXAMPLES = (
+    "metaphrase pull metaphrase-e5-small my-encoder",
+    "metaphrase pull me/swahili-vector runs/sw",
+    'metaphrase pull "starter + sw.safetensors" runs/sw',
+)
+
+
+def run(argv: Sequence[str]) -> int:
+    """Load, write, and say how to load the result."""
+    values, others = leading_values(argv)
+    named = zip(("--model", "--output_dir"), values, strict=False)
+    arguments = [*(word for pair in named for word in pair), *values[2:], *others]
+    (options,) = parse("metaphrase pull", [PullOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    torch.set_flush_denormal(True)
+    result = pull(options)
+    emit(asdict(result), describe(result))
+    return 0

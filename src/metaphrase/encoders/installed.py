@@ -1,0 +1,116 @@
+"""Models in pip packages, found by their names, and the checks of a model that is a task vector with its digests.
+
+A package names its model and the Python package with the files as an entry point, ``my-model = "my_model"`` in the group
+``metaphrase.models``. Its code is not run. The files are ``task_vector.safetensors``, ``reference.json``, a card, and
+``release.json`` with their digests and that of the merged weights.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.encoders.checks import REFERENCE, reference_difference
+from metaphrase.exceptions import ModelError, ModelFileError
+from metaphrase.io.configuration import did_you_mean
+from metaphrase.io.digests import file_facts, weights_digest
+
+#: Entry points of model packages: ``my-model = "my_model"``.
+ENTRY_POINTS = "metaphrase.models"
+#: Digests of the files of a release, and of its weights.
+MANIFEST = "release.json"
+_REMEDY = "Install or download it again."
+
+
+@dataclass(frozen=True)
+class InstalledModel:
+    """A model in an installed package: its name, the version of the package, and the folder of its files."""
+
+    name: str
+    version: str
+    folder: Path
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+
+def installed_models() -> dict[str, EntryPoint]:
+    """Entry points of the installed model packages by name of the model."""
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
+
+
+def installed_model(name: str) -> InstalledModel | None:
+    """The installed model of a name with or without a version; None if there is none, or if a local folder has the name.
+
+    Raises:
+        ModelError: Another version is installed.
+        ModelFileError: The package has no files.
+    """
+    name, _, version = (name, "", "") if Path(name).exists() else name.partition("@")
+    entry = None if Path(name).exists() else installed_models().get(name)
+    if entry is None:
+        return None
+    found = entry.dist.version if entry.dist is not None else "0"
+    if version not in ("", found):
+        raise ModelError(
+            f"{name} {found} is installed, but version {version} was requested. Install that version, or omit @{version}."
+        )
+    spec = find_spec(entry.value)
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places:
+        raise ModelFileError(f"The package of {name} has no folder {entry.value}. Install it again.")
+    return InstalledModel(name, found, Path(places[0]))
+
+
+def suggestion(name: str, others: tuple[str, ...] = ()) -> str:
+    """The installed models, and the one that a misspelt name may mean, for an error message.
+
+    >>> suggestion("startr", ("starter",)).startswith(" (did you mean 'starter'?)")
+    True
+    """
+    known = installed_models()
+    listed = f" Installed models: {', '.join(sorted(known))}." if known else ""
+    return f"{did_you_mean(name, [*others, *known])}.{listed}"
+
+
+def check_files(folder: Path, name: str) -> None:
+    """Compare the files of a folder with the digests in its manifest, if it has one."""
+    for file, facts in _manifest(folder, name).get("files", {}).items():
+        path = folder / Path(file).name
+        if not path.is_file() or file_facts(path) != facts:
+            what = "was altered or is damaged" if path.is_file() else "is missing"
+            raise ModelFileError(f"{file} of {name} {what}. {_REMEDY}")
+
+
+def check_merged(model: SentenceTransformer, folder: Path, name: str, *, embeddings: bool = True) -> None:
+    """Compare a model with the digest of its weights, and with its reference embeddings, if its folder has them."""
+    wanted = _manifest(folder, name).get("weights")
+    if wanted is None:
+        return
+    if (found := weights_digest(model)) != wanted:
+        raise ModelFileError(f"The merged weights of {name} have the digest {found}, not {wanted}. {_REMEDY}")
+    if not embeddings:
+        return
+    difference, tolerance = reference_difference(model, folder / REFERENCE, name)
+    if not difference <= tolerance:
+        raise ModelFileError(
+            f"{name} does not reproduce its reference embeddings: a component differs by {difference:.1e}, more than "
+            f"{tolerance:.0e}, although its weights are those that were released. Use the versions that its card names."
+        )
+
+
+def _manifest(folder: Path, name: str) -> dict[str, Any]:
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        if not isinstance(content, dict) or not isinstance(content.get("files", {}), dict):
+            raise ValueError("it has no table of files")
+        return content
+    except ValueError as error:
+        raise ModelFileError(f"{MANIFEST} of {name} is damaged: {error}. {_REMEDY}") from error

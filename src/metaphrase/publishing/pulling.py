@@ -1,0 +1,73 @@
+"""Pulling: an encoder of any name as a plain SentenceTransformer folder, which loads without this library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from metaphrase.encoders.loading import find_folder, full_name, load_encoder, split_vectors
+from metaphrase.io.arguments import checked
+from metaphrase.io.configuration import option
+from metaphrase.io.environment import versions
+from metaphrase.publishing.card import AlignmentModelCardData, name_model
+from metaphrase.publishing.contents import CARD
+from metaphrase.publishing.export import check_destination, drafted, how_to_load
+from metaphrase.publishing.merging import hub_base, stated
+
+
+@checked
+@dataclass
+class PullOptions:
+    """The encoder, and where it is written."""
+
+    model: str = option(
+        help="Encoder: an installed model such as metaphrase-e5-small, a Hub id, 'starter', or a base and its task vectors. "
+        "May be the first argument."
+    )
+    output_dir: str = option(help="New folder for the encoder. May be the second argument.", aliases=["-o"])
+
+
+@dataclass(frozen=True)
+class Pull:
+    """What was written.
+
+    Attributes:
+        model: Name of the encoder, with its version if it is installed.
+        output_dir: The folder.
+        weights: SHA-256 of each file of weights.
+        versions: Versions of the packages.
+    """
+
+    model: str
+    output_dir: str
+    weights: dict[str, str]
+    versions: dict[str, str]
+
+
+def pull(options: PullOptions) -> Pull:
+    """Load an encoder and write it as a plain SentenceTransformer folder, with its card, licence and notices.
+
+    Raises:
+        UsageError: The folder exists.
+        MetaphraseError: The encoder cannot be loaded; see :func:`metaphrase.encoders.loading.load_encoder`.
+    """
+    check_destination(options.output_dir)
+    model = load_encoder(options.model, device="cpu")
+    name, vectors = split_vectors(options.model)
+    source = find_folder(name)[1]
+    licenses = list(stated(name, "license"))
+    card = AlignmentModelCardData(license=licenses[0] if licenses else None)
+    card.language = list(stated(name, "language")) or None
+    card.base_model, card.base_model_revision = hub_base(model, name)
+    with drafted(model, options.output_dir, source=source, card=card) as draft:
+        text = None
+        if (source / CARD).is_file() and not vectors:
+            text = name_model((source / CARD).read_text(encoding="utf-8"), options.output_dir)
+            text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
+        weights = draft.weights
+        draft.publish(text)
+    return Pull(full_name(options.model), options.output_dir, weights, versions())
+
+
+def describe(result: Pull) -> str:
+    """A sentence about what was written."""
+    return f"Wrote {result.output_dir}: {result.model}. {how_to_load(result.output_dir)}"
