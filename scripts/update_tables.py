@@ -72,7 +72,8 @@ def keep(report: Path, path: Path) -> None:
     kept = {"run": run, "comparisons": content["comparisons"], "baseline_prompt": prompts}
     analysis = content.get("analysis", {})
     kept["guards"] = {
-        f"{one['pooled']['languages']} other languages ({name})": one["pooled"] | {"verdict": one["verdict"], "limit": one["limit"]}
+        f"{one['pooled']['languages']} other languages ({name})": one["pooled"]
+        | {"verdict": one["verdict"], "limit": one["limit"]}
         for name, one in analysis.get("retention", {}).items()
     } | {
         f"{name}, {len(one['languages'])} languages": {key: one[key] for key in _GUARD}

@@ -286,7 +286,6 @@ def world(template, starter, hub, tmp_path, monkeypatch) -> Path:
     """Change to a copy of the files, with a Hub that has a model for every id that the pages name."""
     folder = Path(shutil.copytree(template, tmp_path / "documented", symlinks=True))
     monkeypatch.chdir(folder)
-    shutil.rmtree("my-copy")  # a page writes it
     reach(hub, monkeypatch.setattr, tmp_path / "client")
     monkeypatch.setenv("HF_TOKEN", "hf_me")
     monkeypatch.setattr("metaphrase.training.baseline.UDHR", folder / "packaged" / "udhr")
@@ -396,6 +395,7 @@ def test_what_commands_read_is_there(line, there):
 )
 def test_every_command_runs(page, world, monkeypatch, capsys):
     """Run the commands of a page in order, as each may read the output of earlier ones."""
+    shutil.rmtree("my-copy")  # a page writes it
     for line in OURS:
         if line.block.page == page and not listed(line, PARSED_ONLY) and "torchrun" not in line.line:
             run(line, monkeypatch, capsys)

@@ -1225,7 +1225,9 @@ class TestVector:
         assert main(["merge", "acme/base", "acme/vector", "--output_dir", str(tmp_path / "merged")]) == 0
         alone = SentenceTransformer(str(tmp_path / "merged"), device="cpu")
         assert alone.encode(TEXTS) == pytest.approx(wanted, abs=1e-3)
-        assert load_encoder(find_model("acme/vector")[1], device="cpu").encode(TEXTS) == pytest.approx(wanted, abs=1e-3)
+        assert load_encoder(find_model("acme/vector")[1], device="cpu").encode(TEXTS) == pytest.approx(
+            wanted, abs=1e-3
+        )
 
     def test_a_file_is_pushed_unless_nobody_could_load_it(self, online, tuned, released, tmp_path, capsys):
         vector = tmp_path / "v.safetensors"
