@@ -268,7 +268,7 @@ def suites_table(content: dict[str, Any]) -> str:
         f"{', '.join(content['suites'])}, seed "
         f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
         f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages (of "
-        "both directions, if measured), with 95 % paired bootstrap intervals. Fine-tuned tasks are compared item by item.",
+        "both directions, if measured), with 95 % paired bootstrap intervals.",
         *(f"Skipped: {name} ({reason})." for name, reason in content["skipped"].items()),
     ]
     return "\n".join(lines)

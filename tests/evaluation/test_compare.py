@@ -117,6 +117,7 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
         "pairs_f1": {"sources": 5, "outcomes": {"a": "1 1 1", "b": "0 1 1"}},
         "spearman": {"scores": [1.0, 2.0, 3.0, 4.0], "cosines": [0.1, 0.3, 0.2, 0.9]},
         "error_rate": {"counts": [[2, 2, 1, 1], [3, 2, 2, 3]]},
+        "chunk_f1": {"items": [[1, 2, 2], [2, 3, 3]]},
     }
     measure = MEASURES[statistic]
     items = {"sw": measure.items(details.get(statistic, details["hits"]))}
@@ -132,6 +133,7 @@ def test_a_measure_scores_equal_sides_as_a_tie(statistic):
         "pairs_f1": 50,
         "spearman": 80,
         "error_rate": 100 * 2 / 9,
+        "chunk_f1": 60,
     }
     assert measure.score(items["sw"]) == pytest.approx(expected[statistic])
 

@@ -183,8 +183,7 @@ class PairsF1(ScoreOfSamples):
 
     def score(self, items: tuple[int, dict[str, tuple[int, ...]]]) -> float:
         """F1 in percent."""
-        correct, kept, gold = np.sum(list(items[1].values()) or [(0, 0, 0)], axis=0)
-        return 100 * 2 * int(correct) / max(int(kept + gold), 1)
+        return float(f1_of_counts(np.sum(list(items[1].values()) or [(0, 0, 0)], axis=0)[None])[0])
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """F1 in percent. Source sentences with the same counts in all results are drawn as one multinomial count."""
@@ -196,11 +195,8 @@ class PairsF1(ScoreOfSamples):
         values_vx, count_v = np.unique(table_sx, axis=0, return_counts=True)
         n = max(results[0][0], len(sources))
         drawn_rv = rng.multinomial(n, np.append(count_v, n - len(sources)) / n, size=resamples)
-        sums_rx = drawn_rv[:, :-1] @ values_vx if len(sources) else np.zeros((resamples, 3 * len(results)))
-        return [
-            100 * 2 * sums_rx[:, at] / np.maximum(sums_rx[:, at + 1] + sums_rx[:, at + 2], 1)
-            for at in range(0, 3 * len(results), 3)
-        ]
+        sums_rx = drawn_rv[:, :-1] @ values_vx if len(sources) else np.zeros((resamples, 3 * len(results)), int)
+        return [f1_of_counts(sums_rx[:, at : at + 3]) for at in range(0, 3 * len(results), 3)]
 
 
 class Spearman(ScoreOfSamples):
@@ -244,6 +240,28 @@ class ErrorRate(ScoreOfSamples):
         return [error_rates(counts_rn @ items_n4) for items_n4 in results]
 
 
+class ChunkF1(ScoreOfSamples):
+    """F1 over the chunks of all sentences; sentences are resampled.
+
+    The items are the numbers of correct, predicted and gold chunks of each sentence.
+    """
+
+    test = "paired bootstrap over sentences, F1 over their chunks"
+
+    def items(self, details: Mapping[str, Any]) -> NDArray[np.int64]:
+        """Counts, shape ``(n, 3)``."""
+        return np.asarray(details["items"], dtype=np.int64).reshape(-1, 3)
+
+    def score(self, items: NDArray[np.int64]) -> float:
+        """F1 in percent."""
+        return float(f1_of_counts(items.sum(axis=0)[None])[0])
+
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Sum the counts of all results in the same samples."""
+        counts_rn = draw_counts(len(results[0]), resamples, rng)
+        return [f1_of_counts(counts_rn @ items_n3) for items_n3 in results]
+
+
 #: Measures by the name that results store as ``statistic``.
 MEASURES: dict[str, Measure] = {
     "hits": Hits(),
@@ -254,12 +272,19 @@ MEASURES: dict[str, Measure] = {
     "pairs_f1": PairsF1(),
     "spearman": Spearman(),
     "error_rate": ErrorRate(),
+    "chunk_f1": ChunkF1(),
 }
 
 
 def draw_counts(n: int, resamples: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """How often each of ``n`` items is drawn in each resample, shape ``(resamples, n)``."""
     return rng.multinomial(n, np.full(n, 1 / n), size=resamples)
+
+
+def f1_of_counts(counts_r3: NDArray[np.integer]) -> NDArray[np.float64]:
+    """F1 in percent of the numbers of correct, predicted and gold items, shape ``(resamples, 3)``; 0 without items."""
+    correct_r, predicted_r, gold_r = counts_r3.T
+    return 100 * 2 * correct_r / np.maximum(predicted_r + gold_r, 1)
 
 
 def error_rates(counts_r4: NDArray[np.integer]) -> NDArray[np.float64]:

@@ -58,4 +58,6 @@ def test_program_learns(treebanks, common, tmp_path, capsys):
     assert score["metrics"]["f1"] > 80
     assert score["interval"][0] <= score["metrics"]["f1"] <= score["interval"][1]
     assert len(score["items"]) >= score["n"] == 30  # a sentence may have parts
+    correct, predicted, gold = map(sum, zip(*score["items"], strict=True))
+    assert score["metrics"]["f1"] == pytest.approx(100 * 2 * correct / (predicted + gold))
     assert {entry["step"] for entry in results["runs"]["en"]["dev"]} == {60, 120}

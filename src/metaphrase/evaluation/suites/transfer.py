@@ -68,6 +68,7 @@ class FineTunedTask:
         probe_work: Bytes encoded per byte of the files by a probe.
         sources: Options that name its data, with ``{}`` for the folder.
         protocol: Short description of the protocol.
+        statistic: Measure of the items of its first metric, a key of `MEASURES`.
     """
 
     suite: str
@@ -78,6 +79,7 @@ class FineTunedTask:
     probe_work: float = 0
     sources: Mapping[str, str] = field(default_factory=lambda: {"halves": "{}@dev"})
     protocol: str = _HALVES
+    statistic: str = "items"
 
 
 _PAIRS, _QUESTIONS = r"dev-(\w+)\.tsv(\.gz)?", r"xquad\.(\w+)\.json(\.gz)?"
@@ -87,7 +89,7 @@ FINETUNED = {
     "xnli": FineTunedTask("nli", _PAIRS, 1.0, finetune_classification, ClassificationOptions, 0.15),
     "pawsx": FineTunedTask("paraphrase", _PAIRS, 2.2, finetune_classification, ClassificationOptions, 0.35),
     "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions),
-    "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, 0.04, _SPLITS, _TAGS),
+    "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, 0.04, _SPLITS, _TAGS, "chunk_f1"),
 }
 
 
@@ -151,7 +153,7 @@ def _measure_probe(name: str, data: Path, languages: Sequence[str], subject: Sub
         if result.statistic is not None:
             groups = {"without English": [one for one in result.languages if one != ENGLISH]}
             resampled = with_intervals(
-                "shared_items",
+                "shared_items" if result.statistic == "items" else result.statistic,
                 result.languages,
                 groups={
                     group: members for group, members in groups.items() if 0 < len(members) < len(result.languages)
@@ -185,9 +187,8 @@ def _measure(name: str, data: Path, languages: Sequence[str], subject: Subject) 
 def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
     """Results of a fine-tuned model, one for each of its first two metrics.
 
-    Only the first keeps the items that `compare` tests: whether a pair is correct, the F1 of an answer, or the share of
-    correctly tagged words of a sentence. For tags, the tested difference is thus one of accuracy within sentences, not
-    of chunk F1.
+    Only the first keeps the items that `compare` tests: whether a pair is correct, the F1 of an answer, or the numbers of
+    chunks of a tagged sentence.
     """
     results: dict[str, Result] = {}
     tested = found.get("data", {}).get("test", {})
@@ -210,7 +211,7 @@ def finetuned_results(name: str, found: Mapping[str, Any]) -> dict[str, Result]:
             suite=FINETUNED[name].suite,
             model=found.get("model", ""),
             measure=measure.replace("_", " "),
-            statistic="items" if first else None,
+            statistic=FINETUNED[name].statistic if first else None,
             languages=languages,
             groups={"without English": mean_of(others)} if 0 < len(others) < len(languages) else {},
             average=mean_of(list(languages.values())),

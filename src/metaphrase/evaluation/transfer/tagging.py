@@ -109,7 +109,7 @@ class TaggingTask(Task):
         return [part for row in rows for part in self.tagger.parts(row)]
 
     def score(self, model: PreTrainedModel, data: Dataset, language: str) -> Score:
-        """Chunk F1, accuracy, and the accuracy within each sentence."""
+        """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
 
         def read(output: Any, batch: Sequence[TaggedPieces]) -> list[list[str]]:
             best = output.logits.argmax(-1).tolist()
@@ -121,12 +121,12 @@ class TaggingTask(Task):
 
 
 def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Score:
-    """Chunk F1, accuracy, and the accuracy within each sentence."""
+    """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
     scores = tag_scores(gold, predicted, whole_types=whole_types)
     right, wholes = zip(*((2 * hits, found + gold) for hits, found, gold in scores.chunks), strict=True)
     metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
     metrics |= {"precision": scores.precision, "recall": scores.recall}
-    return Score(metrics, ratio_interval(right, wholes), [good / count for good, count in scores.words])
+    return Score(metrics, ratio_interval(right, wholes), scores.chunks)
 
 
 def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:
@@ -134,6 +134,6 @@ def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) ->
 
     Returns:
         See :func:`metaphrase.evaluation.transfer.running.fine_tune`; the metrics are ``f1``, ``accuracy``, ``precision`` and
-        ``recall``, and ``items`` holds the accuracy within each sentence.
+        ``recall``, and ``items`` holds the numbers of correct, predicted and gold chunks of each sentence.
     """
     return fine_tune(TaggingTask(options, arguments), options)

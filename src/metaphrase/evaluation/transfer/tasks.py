@@ -31,13 +31,13 @@ class Score:
     Attributes:
         metrics: Scores in percent; the first one selects the checkpoint.
         interval: 95 % bootstrap interval of the first metric.
-        items: Score of each item in [0, 1], for paired tests between models.
+        items: Score of each item in [0, 1], or its counts, for paired tests between models.
         facts: Further facts of the language.
     """
 
     metrics: dict[str, float]
     interval: tuple[float, float]
-    items: Sequence[float]
+    items: Sequence[float] | Sequence[tuple[int, ...]]
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
