@@ -2,7 +2,7 @@
 
     python scripts/evidence.py --data benchmarks --plan      # what is kept, what is missing, and how long it takes
     python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
-    python scripts/evidence.py --write                       # only write docs/evidence.md
+    python scripts/evidence.py --write                       # only write docs/evidence.md and the model cards
 
 The recipes are those of ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
 the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
@@ -33,6 +33,7 @@ from typing import Any
 import torch
 import yaml
 from ablations import trained, varied
+from evidence_cards import SETTING, write_cards
 from evidence_table import CONFIG, stored_scores, write_page
 from sentence_transformers import SentenceTransformer
 
@@ -634,6 +635,8 @@ def main(argv: Sequence[str]) -> int:
             evidence.run()
             failed = evidence.failed
         write_page(Path(options.results), Path(options.page))
+        if Path(options.results) == RESULTS:
+            write_cards(RESULTS / SETTING)
     except (ValueError, OSError) as error:
         print(f"evidence: {error}", file=sys.stderr)
         return 2

@@ -530,7 +530,7 @@ def fill_pages(pages: Sequence[Path]) -> None:
 def measured_as(page: Path) -> list[str] | None:
     """Return the digests of the encoders whose results a model card may have; None if the page is not a model card."""
     head = re.match(r"---\n(.*?)^---$", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    return None if head is None else yaml.safe_load(head[1])["metaphrase"]["measured_as"]
+    return None if head is None else yaml.safe_load(head[1])["metaphrase"].get("measured_as", [])
 
 
 def stored_hash(name: str) -> str | None:

@@ -40,9 +40,11 @@ from metaphrase.exceptions import (
     HubConnectionError,
     HubError,
     MetaphraseError,
+    ModelFileError,
     UsageError,
 )
 from metaphrase.io import hub as hub_requests
+from metaphrase.io.digests import file_facts, weights_digest
 from metaphrase.io.hub import download
 from metaphrase.publishing import hub as publishing
 from metaphrase.publishing.card import AlignmentModelCardData
@@ -1228,6 +1230,25 @@ class TestVector:
         assert load_encoder(find_model("acme/vector")[1], device="cpu").encode(TEXTS) == pytest.approx(
             wanted, abs=1e-3
         )
+
+    def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path):
+        vector = tmp_path / "package" / "task_vector.safetensors"
+        vector.parent.mkdir()
+        assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
+        model = load_encoder(f"acme/base + {vector}", device="cpu")
+        reference = {"texts": TEXTS, "tolerance": 1e-4, "embeddings": model.encode(TEXTS).tolist()}
+        (vector.parent / "reference.json").write_text(json.dumps(reference))
+        facts = {"weights": weights_digest(model), "files": {vector.name: file_facts(vector)}}
+        (vector.parent / "release.json").write_text(json.dumps(facts))
+        (vector.parent / "README.md").write_text("---\nlicense: mit\n---\n# The card of the package\n")
+        assert main(["push", str(vector), "--repo", "acme/package"]) == 0
+        names = ["README.md", "reference.json", "release.json", "task_vector.safetensors"]
+        assert remote_files(online, "acme/package") == names
+        assert load_encoder("acme/package", device="cpu").encode(TEXTS) == pytest.approx(model.encode(TEXTS))
+        (vector.parent / "release.json").write_text(json.dumps(facts | {"weights": "0"}))
+        assert main(["push", str(vector), "--repo", "acme/package"]) == 0
+        with pytest.raises(ModelFileError, match=r"merged weights of acme/package have the digest"):
+            load_encoder("acme/package", device="cpu")
 
     def test_a_file_is_pushed_unless_nobody_could_load_it(self, online, tuned, released, tmp_path, capsys):
         vector = tmp_path / "v.safetensors"

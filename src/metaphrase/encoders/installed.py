@@ -88,6 +88,11 @@ def check_files(folder: Path, name: str) -> None:
             raise ModelFileError(f"{file} of {name} {what}. {_REMEDY}")
 
 
+def is_packaged(folder: Path) -> bool:
+    """Whether a folder holds a task vector with the digest of the merged weights."""
+    return "weights" in _manifest(folder, str(folder))
+
+
 def check_merged(model: SentenceTransformer, folder: Path, name: str, *, embeddings: bool = True) -> None:
     """Compare a model with the digest of its weights, and with its reference embeddings, if its folder has them."""
     wanted = _manifest(folder, name).get("weights")

@@ -26,6 +26,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from metaphrase.checkpoints.folders import TRAINING_ARGS
+from metaphrase.encoders.checks import REFERENCE
+from metaphrase.encoders.installed import MANIFEST, check_files, is_packaged
 from metaphrase.encoders.loading import VECTOR_FILE, is_starter
 from metaphrase.exceptions import (
     HubAccessError,
@@ -41,6 +43,7 @@ from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.card import corpus_card, name_model
 from metaphrase.publishing.contents import CARD, belongs_to_release, copy_release
+from metaphrase.publishing.export import NOTICES
 from metaphrase.publishing.merging import stated_languages, vector_card
 from metaphrase.publishing.release import compare_with_reference
 
@@ -168,7 +171,8 @@ def push_vector(
 ) -> str:
     """Upload a task vector with its card; ``load_encoder("organisation/name")`` adds it to its base.
 
-    The commit deletes files of a release in the repository. Other files are kept.
+    The vector of a model package is uploaded with the package's card, digests, reference embeddings, licence and notices. The
+    commit deletes files of a release in the repository. Other files are kept.
 
     Args:
         path: A file that ``metaphrase merge --vector`` wrote.
@@ -196,11 +200,21 @@ def push_vector(
         )
     command = push_command(path, repo_id, private=private, revision=revision)
     repository = _Repository(repo_id, None, private=private, token=token, hint=_hint(command))
-    card = vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
+    folder = Path(path).parent
+    packaged = Path(path).name == VECTOR_FILE and is_packaged(folder)
+    if packaged:
+        check_files(folder, str(folder))
+    beside = [folder / name for name in (CARD, MANIFEST, REFERENCE, *NOTICES)]
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
+        card = (
+            beside[0].read_text(encoding="utf-8")
+            if packaged
+            else vector_card(vector, repo_id, repo_id, languages=stated_languages(vector.card))
+        )
         (Path(place) / CARD).write_text(redact(card), encoding="utf-8")
+        files = {one.name: one for one in beside if packaged and one.is_file()}
         return repository.commit(
-            {CARD: Path(place, CARD), VECTOR_FILE: Path(path)},
+            files | {CARD: Path(place, CARD), VECTOR_FILE: Path(path)},
             commit_message or "Task vector by metaphrase",
             revision,
             replaces=belongs_to_release,
