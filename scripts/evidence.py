@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -365,33 +365,32 @@ class Evidence:
         self, path: Path, settings: Mapping[str, Any], benchmark: Benchmark, model: SentenceTransformer
     ) -> None:
         """Measure a benchmark and keep its scores; embeddings and whole results are kept in the work folder."""
-        name = self.saved(model) if benchmark.name in FINE_TUNED else path.parent.name
         own = replace(self.settings, prompt=settings.get("prompt", "auto"))
-        found = run_benchmark(benchmark, Subject.of(name, model, self.work / "measured", own))
+        subject = Subject.of(path.parent.name, model, self.work / "measured", own)
+        folder = self.work / "encoders" / str(subject.sha)
+        if benchmark.name in FINE_TUNED:
+            model.save_pretrained(str(folder), create_model_card=False)
+            subject = replace(subject, name=str(folder))
+        found = run_benchmark(benchmark, subject)
+        shutil.rmtree(folder, ignore_errors=True)
         facts = {key: found[key] for key in ("protocol", "model_hash", "seconds", "hardware", "versions", "data")}
         scores = stored_scores(found["scores"], self.languages)
         write_part(path, {"settings": settings, "benchmark": benchmark.name, **facts, "scores": scores})
-
-    def saved(self, model: SentenceTransformer) -> str:
-        """A folder with an encoder, for benchmarks that train it; that of the last one is deleted."""
-        folder = self.work / "encoders" / model_hash(model)[:12]
-        if not folder.is_dir():
-            shutil.rmtree(folder.parent, ignore_errors=True)
-            model.save_pretrained(str(folder), create_model_card=False)
-        return str(folder)
 
     # ------------------------------------------------------------------------------------------------------ the program
 
     def run(self) -> None:
         """Train and measure what is missing."""
         for tier, cells in self.order():
-            self.run_start(tier)
-            for cell in cells:
+            makes = {STARTER: partial(self.run_start, tier)} | {
+                str(one): partial(self.run_cell, one, tier) for one in cells
+            }
+            for name, make in makes.items():
                 try:
-                    with exclusive(self.work / "locks" / f"{self.name}-{cell.name}-seed{cell.seed}"):
-                        self.run_cell(cell, tier)
+                    with exclusive(self.work / "locks" / f"{self.name}, {name}"):
+                        make()
                 except CheckpointError as error:
-                    print(f"{cell} is left out: {error}", flush=True)
+                    print(f"{name} is left out: {error}", flush=True)
 
     def order(self) -> Iterator[tuple[list[Benchmark], list[Cell]]]:
         """Groups of benchmarks with the cells that they are measured for: packaged recipes first, and cheap benchmarks."""

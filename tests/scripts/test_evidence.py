@@ -12,7 +12,9 @@ import yaml
 from metaphrase.evaluation.measures import MEASURES
 from metaphrase.io.work_folders import read_part
 from metaphrase.training.recipe import Recipe
+from tests.evaluation.suites import test_suites
 
+data = test_suites.data  # a fixture: a little of everything
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 CONTENT = yaml.safe_load((SCRIPTS.parent / "configs" / "evidence.yaml").read_text(encoding="utf-8"))
 
@@ -132,6 +134,42 @@ def test_a_stage_that_fails_does_not_stop_the_others(script, argv, monkeypatch, 
     assert evidence.failed == ["starter, prompt: stsb", "starter, plain: stsb"]
     assert "Failed: starter, plain: stsb: No memory is left." in capsys.readouterr().out
     assert len(list(evidence.folder.glob("starter/*/tatoeba.json"))) == 2
+
+
+@pytest.mark.slow
+def test_every_recipe_is_trained(script, argv):
+    evidence = script.Evidence(script.parsed([*argv, "--seeds", "0"]))
+    for cell in evidence.cells:
+        evidence.train(cell)
+    facts = [read_part(cell.folder / "train.json") for cell in evidence.cells]
+    assert all(one["encoder_calls"] >= 1 for one in facts)
+    assert len({one["vector"] for one in facts}) == 20
+    assert not list((evidence.work / "training").iterdir())
+
+
+@pytest.mark.slow
+def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
+    (data / "tatoeba" / "de-en.tsv").unlink()
+    for name, named in (("bucc", "bucc2018-sample"), ("gold", "wpt05-en-hi")):
+        (data / name).rename(data / named)
+    labels = ("entailment", "neutral", "contradiction")
+    for path in data.glob("pawsx/*"):
+        rows = [line.rpartition("\t")[0] for line in gzip.decompress(path.read_bytes()).decode().splitlines()]
+        lines = [f"{row}\t{labels[at % 3]}\n" for at, row in enumerate(rows)]
+        (data / "xnli").mkdir(exist_ok=True)
+        (data / "xnli" / path.name.removesuffix(".gz")).write_text("".join(lines), encoding="utf-8")
+    page = tmp_path / "evidence.md"
+    page.write_text("<!-- evidence -->\n<!-- /evidence -->\n")
+    words = ["--data", str(data), "--page", str(page), "--only", "tr", "metaphrase", "--seeds", "0"]
+    assert script.main([*argv, *words]) == 0
+    missing = {"demo", "alignment-gold enfr", "alignment-gold roen", "ud probe f1", "xquad f1"}
+    headings = [heading for name, heading in {**table.GAINS, **table.COSTS}.items() if name not in missing]
+    text = page.read_text()
+    assert [heading for heading in headings if f" {heading} |" not in text] == []
+    assert "### As the demo releases it, against the starter" in text
+    lines = text.count("| `metaphrase` | 1 | ")
+    assert lines == 1 + 2 * 5  # its costs; gains and losses of three encoders, of two also against `tr`
+    assert not list((tmp_path / "work" / "encoders").iterdir())
 
 
 # --- Statistics ---
