@@ -34,7 +34,7 @@ import torch
 import yaml
 from ablations import trained, varied
 from evidence_cards import SETTING, write_cards
-from evidence_table import CONFIG, stored_scores, write_page
+from evidence_table import CONFIG, VARIANTS, stored_scores, write_page
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import find_files
@@ -116,6 +116,7 @@ class Cell:
         folder: Folder of its results.
         packaged: Whether it is measured on all benchmarks.
         release: ``merge`` and ``debias`` of its release, if it has one.
+        variants: The encoders that are measured.
     """
 
     name: str
@@ -124,14 +125,10 @@ class Cell:
     folder: Path
     packaged: bool
     release: Mapping[str, Any] | None
+    variants: tuple[str, ...]
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        """The encoders that are measured."""
-        return ("raw", "merged", *(["released"] if self.release else []))
 
 
 def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
@@ -149,8 +146,9 @@ def load_cells(options: argparse.Namespace, folder: Path) -> list[Cell]:
             if options.only and name not in options.only:
                 continue
             recipe = varied(Recipe.load(entry["recipe"]), [entry.get("terms", {})], {}, name=name)
-            place = folder / name / f"seed{seed}"
-            cells.append(Cell(name, recipe, seed, place, entry.get("packaged", False), entry.get("release")))
+            place, release = folder / name / f"seed{seed}", entry.get("release")
+            variants = tuple(one for one in options.variants if one != "released" or release)
+            cells.append(Cell(name, recipe, seed, place, entry.get("packaged", False), release, variants))
     return cells
 
 
@@ -280,9 +278,9 @@ class Evidence:
         facts = kept(cell.folder / "train.json", self.training_settings(cell))
         vector = facts and facts["vector"]
         chosen = kept(cell.folder / "alpha.json", self.alpha_settings(vector))
-        stages: list[tuple[str, Benchmark | None]] = [
-            (name, None) for name, content in (("train", facts), ("alpha", chosen)) if content is None
-        ]
+        stages: list[tuple[str, Benchmark | None]] = [("train", None)] if facts is None else []
+        if chosen is None and "merged" in cell.variants:
+            stages.append(("alpha", None))
         for variant in cell.variants:
             encoder = encoder_settings(cell, variant, vector, chosen and chosen["alpha"])
             for benchmark in tier:
@@ -429,10 +427,8 @@ class Evidence:
         if not self.vector_path(cell).is_file() or any(benchmark is None for _, benchmark in missing):
             return
         facts, chosen = (read_part(cell.folder / f"{name}.json") for name in ("train", "alpha"))
-        assert facts is not None
-        assert chosen is not None
         for variant in cell.variants:
-            encoder = encoder_settings(cell, variant, facts["vector"], chosen["alpha"])
+            encoder = encoder_settings(cell, variant, facts and facts["vector"], chosen and chosen["alpha"])
             todo = [benchmark for one, benchmark in missing if one == variant and benchmark]
             model = self.encoder(cell, encoder) if todo else self.start
             for benchmark in todo:
@@ -598,6 +594,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--suites", nargs="+", choices=suites, default=suites, help="Suites to measure (default: all)."
     )
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="Default: all.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
     parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")

@@ -55,7 +55,7 @@ COSTS = {
     "sib200 topics": "SIB-200 topics",
     "xnli accuracy": "XNLI",
     "pawsx probe accuracy": "PAWS-X",
-    "ud probe f1": "POS",
+    "ud probe f1": "POS F1",
     "xquad f1": "XQuAD F1",
 }
 #: Names of the encoders of a cell, in words.

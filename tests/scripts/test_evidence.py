@@ -77,6 +77,8 @@ def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, mon
     assert len(set(made)) == cells + 2 * 2
     script.main([*argv, "--plan"])
     assert "tr+anchor, seed 0 | yes | yes | 4 of 4 | 0" in capsys.readouterr().out
+    script.main([*argv, "--plan", "--variants", "raw", "--seeds", "1"])
+    assert "tr, seed 1 | no | yes | 0 of 2 | " in capsys.readouterr().out  # alpha is not needed
     facts = [read_part(next(tmp_path.glob(f"results/*/{name}/seed0/train.json"))) for name in ("tr", "tr+anchor")]
     assert [one["encoder_calls"] for one in facts] == [1, 3]  # both sides at once, and each once by the frozen copy
     assert facts[1]["tokens"] == pytest.approx(2 * facts[0]["tokens"])
@@ -203,6 +205,7 @@ def test_one_seed_has_the_interval_of_its_items(table):
 ITEMS = {
     "items": np.arange(7) % 3 / 2,
     "spearman": ([1.0, 2.0, 3.0, 4.0, 2.0], [0.2, 0.1, 0.5, 0.9, 0.3]),
+    "chunk_f1": np.array([[1, 2, 3], [0, 1, 1], [2, 2, 2]]),
     "error_rate": np.array([[3, 2, 2, 2], [2, 4, 1, 2], [5, 5, 5, 5]]),
     "pairs_f1": (200, {f"zh-{at}": (at % 2, 1, 1) for at in range(30)}),
 }
