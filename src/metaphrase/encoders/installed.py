@@ -114,8 +114,8 @@ def _manifest(folder: Path, name: str) -> dict[str, Any]:
     path = folder / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        if not isinstance(content, dict) or not isinstance(content.get("files", {}), dict):
-            raise ValueError("it has no table of files")
-        return content
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelFileError(f"{MANIFEST} of {name} is damaged: {error}. {_REMEDY}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("files", {}), dict):
+        raise ModelFileError(f"{MANIFEST} of {name} is damaged: it has no table of files. {_REMEDY}")
+    return content
