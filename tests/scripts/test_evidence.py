@@ -283,6 +283,7 @@ def test_a_page_without_results_names_the_command(table, tmp_path):
     assert "`python scripts/evidence.py --data benchmarks`" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_is_up_to_date(script, table, tmp_path):
     page = tmp_path / "evidence.md"
     page.write_bytes(script.PAGE.read_bytes())
