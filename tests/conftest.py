@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 import csv
+import functools
 import gc
 import gzip
+import importlib.metadata
 import json
 import os
 import shutil
 import stat
 import tempfile
+from collections.abc import Container, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
 import torch
+from jinja2 import Environment
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -47,6 +51,13 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    # Libraries parse the metadata of packages for every trainer, and the template of a card for every checkpoint.
+    for owner, name in (
+        (importlib.metadata, "metadata"),
+        (importlib.metadata, "version"),
+        (Environment, "from_string"),
+    ):
+        setattr(owner, name, functools.cache(getattr(owner, name)))
     table = config.getoption("--fault-table")
     if table and not hasattr(config, "workerinput"):
         Path(table).write_text("")
@@ -103,6 +114,16 @@ def _deterministic():
 def bitext() -> list[dict[str, str]]:
     with BITEXT.open(encoding="utf-8", newline="\n") as lines:
         return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+
+
+def mostly_slow(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
+    """Parameters of a test of which `make test` runs a few."""
+    return [
+        value
+        if value in fast
+        else pytest.param(*(value if isinstance(value, tuple) else [value]), marks=pytest.mark.slow)
+        for value in values
+    ]
 
 
 def with_every_column(bitext: list[dict[str, str]]) -> list[dict[str, object]]:
@@ -196,26 +217,27 @@ def small_data(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
+    """A new one for each test: a call changes the padding that it saves."""
     return wordpiece()
 
 
 @pytest.fixture(scope="session")
-def tiny_bert_dir(tmp_path_factory, tokenizer) -> Path:
+def tiny_bert_dir(tmp_path_factory) -> Path:
     """A raw BERT without pooling modules and without a masked language modelling head."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tiny-bert")
+    folder, tokenizer = tmp_path_factory.mktemp("tiny-bert"), wordpiece()
     BertModel(BertConfig(**shape(tokenizer)), add_pooling_layer=False).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="session")
-def tiny_mlm_dir(tmp_path_factory, tokenizer) -> Path:
+def tiny_mlm_dir(tmp_path_factory) -> Path:
     """A raw BERT with a masked language modelling head, like mBERT."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tiny-mlm")
+    folder, tokenizer = tmp_path_factory.mktemp("tiny-mlm"), wordpiece()
     BertForMaskedLM(BertConfig(**shape(tokenizer))).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

@@ -11,6 +11,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import metaphrase
 
 ROOT = Path(__file__).parents[1]
@@ -37,6 +39,7 @@ assert any(log.get("mse", 0) > 0 for log in trainer.state.log_history), trainer.
 """
 
 
+@pytest.mark.slow
 def test_the_guide_adds_an_objective(tmp_path, tiny_encoder_dir):
     guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     name = re.search(r"^1\. `src/metaphrase/(objectives/\w+\.py)`", guide, re.MULTILINE)[1]

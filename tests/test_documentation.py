@@ -202,7 +202,7 @@ def write(path: Path, lines: list[str], header: str = "source\ttarget") -> Path:
 
 
 @pytest.fixture(scope="module")
-def template(tmp_path_factory, tiny_encoder_dir, tokenizer) -> Path:
+def template(tmp_path_factory, tiny_encoder_dir) -> Path:
     """Write small versions of all files that the pages name."""
     folder = tmp_path_factory.mktemp("documented")
     pairs = lines_of("sw", 400)

@@ -294,7 +294,7 @@ def test_a_model_is_loaded_by_name(tiny_qa, tokenizer, tmp_path):
 
 
 def test_the_longest_question_leaves_a_window(tiny_qa, tokenizer):
-    source, target = (Words.of(" ".join(["das Haus ist rot"] * 30)), Words.of(" ".join(["the house is red"] * 30)))
+    source, target = (Words.of(" ".join(["das Haus ist rot"] * 15)), Words.of(" ".join(["the house is red"] * 15)))
     aligner = aligner_of(tiny_qa, tokenizer, max_question_length=None)
     texts = aligner._question_texts([(source, 0, target)])
     assert len(tokenizer(texts[0], add_special_tokens=False)["input_ids"]) == 52

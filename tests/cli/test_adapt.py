@@ -42,13 +42,34 @@ def sentences_of(folder: Path):
     return {side for row in rows for side in row.split("\t")}
 
 
-def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, small_data, tmp_path, capsys):
+@pytest.fixture
+def loaded(monkeypatch):
+    """The encoders, corpora and folders that are loaded."""
+    encoders, corpora, folders = [], [], []
+    for module in (adapt, run_module):
+        load = module.load_encoder
+        monkeypatch.setattr(
+            module, "load_encoder", lambda name, load=load, **k: encoders.append(str(name)) or load(name, **k)
+        )
+    corpus, folder = adapt.read_corpus, adapt.load_parallel_folder
+    monkeypatch.setattr(adapt, "read_corpus", lambda *a, **k: corpora.append(a[0]) or corpus(*a, **k))
+    monkeypatch.setattr(
+        adapt, "load_parallel_folder", lambda path, **k: folders.append(path.name) or folder(path, **k)
+    )
+    for name in ("read_bitext", "read_dev", "read_test_sets"):
+        monkeypatch.setattr(run_module, name, lambda *a, **k: pytest.fail("read again"))
+    return encoders, corpora, folders
+
+
+def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, small_data, tmp_path, capsys, loaded):
+    """Encoder and corpus are loaded once; the release is loaded to be measured."""
     corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
     output = tmp_path / "out"
     command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw"]
     command += ["--minutes", "0.02", "--anchor", "1", "--output_dir", str(output), "--json"]
     command += ["--data_license", "cc-by-4.0"]
     assert main(command) == 0
+    assert loaded == ([str(tiny_encoder_dir), str(output)], [[str(corpus)]], ["demo", "udhr"])
     result = json.loads(capsys.readouterr().out)
     assert any(line.startswith("Swahili (sw): ") for line in result["verdict"])
     assert result["languages"]["sw"]["verdict"] in ("better", "tie", "worse")
@@ -67,6 +88,7 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     licenses = {row["language"]: row.get("license") for row in ModelCard(card).data.to_dict()["metaphrase"]["data"]}
     assert licenses == {"sw": "cc-by-4.0"} | dict.fromkeys(("et", "fi", "ml"), PACKAGED["license"])
     assert "### Retention" in card
+    assert main(command) == 0  # it has ended, and is released and measured again
 
 
 def test_a_plan_is_estimated_and_nothing_is_written(tiny_encoder_dir, tmp_path, capsys):
@@ -273,29 +295,6 @@ def test_it_ends_where_nothing_improves_and_goes_on_after_a_stop(command, tmp_pa
 def test_bad_options_are_refused(tmp_path, capsys):
     assert main(["adapt", "--corpus", "x.tsv", "--languages", "sw", "--minutes", "0"]) == 2
     assert "--minutes must be a number above 0" in capsys.readouterr().err
-
-
-def test_everything_is_loaded_once(command, tmp_path, monkeypatch):
-    """The encoder and the corpus are loaded once; the release is loaded to be measured."""
-    loaded, read, packaged = [], [], []
-    for module in (adapt, run_module):
-        load = module.load_encoder
-        monkeypatch.setattr(
-            module, "load_encoder", lambda name, load=load, **k: loaded.append(str(name)) or load(name, **k)
-        )
-    corpus = adapt.read_corpus
-    monkeypatch.setattr(adapt, "read_corpus", lambda *a, **k: read.append(a[0]) or corpus(*a, **k))
-    for name in ("read_bitext", "read_dev", "read_test_sets"):
-        monkeypatch.setattr(run_module, name, lambda *a, **k: pytest.fail("read again"))
-    folder = adapt.load_parallel_folder
-    monkeypatch.setattr(
-        adapt, "load_parallel_folder", lambda path, **k: packaged.append(path.name) or folder(path, **k)
-    )
-    assert main([*command, "--minutes", "0.02"]) == 0
-    assert loaded == [command[2], str(tmp_path / "out")]
-    assert len(read) == 1
-    assert packaged == ["demo", "udhr"]
-    assert main([*command, "--minutes", "0.02"]) == 0  # it has ended, and is released and measured again
 
 
 def test_the_corpus_in_memory_is_the_one_on_disk(tiny_encoder_dir, command, tmp_path, trained, monkeypatch):

@@ -131,11 +131,17 @@ def test_unspaced_languages_in_a_filter(filtered):
     )
 
 
-def test_saved_aligners_answer_as_lines_come(filtered, tmp_path):
+def test_saved_aligners_answer_the_same(filtered, tmp_path):
     folder = str(tmp_path / "model")
     first = filtered(LINES, "--save", folder, "--heuristic", "intersection")
     assert StatisticalAligner.load(tmp_path / "model" / "und-en").heuristic == "intersection"
     assert filtered(LINES, "--load", folder) == first
+
+
+@pytest.mark.slow
+def test_answers_come_as_lines_come(filtered, tmp_path):
+    folder = str(tmp_path / "model")
+    filtered(LINES, "--save", folder, "--heuristic", "intersection")
     code = "import sys; from metaphrase.cli import main; sys.exit(main(['align', '--load', sys.argv[1]]))"
     process = subprocess.Popen(
         [sys.executable, "-c", code, folder],
@@ -153,6 +159,7 @@ def test_saved_aligners_answer_as_lines_come(filtered, tmp_path):
     assert process.returncode == 0, errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error(tmp_path):
     source = tmp_path / "in.tsv"
     source.write_text("paka analala\tcat sleeps\n" * 20_000)
@@ -280,6 +287,7 @@ sys.exit(main(["align", *sys.argv[2:]]))
 """
 
 
+@pytest.mark.slow
 def test_killed_half_way_it_goes_on(tmp_path):
     rng = random.Random(0)
     path, output, work = tmp_path / "sw-en.tsv", tmp_path / "out.tsv", tmp_path / "out.tsv.partial"

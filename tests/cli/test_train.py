@@ -401,7 +401,10 @@ class TestPush:
 
     @pytest.mark.parametrize(
         ("strategy", "titles"),
-        [("every_save", ["Training in progress, step 2", "Training in progress, step 4"]), ("end", [])],
+        [
+            ("every_save", ["Training in progress, step 2", "Training in progress, step 4"]),
+            pytest.param("end", [], marks=pytest.mark.slow),
+        ],
     )
     def test_the_finished_release_is_pushed(self, run, hub, held_out, capsys, strategy, titles):
         options = ["--hub_strategy", strategy, "--hub_private_repo", "true", "--save_steps", "2"]
@@ -428,7 +431,7 @@ class TestPush:
         self.assert_finished(self.card(hub))
         fault("G3", "the last push of a run fails", tried=1, survived=1)
 
-    @pytest.mark.parametrize("commit", ["step 2", "the last"])
+    @pytest.mark.parametrize("commit", ["step 2", pytest.param("the last", marks=pytest.mark.slow)])
     def test_a_private_repository_that_turns_public_is_told(self, run, hub, capsys, caplog, fault, commit):
         def publish() -> None:
             hub.repositories["model", "acme/run"].private = False

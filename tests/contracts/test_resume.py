@@ -36,7 +36,7 @@ def killed_after(options: list[str], checkpoint: Path, log: Path) -> None:
     [
         pytest.param("dap", {}, id="dap"),
         pytest.param("ppa", {}, id="ppa", marks=pytest.mark.slow),
-        pytest.param("dap", {"streaming": "true"}, id="dap-streaming"),
+        pytest.param("dap", {"streaming": "true"}, id="dap-streaming", marks=pytest.mark.slow),
     ],
 )
 def test_a_killed_run_resumes_bit_exactly(training, tmp_path, recipe, more):

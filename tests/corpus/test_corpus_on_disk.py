@@ -86,6 +86,7 @@ def test_another_corpus_is_read_again(corpora, tmp_path, change):
     assert_same(load_corpus(corpora, on_disk=kept, **settings), load_corpus(corpora, **settings))
 
 
+@pytest.mark.slow
 def test_processes_know_it_again(corpora, tmp_path, tokenizer):
     """The key does not depend on the order in which a process has its sets."""
     script = """

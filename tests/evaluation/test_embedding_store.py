@@ -1,13 +1,12 @@
 """Embeddings on disk: each text is encoded once, whatever happens to the files."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from metaphrase.evaluation.embedding_store import StoredEncoder, shrink
+from tests.faults.children import Child
 
 
 @pytest.fixture
@@ -70,17 +69,15 @@ def test_values_that_are_not_finite_are_not_kept(counted, tmp_path):
 
 def test_a_killed_writer_leaves_what_it_finished(counted, tmp_path, fault):
     """A process that dies within the second file leaves the first one and an unfinished file."""
-    code = (
-        "import os, sys, numpy as np\n"
-        "from metaphrase.evaluation.embedding_store import StoredEncoder\n"
-        "store = StoredEncoder(None, sys.argv[1], 'a' * 32)\n"
-        "rows = np.ones((1, 4), dtype=np.float32)\n"
-        "store.add(['one'], '', rows)\n"
-        "np.save = lambda file, table: (file.write(b'x' * 9), file.flush(), os._exit(9))\n"
-        "store.add(['two'], '', rows)\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False).returncode == 9
-    assert len(list(tmp_path.rglob("*.part"))) == 1
     model, _ = counted
-    assert StoredEncoder(model, tmp_path, "a" * 32).missing(["one", "two"]) == ["two"]
+
+    def work() -> None:
+        store, rows = StoredEncoder(model, tmp_path / "kept", "a" * 32), np.ones((1, 4), dtype=np.float32)
+        store.add(["one"], "", rows)
+        np.save = lambda file, table: (file.write(b"x" * 9), file.flush(), os._exit(9))
+        store.add(["two"], "", rows)
+
+    assert Child(work, tmp_path / "log").wait() == 9
+    assert len(list(tmp_path.rglob("*.part"))) == 1
+    assert StoredEncoder(model, tmp_path / "kept", "a" * 32).missing(["one", "two"]) == ["two"]
     fault("A1", "process dies while it keeps embeddings", tried=1, survived=1)

@@ -44,7 +44,7 @@ def _no_warnings_of_every_file(caplog):
     caplog.set_level(logging.ERROR, logger="metaphrase")
 
 
-@pytest.fixture(params=[25, pytest.param(500, marks=pytest.mark.slow)], ids=["short", "long"])
+@pytest.fixture(params=[10, pytest.param(500, marks=pytest.mark.slow)], ids=["short", "long"])
 def survives(request, fault):
     """Check what hypothesis draws, and record how much that was."""
 

@@ -20,6 +20,7 @@ from metaphrase.mining import workflow
 from metaphrase.training.adaptation import PLAN, plan_of_checkpoints
 from metaphrase.training.baseline import BASELINE, read_baseline
 from tests.cli.test_mine import counting, embedder
+from tests.conftest import mostly_slow
 from tests.evaluation.transfer.conftest import nli, words  # noqa: F401 - fixtures
 from tests.evaluation.transfer.test_running import arguments, options  # noqa: F401 - fixtures
 
@@ -99,7 +100,9 @@ def test_a_damaged_part_of_an_evaluation_is_measured_again(
     fault("I3", "a damaged part of an evaluation", tried=len(parts), survived=len(parts))
 
 
-@pytest.mark.parametrize("name", ["results.json", "en/results.json", "settings.json"])
+@pytest.mark.parametrize(
+    "name", mostly_slow(["results.json", "en/results.json", "settings.json"], ["results.json", "settings.json"])
+)
 def test_damaged_results_of_fine_tuning(options, tmp_path, damage, fault, name):  # noqa: F811
     first = finetune_classification(options, arguments(tmp_path, max_steps=2))
     if name != "results.json":
@@ -114,7 +117,7 @@ def test_damaged_results_of_fine_tuning(options, tmp_path, damage, fault, name):
     fault("I3", "a damaged part of fine-tuning", tried=1, survived=1)
 
 
-@pytest.mark.parametrize("index", ["exact", "hnsw"])
+@pytest.mark.parametrize("index", mostly_slow(["exact", "hnsw"], ["exact"]))
 def test_damaged_work_of_mining(tmp_path, tiny_encoder, bitext, monkeypatch, capsys, damage, fault, index):
     counting(tiny_encoder, embedder(bitext), monkeypatch)
     monkeypatch.setattr(workflow, "draw_histogram", lambda *args: [])

@@ -522,9 +522,7 @@ def test_an_empty_vocabulary_file_is_refused(tiny_bert_dir, tmp_path, refused, f
 
 def test_no_padding_token(model, refused):
     edit(model / "tokenizer_config.json", pad_token="deleted")
-    edit(
-        model / "tokenizer.json", padding=None
-    )  # a tokenizer that has padded before it was saved names the token here
+    edit(model / "tokenizer.json", padding=None)  # which would name the token
     refused("has no padding token. Set its pad_token, and save it")
 
 

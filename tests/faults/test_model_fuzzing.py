@@ -26,7 +26,7 @@ from transformers.utils import logging as transformers_logging
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import MetaphraseError
-from tests.conftest import shape
+from tests.conftest import shape, wordpiece
 
 CASES = 5000
 #: Cases of one test, so that a failure is reported before the time limit.
@@ -140,10 +140,10 @@ class Payload:
 
 
 @pytest.fixture(scope="module")
-def templates(tmp_path_factory, tokenizer) -> list[Path]:
+def templates(tmp_path_factory) -> list[Path]:
     """A SentenceTransformer of five modules, an XLM-R, a BERT in several files, and a BERT with a head."""
     torch.manual_seed(0)
-    root = tmp_path_factory.mktemp("templates")
+    root, tokenizer = tmp_path_factory.mktemp("templates"), wordpiece()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     bert = BertConfig(**shape(tokenizer, **SETTINGS))

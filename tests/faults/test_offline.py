@@ -75,9 +75,8 @@ def test_train_evaluate_and_report_without_a_network(offline, pairs, tiny_encode
     fault("G6", what + (", HF_HUB_OFFLINE set" if flag else ""), tried=1, survived=int(attempts == []))
 
 
-@pytest.mark.parametrize(
-    "flag", [pytest.param("1", id="HF_HUB_OFFLINE", marks=pytest.mark.slow), pytest.param("", id="no flag")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["1", ""], ids=["HF_HUB_OFFLINE", "no flag"])
 def test_a_push_without_a_network_says_how_to_push_later(offline, tiny_encoder, tmp_path, fault, flag):
     folder = release(tiny_encoder, tmp_path / "my run", recipe=None)
     push = ["push", str(folder), "--repo", "acme/tiny", "--no_check"]

@@ -14,6 +14,7 @@ import pytest
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.exceptions import CorpusError
+from tests.conftest import mostly_slow
 from tests.faults.memory import PEAK
 
 LIMIT = 8 * 10 + (1 << 16)  # bytes of a line, for sentences of 10 characters
@@ -66,7 +67,7 @@ def repeated(good, bad, size):
     return pa.DictionaryArray.from_arrays(pa.array([*range(good), *[good] * bad], pa.int32()), values)
 
 
-@pytest.mark.parametrize("nested", [False, True], ids=["columns", "translation"])
+@pytest.mark.parametrize("nested", mostly_slow([False, True], [False]), ids=["columns", "translation"])
 def test_a_long_value_of_many_rows_costs_its_memory_once(tmp_path, fault, nested):
     path = tmp_path / "sw-en.parquet"
     columns = [repeated(20, 600, 1 << 18), pa.array(["cat"] * 620)]

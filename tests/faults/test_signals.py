@@ -91,6 +91,7 @@ def kept(folder):
     return [path.name for path in checkpoint_folders(folder)]
 
 
+@pytest.mark.slow
 def test_a_run_killed_behind_its_last_evaluation_has_ended(run, result, monkeypatch, tmp_path, fault):
     class Die(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):

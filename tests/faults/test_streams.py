@@ -10,6 +10,7 @@ from datasets import Dataset, IterableDataset
 from metaphrase.checkpoints.folders import newest, verify
 from metaphrase.exceptions import WorkerError
 from metaphrase.training.resuming import ResumableCollator
+from tests.conftest import mostly_slow
 from tests.faults.conftest import digest
 
 
@@ -38,7 +39,7 @@ def seen(trainer):
     return batches
 
 
-@pytest.mark.parametrize("step", [pytest.param(at, marks=pytest.mark.slow) for at in (2, 3, 7)] + [4, 6])
+@pytest.mark.parametrize("step", mostly_slow([2, 3, 4, 6, 7], [4]))
 def test_a_stream_goes_on_where_it_was_in_a_later_pass(make_trainer, stream, tmp_path, fault, step):
     """In the middle of the first, second and third pass, and at their ends; masks are drawn anew in every pass."""
     options = {"recipe": "ppa", "dataset": stream, "max_steps": 8, "save_steps": step}

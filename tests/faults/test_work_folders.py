@@ -35,8 +35,8 @@ def arguments(request, tiny_encoder, bitext, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "step"),
     [
-        pytest.param("mine", 5, id="mine"),
-        pytest.param("align", 5, id="align"),
+        pytest.param("mine", 30, id="mine"),
+        pytest.param("align", 30, id="align"),
         pytest.param("mine", 1, id="mine-all", marks=pytest.mark.slow),
         pytest.param("align", 1, id="align-all", marks=pytest.mark.slow),
     ],

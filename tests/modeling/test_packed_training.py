@@ -10,14 +10,18 @@ import pytest
 import torch
 
 from metaphrase.objectives import OBJECTIVES
+from tests.conftest import mostly_slow
 from tests.packed_ranks import ACCUMULATION, differences, differences_in_parts, every_objective
 
 #: Of weights in float64, after two updates.
 TOLERANCE = 1e-10
 
 
-@pytest.mark.parametrize("accumulation", [pytest.param(1, marks=pytest.mark.slow), 2])
-@pytest.mark.parametrize("recipe", every_objective(), ids=lambda recipe: recipe.name)
+EVERY = every_objective()
+
+
+@pytest.mark.parametrize("accumulation", mostly_slow([1, 2], [2]))
+@pytest.mark.parametrize("recipe", mostly_slow(EVERY, EVERY[::6]), ids=lambda recipe: recipe.name)
 def test_packed_training_equals_padded(tiny_encoder_dir, full_bitext, tmp_path, recipe, accumulation):
     difference, moved = differences(tiny_encoder_dir, recipe, full_bitext, tmp_path, accumulation)
     assert moved > 1e-6
@@ -25,7 +29,7 @@ def test_packed_training_equals_padded(tiny_encoder_dir, full_bitext, tmp_path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", every_objective(), ids=lambda recipe: recipe.name)
+@pytest.mark.parametrize("recipe", EVERY, ids=lambda recipe: recipe.name)
 def test_training_in_micro_batches_equals_training_without(tiny_encoder_dir, full_bitext, tmp_path, recipe):
     difference, moved = differences_in_parts(tiny_encoder_dir, recipe, full_bitext, tmp_path, 2)
     assert moved > 1e-6
@@ -33,7 +37,7 @@ def test_training_in_micro_batches_equals_training_without(tiny_encoder_dir, ful
 
 
 def test_every_objective_is_trained():
-    assert {term.objective for recipe in every_objective() for term in recipe.terms} == set(OBJECTIVES)
+    assert {term.objective for recipe in EVERY for term in recipe.terms} == set(OBJECTIVES)
 
 
 @pytest.mark.slow
@@ -51,7 +55,7 @@ def test_packed_training_equals_padded_on_two_ranks(tiny_encoder_dir, bitext_pat
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in (0, 1):
         found = torch.load(tmp_path / f"rank-{rank}.pt")
-        assert len(found) == (len(ACCUMULATION) + 1) * len(every_objective())
+        assert len(found) == (len(ACCUMULATION) + 1) * len(EVERY)
         for name, (difference, moved) in found.items():
             assert moved > 1e-6, name
             assert difference < TOLERANCE, name

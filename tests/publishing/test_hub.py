@@ -56,6 +56,7 @@ from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
+from tests.conftest import mostly_slow
 from tests.faults.children import Child
 from tests.hub_server import Hub, Repository, environment, reach, serve_hub
 from tests.publishing.conftest import RECIPE
@@ -348,19 +349,24 @@ class TestFaults:
     @pytest.mark.parametrize(
         "trouble",
         [
-            {"path": "/commit/", "status": 500},
             {"path": "/commit/", "status": 503, "times": 3},
             {"path": "/commit/", "status": 429, "headers": {"Retry-After": "7"}},
-            {"path": "/commit/", "status": 409},
-            {"path": "/commit/", "status": 412},
-            {"path": "/preupload/", "status": 503},
             {"path": "/repos/create", "status": 500},
-            {"path": "^/__lfs/", "status": 500},
             {"path": "^/__lfs/", "status": 403, "error": "Request has expired"},
-            {"path": "/objects/verify", "status": 404},
-            {"path": "/objects/batch", "status": 502},
-            {"path": "^/api/models/acme/tiny$", "status": 500},
             {"path": "/commit/", "truncate": 0},
+            *mostly_slow(
+                [
+                    {"path": "/commit/", "status": 500},
+                    {"path": "/commit/", "status": 409},
+                    {"path": "/commit/", "status": 412},
+                    {"path": "/preupload/", "status": 503},
+                    {"path": "^/__lfs/", "status": 500},
+                    {"path": "/objects/verify", "status": 404},
+                    {"path": "/objects/batch", "status": 502},
+                    {"path": "^/api/models/acme/tiny$", "status": 500},
+                ],
+                (),
+            ),
         ],
         ids=lambda trouble: f"{trouble['path'].strip('^/')}-{trouble.get('status', 'answer lost')}",
     )
@@ -407,7 +413,10 @@ class TestFaults:
 
     @pytest.mark.parametrize(
         ("number", "path", "wait"),
-        [("G3", "/repos/create", "delay"), ("G3", "/commit/", "delay"), ("G5", "/commit/", "late")],
+        mostly_slow(
+            [("G3", "/repos/create", "delay"), ("G3", "/commit/", "delay"), ("G5", "/commit/", "late")],
+            [("G5", "/commit/", "late")],
+        ),
     )
     def test_of_a_hub_that_falls_silent_pass(
         self, online, released, template, waits, fault, impatient, number, path, wait
@@ -423,7 +432,10 @@ class TestFaults:
         fault(number, f"no answer to {path} within the limit, {done}", tried=1, survived=1)
 
     @pytest.mark.parametrize(
-        ("path", "revision"), [("^/api/models/acme/tiny$", None), ("/revision/", "main"), ("/commits/", None)]
+        ("path", "revision"),
+        mostly_slow(
+            [("^/api/models/acme/tiny$", None), ("/revision/", "main"), ("/commits/", None)], [("/commits/", None)]
+        ),
     )
     def test_of_a_hub_that_does_not_say_what_it_holds_pass(
         self, online, released, template, waits, fault, impatient, path, revision
@@ -438,7 +450,7 @@ class TestFaults:
         assert len(get_session().event_hooks["request"]) == 1  # the client is as it was
         fault("G3", f"a push gets no answer to {path.strip('^$')} within the limit", tried=1, survived=1)
 
-    @pytest.mark.parametrize("path", ["/revision/", "/tree/", "/resolve/", "^/__cdn/"])
+    @pytest.mark.parametrize("path", mostly_slow(["/revision/", "/tree/", "/resolve/", "^/__cdn/"], ["^/__cdn/"]))
     def test_of_a_hub_that_falls_silent_when_asked_for_files_pass(
         self, online, released, tmp_path, fault, impatient, monkeypatch, path
     ):
@@ -855,6 +867,7 @@ def pusher(hub: Hub, folder: Path, home: Path, *options: str) -> subprocess.Pope
     )
 
 
+@pytest.mark.slow
 def test_push_and_pull_with_faults_along_the_way(hub, released, tmp_path, monkeypatch, fault):
     """Killed between upload and commit; again, with a commit that answers 500 and a cut download; then pulled."""
     expected = SentenceTransformer(str(released), device="cpu").encode(TEXTS)
@@ -897,8 +910,18 @@ def test_push_and_pull_with_faults_along_the_way(hub, released, tmp_path, monkey
     fault("H6", "the token in files, output and addresses of a push with faults", tried=1, survived=1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL], ids=lambda number: number.name)
-@pytest.mark.parametrize("path", ["^/__lfs/", "/commit/"])
+@pytest.mark.parametrize(
+    ("path", "number"),
+    mostly_slow(
+        [
+            (path, number)
+            for path in ("^/__lfs/", "/commit/")
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
+        ],
+        [("^/__lfs/", signal.SIGINT), ("/commit/", signal.SIGTERM), ("/commit/", signal.SIGKILL)],
+    ),
+    ids=lambda value: getattr(value, "name", value),
+)
 def test_interrupted_and_repeated(online, released, template, tmp_path, monkeypatch, fault, number, path):
     """The repository is unchanged, nobody else can read what is left of the copy, and the next push completes."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))

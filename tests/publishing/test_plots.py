@@ -7,6 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from metaphrase.publishing import plots
+from tests.conftest import mostly_slow
 from tests.publishing.reports import analyses, comparison
 
 
@@ -126,7 +127,7 @@ def report(baseline=True, word="mbwa"):
     }
 
 
-@pytest.mark.parametrize("baseline", [True, False])
+@pytest.mark.parametrize("baseline", mostly_slow([True, False], [True]))
 def test_pictures(tmp_path, baseline):
     content = report(baseline, word="犬ఒక")  # of scripts that few fonts cover
     paths = plots.save_pictures(content, tmp_path / "new")

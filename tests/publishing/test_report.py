@@ -408,6 +408,7 @@ def test_page_without_a_baseline(tmp_path, results):
     assert report["comparisons"] == {}
 
 
+@pytest.mark.slow
 def test_chromium_renders_the_page(tmp_path, analysed):
     screenshots = load_screenshots()
     if screenshots.chromium() is None:
@@ -424,6 +425,7 @@ def test_chromium_renders_the_page(tmp_path, analysed):
     assert sizes[True][1] < 40  # dark colours where they are preferred
 
 
+@pytest.mark.slow
 def test_a_phone_shows_the_page_without_scrolling_sideways(tmp_path, analysed):
     browser = load_screenshots().chromium()
     if browser is None:

@@ -13,11 +13,10 @@ from transformers import BertConfig, BertModel
 
 from metaphrase.cli import main
 from metaphrase.training.recipe import Recipe
-from tests.conftest import shape
+from tests.conftest import mostly_slow, shape, wordpiece
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GRIDS = sorted(path.stem for path in (SCRIPTS.parent / "configs" / "ablations").glob("*.yaml"))
-FAST = ("wacse-table8", "dap-table6")
 
 
 @pytest.fixture(scope="module")
@@ -53,10 +52,10 @@ def corpus(tmp_path_factory, full_bitext):
 
 
 @pytest.fixture(scope="session")
-def deep_encoder_dir(tmp_path_factory, tokenizer):
+def deep_encoder_dir(tmp_path_factory):
     """An encoder with as many layers as RTL's deepest head."""
     torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("deep")
+    folder, tokenizer = tmp_path_factory.mktemp("deep"), wordpiece()
     BertModel(BertConfig(**shape(tokenizer, num_hidden_layers=4)), add_pooling_layer=False).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -76,7 +75,7 @@ def planned(script, name, argv, identity=""):
     return script.plan(grid, options, configs, decisive + [[]] * len(configs[2:]))
 
 
-@pytest.mark.parametrize("name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in GRIDS])
+@pytest.mark.parametrize("name", mostly_slow(GRIDS, ["dap-table6"]))
 def test_every_grid_is_trained_and_written(script, settings, deep_encoder_dir, tmp_path, name, capsys):
     more = {"ppa-table5": ["--set", "moco.queue_size=12"], "dap-fig4": ["--model", str(deep_encoder_dir)]}.get(
         name, []
@@ -162,6 +161,7 @@ def test_a_checkpoint_within_a_cell_is_resumed(script, settings, tmp_path):
         assert value.equal(resumed.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_links_are_found_once_for_all_cells(script, settings, tmp_path, monkeypatch):
     import metaphrase.aligners.linking as aligners
 

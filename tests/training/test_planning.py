@@ -54,8 +54,7 @@ def test_small_corpora_have_small_batches():
     assert sizes == sorted(sizes) == [16, 32, 64]
 
 
-@pytest.mark.parametrize("recipe", ["dap", "ppa", "mexma"])
-@pytest.mark.parametrize("freeze", [False, True])
+@pytest.mark.parametrize(("recipe", "freeze"), [("dap", False), ("ppa", True), ("mexma", False)])
 def test_the_trial_step_leaves_no_trace(recipe, freeze, tiny_encoder, bitext_path):
     def state():
         flags = [(weight.requires_grad, weight.grad is None) for weight in tiny_encoder.parameters()]

@@ -97,7 +97,7 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
 
     rows = [{**row, "source_lang": "fr" if i % 3 == 0 else "de"} for i, row in enumerate(full_bitext)]
 
-    def run(folder, resume=None, *, data=None, batches="language", sampler="no_duplicates", stop=9):
+    def run(folder, resume=None, *, data=None, batches="language", sampler="no_duplicates", stop=9, save_steps=1):
         torch.manual_seed(7)
         model = load_encoder(str(tiny_encoder_dir), device="cpu")
         loss = AlignmentLoss(model, Recipe.load("tr"), max_length=24)
@@ -107,7 +107,7 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
             batches=batches,
             batch_sampler=sampler,
             max_steps=stop,
-            save_steps=1,
+            save_steps=save_steps,
             logging_steps=1,
             learning_rate=1e-3,
             report_to="none",
@@ -122,14 +122,14 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
 
 
 @pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
-@pytest.mark.parametrize("step", [2, 7])
-def test_a_resumed_run_sees_the_same_batches(train, sampler, step):
+def test_a_resumed_run_sees_the_same_batches(train, sampler):
     """In the first epoch of six steps, and in the second."""
     log, whole = train("whole", sampler=sampler)
-    again, resumed = train("resumed", f"whole/checkpoint-{step}", sampler=sampler)
-    assert [one["loss"] for one in log if "loss" in one] == [one["loss"] for one in again if "loss" in one]
-    for name, value in whole.items():
-        assert torch.equal(value, resumed[name]), name
+    for step in (2, 7):
+        again, resumed = train(f"resumed-{step}", f"whole/checkpoint-{step}", sampler=sampler, save_steps=9)
+        assert [one["loss"] for one in log if "loss" in one] == [one["loss"] for one in again if "loss" in one]
+        for name, value in whole.items():
+            assert torch.equal(value, resumed[name]), name
 
 
 def test_a_run_with_other_batches_is_not_resumed(train, tmp_path):

@@ -23,7 +23,7 @@ from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
 from metaphrase.training.trainer import AlignmentTrainer
-from tests.conftest import small
+from tests.conftest import mostly_slow, small
 from tests.processes import run_python
 
 
@@ -86,7 +86,10 @@ def assert_equal(got, wanted):
         assert torch.equal(got[name], value), name
 
 
-@pytest.mark.parametrize("recipe", [recipe.name for recipe in list_recipes()])
+# One with heads, a queue, a teacher, and vectors of languages.
+@pytest.mark.parametrize(
+    "recipe", mostly_slow([recipe.name for recipe in list_recipes()], ("dap", "ppa", "distill", "wacse-language"))
+)
 def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
     whole = make_trainer(recipe)
     whole.train()
@@ -98,6 +101,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(make_trainer, recipe, fault):
     fault("A4", f"bit-exact resume: {recipe}", tried=1, survived=1)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_with_hard_negatives_is_the_uninterrupted_one(make_trainer):
     terms = [{"objective": "tr", "args": {"negatives": 2, "direction": "symmetric", "guided": True}}]
     recipe = Recipe.from_dict({"name": "hard", "terms": terms})
@@ -109,7 +113,7 @@ def test_a_resumed_run_with_hard_negatives_is_the_uninterrupted_one(make_trainer
     assert_equal(weights(resumed), weights(whole))
 
 
-@pytest.mark.parametrize("recipe", ["tr", "dap", "ppa", "metaphrase"])
+@pytest.mark.parametrize("recipe", mostly_slow(["tr", "dap", "ppa", "metaphrase"], ["dap"]))
 def test_a_resumed_run_with_an_adapter_is_the_uninterrupted_one(make_trainer, recipe, fault):
     """The adapter is trained, the base model is not; a checkpoint is a complete encoder with the adapter beside it."""
     whole = make_trainer(recipe, lora_rank=2)
@@ -160,6 +164,9 @@ def test_scheduled_weights_follow_the_steps_and_resume(make_trainer, fault):
     fault("A4", "bit-exact resume: a scheduled weight", tried=1, survived=1)
 
 
+ACCUMULATED = {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}
+
+
 class Died(Exception):
     pass
 
@@ -176,12 +183,11 @@ class Death(TrainerCallback):
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
-        ("ppa", {}),
-        ("ppa", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
-        ("dap", {"gradient_accumulation_steps": 2, "per_device_train_batch_size": 4}),
-        ("dap", {"micro_batch_size": 4}),
+        pytest.param("ppa", {}, id="queue", marks=pytest.mark.slow),
+        pytest.param("ppa", ACCUMULATED, id="queue, gradient accumulation"),
+        pytest.param("dap", ACCUMULATED, id="gradient accumulation", marks=pytest.mark.slow),
+        pytest.param("dap", {"micro_batch_size": 4}, id="micro-batches", marks=pytest.mark.slow),
     ],
-    ids=["queue", "queue, gradient accumulation", "gradient accumulation", "micro-batches"],
 )
 def test_two_resumes_in_a_row_are_the_uninterrupted_run(make_trainer, recipe, options, fault):
     """From the middle of the first pass over the data, and from its second pass."""
@@ -213,6 +219,7 @@ def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
     assert losses(resumed) == losses(whole)
 
 
+@pytest.mark.slow
 def test_batches_without_duplicates_resume_in_a_later_epoch(make_trainer):
     options = {"batch_sampler": "no_duplicates", "max_steps": 8, "save_steps": 5}  # three steps an epoch
     whole = make_trainer(**options)
@@ -316,6 +323,7 @@ def test_batches_without_duplicates_ignore_the_language_columns(make_trainer, ro
         assert len(set(batch["target"]["text"].tolist())) == 8
 
 
+@pytest.mark.slow
 def test_it_learns(make_trainer):
     trainer = make_trainer(max_steps=60, learning_rate=2e-3, logging_steps=5)
     trainer.train()
@@ -380,6 +388,7 @@ def digest(checkpoint):
     return [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(tiny_encoder_dir, bitext_path, tmp_path):
     def run(folder, die_at):
         done = run_python("-m", "tests.training_script", tiny_encoder_dir, bitext_path, tmp_path / folder, die_at)
@@ -458,7 +467,7 @@ def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path, 
     fault("F4", "gradient over two ranks equals that of the whole batch", tried=len(same), survived=sum(same))
 
 
-@pytest.mark.parametrize("recipe", ["dap", "ppa"])
+@pytest.mark.parametrize("recipe", mostly_slow(["dap", "ppa"], ["ppa"]))
 def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trainer, recipe, caplog, fault):
     options = {"max_steps": 4, "save_steps": 4, "packing": False}
     plain = make_trainer(recipe, folder="plain", micro_batch_size=4, **options)

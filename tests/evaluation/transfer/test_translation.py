@@ -274,6 +274,7 @@ def test_learning_rate_is_an_inverse_square_root(tiny_encoder_dir, bitext_dir, t
     assert rates[16] == pytest.approx(1e-4 * (4 / 16) ** 0.5)
 
 
+@pytest.mark.slow
 def test_learns_a_bitext_by_heart(tiny_encoder_dir, tokenizer, bitext_dir, tmp_path):
     joining = copy.deepcopy(tokenizer)
     joining.backend_tokenizer.decoder = decoders.WordPiece()
