@@ -1,4 +1,5 @@
 import ast
+import functools
 import inspect
 from pathlib import Path
 
@@ -73,15 +74,17 @@ EXCEPTIONS = {
 CONVERTED = {"ArgumentError", "ArgumentTypeError", "ComposerError", "ConstructorError", "DataUnavailable"}
 
 
+@functools.cache
 def raised():
     """Each exception raised by name: file, line and name."""
-    root = Path(exceptions.__file__).parent
+    root, found = Path(exceptions.__file__).parent, []
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = node.exc.func if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) else None
             name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
             if name[:1].isupper():
-                yield path.relative_to(root).as_posix(), node.lineno, name
+                found.append((path.relative_to(root).as_posix(), node.lineno, name))
+    return found
 
 
 def test_exceptions_are_of_the_tree_or_programming_errors():

@@ -1,4 +1,5 @@
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from metaphrase.aligners.embedding import (
 )
 from metaphrase.corpus.words import Words
 from tests.aligners.joined import join_words
+from tests.conftest import mostly_slow
 
 PAIRS = [
     (Words.of("der Hund schläft"), Words.of("the dog sleeps")),
@@ -179,8 +181,13 @@ def aligned_slowly(model, source, target, layer, method, level):
     return best
 
 
-@pytest.mark.parametrize("name", ["tiny_encoder", "tiny_xlmr"])
-@pytest.mark.parametrize("layer", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    mostly_slow(
+        list(product(("tiny_encoder", "tiny_xlmr"), (0, 1, 2))),
+        [("tiny_encoder", 0), ("tiny_encoder", 1), ("tiny_xlmr", 2)],
+    ),
+)
 @pytest.mark.parametrize("method", ["argmax", "itermax", "softmax"])
 @pytest.mark.parametrize("level", ["piece", "word"])
 @torch.inference_mode()

@@ -345,7 +345,11 @@ def load(folder: Path, seed: int) -> np.ndarray | None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "seeds",
-    [range(60), *(pytest.param(range(at, at + PART), marks=pytest.mark.slow) for at in range(60, CASES, PART))],
+    [
+        range(30),
+        pytest.param(range(30, 60), marks=pytest.mark.slow),
+        *(pytest.param(range(at, at + PART), marks=pytest.mark.slow) for at in range(60, CASES, PART)),
+    ],
     ids=lambda seeds: f"{seeds.start}-{seeds.stop}",
 )
 def test_a_changed_folder_is_loaded_exactly_or_refused(templates, tmp_path, monkeypatch, fault, seeds):

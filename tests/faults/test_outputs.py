@@ -370,7 +370,8 @@ def finished(settings, tmp_path) -> Path:
     return output
 
 
-def test_a_refused_run_changes_nothing(settings, finished, tiny_xlmr, bitext, command, tmp_path, fault):
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
+def test_a_refused_run_changes_nothing(step, settings, finished, tiny_xlmr, bitext, command, tmp_path, fault):
     other = tmp_path / "other.tsv"
     other.write_text("".join(f"{row['source']} ja\t{row['target']}\n" for row in bitext), encoding="utf-8")
     tiny_xlmr.save_pretrained(str(tmp_path / "xlmr"))
@@ -393,7 +394,7 @@ def test_a_refused_run_changes_nothing(settings, finished, tiny_xlmr, bitext, co
         ({"report_to": "nonsense"} | resumed, "Unknown tracker"),
         ({"clean": "nonsense"} | resumed, "--clean is one of"),
         ({"max_step": 3} | resumed, "Unknown option --max_step"),
-    ]
+    ][::step]
     before = tree(finished)
     for changes, said in cases:
         words = flags(settings | changes)

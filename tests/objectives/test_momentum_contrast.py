@@ -502,6 +502,7 @@ def test_the_optimiser_excludes_the_momentum_encoder(make_trainer):
     assert set(head.projection.parameters()) <= set(trainer.optimizer.state)
 
 
+@pytest.mark.slow
 def test_it_learns(tiny_bert_dir, tokenizer, bitext):
     model = load_encoder(tiny_bert_dir, default_pooling="mean", device="cpu")
     moco = {"objective": "moco", "args": {"queue_size": 12, "momentum": 0.9}}

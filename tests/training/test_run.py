@@ -21,6 +21,7 @@ from metaphrase.publishing.release import verify
 from metaphrase.training import baseline
 from metaphrase.training import run as run_module
 from metaphrase.training.run import Inputs
+from tests.conftest import mostly_slow
 from tests.training.test_baseline import write_sets
 
 
@@ -113,7 +114,7 @@ def test_loaded_inputs_are_not_loaded_again(execute, settings, tiny_encoder_dir,
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize("recipe", ["dap", "wacse-language"])
+@pytest.mark.parametrize("recipe", mostly_slow(["dap", "wacse-language"], ["dap"]))
 def test_bfloat16_is_trained_and_released(execute, settings, monkeypatch, recipe):
     """The encoder computes in float32 after training; without a GPU, bf16 alone trains on the CPU."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -207,19 +208,22 @@ def write_report(
     return replace_text(folder / "report.html", _page(report))
 
 
-def _page(report: Mapping[str, Any]) -> str:
+@cache
+def _template() -> jinja2.Template:
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["named"] = language_name
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+
+
+def _page(report: Mapping[str, Any]) -> str:
     analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
     recipe = run.pop("recipe", None)
     drawn = {
         name: chart for name, chart in charts(report).items() if name != "alignments"
     }  # the page has tables of them
-    return environment.from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    ).render(
+    return _template().render(
         title=report["title"],
         verdict_shown=verdict_shown,
         colours=COLOURS,

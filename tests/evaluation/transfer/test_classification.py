@@ -41,6 +41,7 @@ def test_zero_shot_from_the_command_line(nli, common, tmp_path, capsys):
     assert results["seconds"] > 0
 
 
+@pytest.mark.slow
 def test_learns(nli, common, tmp_path):
     """The class is told by the words of the hypothesis."""
     program("finetune_nli").main(
