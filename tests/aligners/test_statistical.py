@@ -234,6 +234,7 @@ def test_the_bitext_is_aligned_as_by_hand(bitext):
     assert right / sum(map(len, gold)) > 0.8
 
 
+@pytest.mark.slow
 def test_the_extra_is_named_where_it_is_missing():
     code = (
         "import sys; sys.modules['thot'] = sys.modules['thot.alignment'] = None\n"

@@ -165,6 +165,7 @@ def test_the_card_has_the_scores_and_facts_of_what_was_written(command, source, 
     assert facts["source"] == yaml.safe_load(OWN_CARD.split("---\n")[1])["metaphrase"]
 
 
+@pytest.mark.slow
 def test_a_trimmed_model_names_the_languages_that_are_left(command, source, data, tmp_path):
     assert main([*command, "--corpus", str(data / "de-en.tsv"), "--quiet"]) == 0
     assert card_of(tmp_path / "out")[0]["language"] == ["de", "en"]

@@ -18,6 +18,7 @@ from metaphrase.mining.resources import estimate_needs
 from metaphrase.mining.search import Rows
 from metaphrase.mining.sentences import Sentences, read_sentences
 from metaphrase.mining.shards import CountedRows
+from tests.conftest import mostly_slow
 from tests.mining.test_search import mine_loop
 from tests.processes import run_python
 
@@ -160,7 +161,13 @@ def test_the_suggestion_is_called_a_guess(encoder, texts, tmp_path, capsys, monk
     assert "No threshold can be suggested" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("extra", [["--half"], ["--index", "ivf"], ["--index", "hnsw"], ["--search_device", "cpu"]])
+@pytest.mark.parametrize(
+    "extra",
+    mostly_slow(
+        [["--half"], ["--index", "ivf"], ["--index", "hnsw"], ["--search_device", "cpu"]],
+        [["--half"], ["--index", "hnsw"]],
+    ),
+)
 def test_other_ways_give_about_the_same(encoder, texts, tmp_path, extra, capsys):
     assert main(["mine", *texts, "-o", str(tmp_path / "exact.tsv"), *SETTINGS]) == 0
     capsys.readouterr()

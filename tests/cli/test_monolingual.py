@@ -102,6 +102,7 @@ def test_the_papers_settings():
     assert paper.lr_scheduler_type == "linear"
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tiny_encoder_dir, bitext_file, text_file, tmp_path):
     done = run_python(ROOT / "trainers" / "amber.py", bitext_file, text_file, tmp_path / "out", tiny_encoder_dir, 3)
     assert done.returncode == 0, done.stderr

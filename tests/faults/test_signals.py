@@ -5,6 +5,7 @@ import pytest
 from transformers import TrainerCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, newest, verify
+from tests.conftest import mostly_slow
 from tests.faults.scores import SETTINGS, scored
 from tests.processes import run_python
 
@@ -21,7 +22,9 @@ class Send(TrainerCallback):
                 os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "status"), mostly_slow([(signal.SIGTERM, 143), (signal.SIGINT, 130)], [(signal.SIGTERM, 143)])
+)
 def test_a_signal_ends_the_step_with_a_checkpoint(run, result, undisturbed, tmp_path, fault, number, status):
     options = {"save_steps": 100}
     assert run("stopped", callbacks=[Send(3, number)], **options) == status
@@ -56,6 +59,7 @@ def test_a_signal_behind_a_checkpoint(run, result, undisturbed, tmp_path, fault)
     fault("A3", "SIGTERM after the last step", tried=1, survived=result("stopped") == undisturbed()[0])
 
 
+@pytest.mark.slow
 def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_path):
     options = {"save_strategy": "epoch"}  # three steps an epoch
     assert run("stopped", callbacks=[Send(3, signal.SIGTERM)], **options) == 143

@@ -60,6 +60,7 @@ def test_a_stream_goes_on_where_it_was_in_a_later_pass(make_trainer, stream, tmp
     )
 
 
+@pytest.mark.slow
 def test_accumulated_batches_of_a_stream_go_on_too(make_trainer, stream, tmp_path, fault):
     options = {
         "dataset": stream,

@@ -52,8 +52,7 @@ def close(ours, theirs, name=""):
     np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("encoder", ["tiny_encoder", "tiny_xlmr"])
-@pytest.mark.parametrize("prompt", [None, "das Haus: "])
+@pytest.mark.parametrize(("encoder", "prompt"), [("tiny_encoder", "das Haus: "), ("tiny_xlmr", None)])
 def test_equals_sentence_transformers_for_every_stack(request, encoder, prompt):
     for name, model in stacks(request.getfixturevalue(encoder)).items():
         for normalize in (False, True):

@@ -257,6 +257,7 @@ def test_it_learns_to_unmask_and_to_align(make_loss, batch_of, bitext):
     assert loss(batch)["mexma"].item() < first / 3
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tiny_encoder_dir, bitext_path, tmp_path):
     rows = bitext_path.read_text(encoding="utf-8").splitlines()
     bitext = tmp_path / "bitext.tsv"

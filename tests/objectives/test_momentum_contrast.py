@@ -450,6 +450,7 @@ def make_trainer(tiny_encoder, tmp_path, bitext):
     return make
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_uninterrupted_one(make_trainer):
     whole = make_trainer(max_steps=8, save_steps=5)  # three steps an epoch; the queue of 20 wraps within a batch
     whole.train()
@@ -554,6 +555,7 @@ def test_two_ranks_hold_the_same_queue(tiny_encoder_dir, bitext_path, tmp_path):
         assert not torch.equal(after[f"heads.heads.moco.{part}"], before[f"heads.heads.moco.{part}"]), part
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tiny_encoder_dir, bitext, tmp_path):
     path = tmp_path / "de-en.tsv"
     with path.open("w", encoding="utf-8", newline="\n") as out:

@@ -176,6 +176,7 @@ def test_an_unknown_choice_is_refused():
         SentenceContrast(back_translation="both")
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(noisy, tiny_encoder_dir, tmp_path):
     rows = [{key: row[key] or "" for key in ("source", "target", "source_bt", "target_bt")} for row in noisy] * 5
     lines = [

@@ -1060,7 +1060,10 @@ class TestBeforeTraining:
         ("name", "value", "message"),
         [
             ("HF_HUB_OFFLINE", True, "HF_HUB_OFFLINE is set: unset it."),
-            ("ENDPOINT", "http://127.0.0.1:9", "Hub at http://127.0.0.1:9 could not be reached"),
+            pytest.param(
+                *("ENDPOINT", "http://127.0.0.1:9", "Hub at http://127.0.0.1:9 could not be reached"),
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_without_a_network_training_goes_on(self, online, make, monkeypatch, caplog, fault, name, value, message):

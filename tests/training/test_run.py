@@ -25,9 +25,10 @@ from tests.conftest import mostly_slow
 from tests.training.test_baseline import write_sets
 
 
-@pytest.fixture
-def settings(tiny_encoder_dir, bitext, tmp_path):
+@pytest.fixture(scope="module")
+def settings(tiny_encoder_dir, bitext, tmp_path_factory):
     """A small run, as settings of a configuration."""
+    tmp_path = tmp_path_factory.mktemp("data")
     return {
         "model": str(tiny_encoder_dir),
         "corpus": [str(write_sets(tmp_path / "train", de=bitext))],
@@ -50,6 +51,14 @@ def execute(settings, tmp_path):
     return execute
 
 
+@pytest.fixture(scope="module")
+def finished(settings, tmp_path_factory):
+    """The result of the small run, with the losses of all steps."""
+    torch.set_flush_denormal(True)
+    folder = tmp_path_factory.mktemp("finished") / "out"
+    return TrainingRun(RunConfig(**settings, output_dir=str(folder), logging_steps=1)).execute()
+
+
 #: Facts that differ between two equal runs.
 VARYING = {"command", "seconds", "training_seconds", "log_history"}
 
@@ -64,9 +73,8 @@ def argv(settings):
     return RunConfig(**settings).command()[1:]
 
 
-def test_python_and_the_command_line_train_the_same(execute, settings, tmp_path, capsys):
-    result = execute(logging_steps=1)
-    assert capsys.readouterr().out == ""
+def test_python_and_the_command_line_train_the_same(finished, settings, tmp_path, capsys):
+    result = finished
     command = argv(settings | {"output_dir": str(tmp_path / "cli"), "logging_steps": 1})
     assert main([*command, "--json"]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -78,8 +86,8 @@ def test_python_and_the_command_line_train_the_same(execute, settings, tmp_path,
     assert shlex.split(json.loads((result.output / "run.json").read_text())["command"])[:2] == ["metaphrase", "train"]
 
 
-def test_a_result_is_typed_and_frozen(execute):
-    result = execute()
+def test_a_result_is_typed_and_frozen(finished):
+    result = finished
     assert result.output.is_dir()
     assert result.report == result.output / "report.html"
     assert result.comparisons["test"]["languages"].keys() == {"de"}
@@ -91,9 +99,11 @@ def test_a_result_is_typed_and_frozen(execute):
         result.pushed = "x"
 
 
-def test_loaded_inputs_are_not_loaded_again(execute, settings, tiny_encoder_dir, tmp_path, monkeypatch):
-    """The same weights; only the release is loaded, to be measured."""
-    first = execute()
+def test_loaded_inputs_are_not_loaded_again(
+    execute, finished, settings, tiny_encoder_dir, tmp_path, monkeypatch, capsys
+):
+    """The same weights; only the release is loaded, to be measured. Nothing is printed."""
+    first = finished
     inputs = Inputs(
         encoder=load_encoder(tiny_encoder_dir, device="cpu", default_pooling="cls"),
         corpus=load_corpus(settings["corpus"]),
@@ -108,6 +118,7 @@ def test_loaded_inputs_are_not_loaded_again(execute, settings, tiny_encoder_dir,
         baseline, "evaluate_retrieval", lambda *a, **k: measured.append(k["name"]) or evaluate(*a, **k)
     )
     second = execute("again", inputs=inputs)
+    assert capsys.readouterr().out == ""
     assert loaded == [str(tmp_path / "again")]
     assert set(measured) == {str(tmp_path / "again")}
     ours, theirs = (load_file(result.output / "model.safetensors") for result in (first, second))

@@ -237,6 +237,7 @@ def test_program(tiny_encoder_dir, bitext_dir, tmp_path, capsys):
         program("finetune_translation").main([*arguments, "--num_beams", "3"])
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes(tiny_encoder_dir, bitext_dir, tmp_path, monkeypatch):
     program("finetune_translation").main(command(tiny_encoder_dir, bitext_dir, tmp_path / "whole"))
     step, calls = TranslationTrainer.training_step, []
