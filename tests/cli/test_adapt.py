@@ -21,6 +21,7 @@ from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.training.run import RunResult, TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
+from tests.contracts.conftest import contract  # noqa: F401 - a fixture
 from tests.faults.children import holder
 
 DATA = adapt.PACKAGED_DATA
@@ -61,7 +62,9 @@ def loaded(monkeypatch):
     return encoders, corpora, folders
 
 
-def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, small_data, tmp_path, capsys, loaded):
+def test_a_few_hundred_pairs_become_a_model_and_a_verdict(
+    tiny_encoder_dir, small_data, tmp_path, capsys, loaded, contract
+):
     """Encoder and corpus are loaded once; the release is loaded to be measured."""
     corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
     output = tmp_path / "out"
@@ -88,7 +91,14 @@ def test_a_few_hundred_pairs_become_a_model_and_a_verdict(tiny_encoder_dir, smal
     licenses = {row["language"]: row.get("license") for row in ModelCard(card).data.to_dict()["metaphrase"]["data"]}
     assert licenses == {"sw": "cc-by-4.0"} | dict.fromkeys(("et", "fi", "ml"), PACKAGED["license"])
     assert "### Retention" in card
-    assert main(command) == 0  # it has ended, and is released and measured again
+    assert contract("adapt.stdout", result) == []
+    assert contract("adapt.verdict", json.loads((output / "verdict.json").read_text())) == []
+
+
+@pytest.mark.slow
+def test_an_adaptation_that_has_ended_is_released_and_measured_again(command):
+    assert main([*command, "--minutes", "0.02"]) == 0
+    assert main([*command, "--minutes", "0.02"]) == 0
 
 
 def test_a_plan_is_estimated_and_nothing_is_written(tiny_encoder_dir, tmp_path, capsys):

@@ -103,13 +103,6 @@ def test_diagnose(tiny_encoder_dir, contract, tmp_path):
     assert contract("diagnose", read(tmp_path / "diagnosis.json")) == []
 
 
-def test_adapt(tiny_encoder_dir, small_data, contract, tmp_path):
-    arguments = ["--model", tiny_encoder_dir, "--corpus", swahili(tmp_path / "my.tsv", 400), "--languages", "sw"]
-    arguments += ["--minutes", "0.01", "--output_dir", tmp_path / "out"]
-    assert contract("adapt.stdout", json.loads(command("adapt", *arguments, "--json"))) == []
-    assert contract("adapt.verdict", read(tmp_path / "out" / "verdict.json")) == []
-
-
 def test_recipes(contract):
     assert contract("recipes", json.loads(command("recipes", "--json"))) == []
     assert contract("recipes.dap", json.loads(command("recipes", "dap", "--json"))) == []
