@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import shlex
-import shutil
 from pathlib import Path
 
 import pytest
@@ -170,7 +169,6 @@ def test_the_packaged_declaration_is_measured_if_the_test_sets_have_no_other_lan
     execute, bitext, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(baseline, "UDHR", write_sets(tmp_path / "udhr", de=bitext[:9], sw=bitext[:8]))
-    shutil.rmtree(tmp_path / "test")
     result = execute(test=[str(write_sets(tmp_path / "test", de=bitext[:10]))])
     assert [row["language"] for row in result.retention["udhr"]["languages"]] == ["sw"]
 
