@@ -63,7 +63,12 @@ def loaded(monkeypatch):
 
 
 def test_a_few_hundred_pairs_become_a_model_and_a_verdict(
-    tiny_encoder_dir, small_data, tmp_path, capsys, loaded, contract  # noqa: F811
+    tiny_encoder_dir,
+    small_data,
+    tmp_path,
+    capsys,
+    loaded,
+    contract,  # noqa: F811
 ):
     """Encoder and corpus are loaded once; the release is loaded to be measured."""
     corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
