@@ -338,7 +338,7 @@ def test_a_bad_moses_line_takes_its_partner_along(tmp_path):
 @pytest.mark.parametrize("name", ["sw-en.tsv.gz", "sw-en.jsonl.gz", "sw-en.tmx.gz"])
 def test_truncated_gzip(tmp_path, name, streaming):
     generator = random.Random(0)
-    pairs = [(f"{i} {generator.random()}", f"word {generator.random()}") for i in range(3000)]
+    pairs = [(f"{i} {generator.random()}", f"word {generator.random()}") for i in range(10_000)]
     content = {
         ".tsv": "source\ttarget\n" + "".join(f"{s}\t{t}\n" for s, t in pairs),
         ".jsonl": "".join(json.dumps({"source": s, "target": t}) + "\n" for s, t in pairs),
@@ -479,7 +479,7 @@ def test_honest_text_may_shrink_and_the_cap_can_be_lifted(tmp_path, monkeypatch)
     monkeypatch.setattr("metaphrase.corpus.text.EXPANSION_AFTER", 1 << 16)
     path = tsv(tmp_path / "sw-en.tsv.gz", many(4000))
     assert load_corpus(path).report.kept == 4000
-    path = bomb(tmp_path / "sw-en.jsonl.gz", b'{"source": "a", "target": "b"}\n', 1)
+    path = bomb(tmp_path / "sw-en.jsonl.gz", b'{"source": "%s", "target": "%s"}\n' % (b"a " * 99, b"b " * 99), 1)
     assert load_corpus(path, max_expansion=None).report.kept == 1
     with pytest.raises(CorpusError, match="more than 300 times its size"):
         load_corpus(path, max_expansion=300)
