@@ -217,6 +217,8 @@ def test_another_version_or_source_is_refused(installed):
 def test_an_unknown_name_lists_the_installed_models(installed, capsys):
     with pytest.raises(MetaphraseError, match=r"did you mean 'tiny-aligned'\?.* Installed models: .*tiny-aligned"):
         load_encoder("tiny-alined")
+    with pytest.raises(MetaphraseError, match=r"pip install \./models/metaphrase-e5-small\."):
+        load_encoder("metaphrase-e5-small")
     assert main(["pull", "none/such/model", "x"]) == 2
     assert "organisation/name" in capsys.readouterr().err
     with pytest.raises(MissingFileError):

@@ -25,6 +25,8 @@ from metaphrase.io.digests import file_facts, weights_digest
 ENTRY_POINTS = "metaphrase.models"
 #: Digests of the files of a release, and of its weights.
 MANIFEST = "release.json"
+#: Models that have a package in this repository.
+RELEASED = ("metaphrase-e5-small",)
 _REMEDY = "Install or download it again."
 
 
@@ -61,7 +63,7 @@ def installed_model(name: str) -> InstalledModel | None:
         raise ModelError(
             f"{name} {found} is installed, but version {version} was requested. Install that version, or omit @{version}."
         )
-    spec = find_spec(entry.value)
+    spec = find_spec(entry.module)
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
         raise ModelFileError(f"The package of {name} has no folder {entry.value}. Install it again.")
@@ -69,14 +71,16 @@ def installed_model(name: str) -> InstalledModel | None:
 
 
 def suggestion(name: str, others: tuple[str, ...] = ()) -> str:
-    """The installed models, and the one that a misspelt name may mean, for an error message.
+    """How to install a released model, or the installed models and the one that a misspelt name may mean, for a message.
 
     >>> suggestion("startr", ("starter",)).startswith(" (did you mean 'starter'?)")
     True
     """
     known = installed_models()
+    if name in RELEASED:
+        return f". Install its package in a clone of metaphrase: pip install ./models/{name}."
     listed = f" Installed models: {', '.join(sorted(known))}." if known else ""
-    return f"{did_you_mean(name, [*others, *known])}.{listed}"
+    return f"{did_you_mean(name, [*others, *known, *RELEASED])}.{listed}"
 
 
 def check_files(folder: Path, name: str) -> None:
