@@ -51,10 +51,11 @@ from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.io.files import write_json
 from metaphrase.modeling.languages import fold_languages
 from metaphrase.training.baseline import Sets, read_test_sets
-from metaphrase.training.configuration import RunConfig, RunOptions
-from metaphrase.training.corpora import check_text, read_bitext
+from metaphrase.training.checks import check, check_text
+from metaphrase.training.configuration import RunConfig, RunOptions, configured_recipe
+from metaphrase.training.corpora import read_bitext
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.run import Inputs, TrainingRun, check, configured_recipe
+from metaphrase.training.run import Inputs, TrainingRun
 
 ROOT = Path(__file__).parents[1]
 GRIDS = ROOT / "configs" / "ablations"

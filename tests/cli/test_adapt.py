@@ -19,7 +19,8 @@ from metaphrase.corpus import load_corpus
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.publishing.provenance import PACKAGED
-from metaphrase.training.run import RunResult, TrainingRun
+from metaphrase.training.results import RunResult
+from metaphrase.training.run import TrainingRun
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.contracts.conftest import contract  # noqa: F401 - a fixture
 from tests.faults.children import holder

@@ -8,9 +8,9 @@ from metaphrase.cli import main
 from metaphrase.cli.demo import parse
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.training.baseline import read_test_sets, split_retention
+from metaphrase.training.configuration import configured_recipe
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import list_recipes
-from metaphrase.training.run import configured_recipe
 from tests.conftest import small
 
 UDHR = {path.name.removesuffix("-en.tsv.gz") for path in (DATA / "udhr").glob("*.tsv.gz")}

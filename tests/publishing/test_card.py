@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
 
-from metaphrase.publishing.card import AlignmentModelCardData, cell, corpus_card, fence, redact, table
+from metaphrase.io.redaction import redact
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.corpus_card import corpus_card
+from metaphrase.publishing.markdown import cell, fence, table
 
 RECIPE = {
     "name": "dap",

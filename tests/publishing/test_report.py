@@ -17,7 +17,8 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import TATOEBA_GROUPS, evaluate_retrieval
 from metaphrase.io.files import write_json
-from metaphrase.publishing.report import render_table, usage_lines, write_report
+from metaphrase.publishing.examples import usage_lines
+from metaphrase.publishing.report import render_table, write_report
 from metaphrase.training.recipe import Recipe
 from tests.publishing.reports import analyses
 

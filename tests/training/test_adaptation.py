@@ -7,7 +7,7 @@ from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
 from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import Plan
-from metaphrase.training.run import RunResult
+from metaphrase.training.results import RunResult
 
 
 def row(verdict, difference):

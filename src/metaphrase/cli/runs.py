@@ -14,7 +14,8 @@ from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
 from metaphrase.training.configuration import RunConfig, recipe_settings, refuse_token
-from metaphrase.training.run import RunResult, TrainingRun
+from metaphrase.training.results import RunResult
+from metaphrase.training.run import TrainingRun
 
 #: The options that most runs use, by group, with the text of ``--help``; ``--help-all`` lists the rest too.
 LEADING = {

@@ -29,14 +29,12 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.parallel import add_file
 from metaphrase.corpus.text import open_text
 from metaphrase.encoders.prompts import resolve_prompt
-from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, with_intervals
-from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
-from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.io.environment import versions
+from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import distinct_rows, unit_rows
 
 logger = logging.getLogger(__name__)
@@ -366,19 +364,15 @@ def evaluate_answer_retrieval(
     start = time.perf_counter()
     ranks = find_answers(model, sets, answer_text=answer_text, **encoding)
     digest = _sha256(sets, answer_text)
-    common: dict[str, Any] = {
-        "settings": {
-            **_prompt_settings(model, **encoding),
-            "answer_text": answer_text,
-            "pool": list(sets),
-            "candidates": sum(len(one.sentences) for one in sets.values()),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        "versions": versions(),
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+    common = conditions(
+        start,
+        resamples,
+        seed,
+        **_prompt_settings(model, **encoding),
+        answer_text=answer_text,
+        pool=list(sets),
+        candidates=sum(len(one.sentences) for one in sets.values()),
+    )
     results = {}
     for measure, (lower_is_better, items_of) in _MEASURES.items():
         languages = {}
@@ -452,14 +446,7 @@ def evaluate_monolingual_answers(
         measure="MRR in the own language",
         protocol="the sentence with the answer among all sentences of its language, by cosine",
         **with_intervals("shared_items", languages, resamples=resamples, seed=seed),
-        settings={
-            **_prompt_settings(model, **encoding),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        **conditions(start, resamples, seed, **_prompt_settings(model, **encoding)),
     )
 
 
@@ -482,40 +469,22 @@ class AnswerRetrievalEvaluator(EmbeddingEvaluator):
 
     Args:
         sets: Questions and candidates per language, from `load_answer_folder`.
-        name: Name of the data set, such as ``"xquad-r"``.
         answer_text: ``"sentence"`` or ``"paragraph"``, see `evaluate_answer_retrieval`.
-        batch_size: Texts per forward pass.
-        prompt: Text before each question and candidate; ``"auto"`` for the stored prompts.
-        show_progress_bar: Show a progress bar while encoding.
-        write_csv: Write the CSV file.
-        encode: Replaces ``model.encode``, with its signature.
+        **options: The other arguments of `EmbeddingEvaluator`.
     """
 
     kind = "answer_retrieval"
+    metric = "mean_average_precision"
 
     def __init__(
         self,
         sets: Mapping[str, AnswerSet],
         *,
-        name: str = "",
         answer_text: AnswerText = "sentence",
-        batch_size: Count = 32,
-        prompt: str | None = None,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-        encode: Encode | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            name,
-            batch_size=batch_size,
-            prompt=prompt,
-            show_progress_bar=show_progress_bar,
-            write_csv=write_csv,
-            encode=encode,
-        )
-        self.sets = dict(sets)
+        super().__init__(sets, **options)
         self.answer_text = answer_text
-        self.primary_metric = "mean_average_precision"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1

@@ -27,11 +27,10 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, add_file
 from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation.encoding import EncodingOptions, encode_texts, encoding_settings
-from metaphrase.evaluation.result import Measurement, Result, with_intervals
-from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES
+from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
+from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.io.environment import versions
 from metaphrase.io.progress import progress_bars
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, select_pairs
@@ -376,22 +375,20 @@ def evaluate_mining(  # noqa: PLR0913 - options of the protocol, by keyword
         measure="F1",
         protocol=f"{protocol}: threshold from {tuned}, scored on {scored}; {margin} margin, k={k}, {retrieval} retrieval",
         **with_intervals("pairs_f1", languages, resamples=resamples, seed=seed),
-        settings={
-            "protocol": protocol,
-            "tuned_on": tuned,
-            "scored_on": scored,
-            "margin": margin,
-            "k": k,
-            "retrieval": retrieval,
-            "duplicates": duplicates,
-            "comparison": comparison,
+        **conditions(
+            start,
+            resamples,
+            seed,
+            protocol=protocol,
+            tuned_on=tuned,
+            scored_on=scored,
+            margin=margin,
+            k=k,
+            retrieval=retrieval,
+            duplicates=duplicates,
+            comparison=comparison,
             **encoding_settings(model, **encoding),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.evaluation import BaseEvaluator
@@ -16,28 +16,39 @@ from metaphrase.io.files import append_csv
 
 @checked
 class EmbeddingEvaluator(BaseEvaluator):
-    """An evaluator of sentence embeddings; subclasses set `primary_metric` and `kind`, and compute the scores.
+    """An evaluator of sentence embeddings; subclasses set `kind` and `metric`, and compute the scores.
+
+    Args:
+        sets: The data per language.
+        name: Name of the data set.
+        batch_size: Texts per forward pass.
+        prompt: Text before each text; None for no prompt, ``"auto"`` for the prompts that the model stores.
+        show_progress_bar: Show a progress bar while encoding.
+        write_csv: Append a line to ``{kind}_evaluation_{name}_results.csv`` in the output folder at each evaluation.
+        encode: Replaces ``model.encode``, with its signature.
 
     Attributes:
-        name: Name of the data set.
-        encoding: How texts are embedded.
-        write_csv: Whether each evaluation appends a line to `csv_file` in the output folder.
-        csv_file: ``{kind}_evaluation_{name}_results.csv``.
+        kind: What is evaluated, in the name of the CSV file.
+        metric: Name of the primary metric.
     """
 
-    kind: str
+    kind: ClassVar[str]
+    metric: ClassVar[str]
 
     def __init__(
         self,
-        name: str,
+        sets: Mapping[str, Any],
         *,
-        batch_size: Count,
-        prompt: str | None,
-        show_progress_bar: bool,
-        write_csv: bool,
-        encode: Encode | None,
+        name: str = "",
+        batch_size: Count = 32,
+        prompt: str | None = None,
+        show_progress_bar: bool = False,
+        write_csv: bool = True,
+        encode: Encode | None = None,
     ) -> None:
         super().__init__()
+        self.primary_metric = self.metric
+        self.sets = dict(sets)
         self.name = name
         self.encoding: EncodingOptions = {
             "prompt": prompt,

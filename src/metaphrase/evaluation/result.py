@@ -7,6 +7,7 @@ keys at the same level: retrieval has ``source_to_target``, ``target_to_source``
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import numpy as np
 
 from metaphrase.evaluation.measures import MEASURES, Measure, ScoreOfSamples
-from metaphrase.evaluation.significance import percentile_interval
+from metaphrase.evaluation.significance import CONFIDENCE, percentile_interval
 from metaphrase.exceptions import DataError
+from metaphrase.io.environment import versions
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def complete_groups(groups: Mapping[str, Sequence[str]], languages: Iterable[str
     """The groups with all their languages."""
     available = set(languages)
     return {group: members for group, members in groups.items() if available.issuperset(members)}
+
+
+def conditions(start: float, resamples: int, seed: int, **settings: Any) -> dict[str, Any]:
+    """Fields of a `Result`: its settings, with those of the bootstrap, the versions, and the seconds since ``start``."""
+    return {
+        "settings": {**settings, "confidence": CONFIDENCE, "resamples": resamples, "seed": seed},
+        "versions": versions(),
+        "seconds": round(time.perf_counter() - start, 3),
+    }
 
 
 def with_intervals(

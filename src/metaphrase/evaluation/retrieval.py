@@ -31,11 +31,10 @@ from metaphrase.evaluation.encoding import (
 )
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
-from metaphrase.evaluation.result import Measurement, Result, complete_groups
-from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, pooled_bootstrap_interval
+from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions
+from metaphrase.evaluation.significance import RESAMPLES, pooled_bootstrap_interval
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.io.environment import versions
 from metaphrase.mining.margins import neighbour_scores
 from metaphrase.mining.search import distinct_rows, nearest_neighbours, unit_rows
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
@@ -310,18 +309,16 @@ def evaluate_retrieval(
             for group, members in complete_groups(groups, hits).items()
         },
         average=measurement(len(hits), summary(list(hits))),
-        settings={
+        **conditions(
+            start,
+            resamples,
+            seed,
             **encoding_settings(one, **encoding),
-            "text_equality": text_equality,
-            "margin_k": margin_k,
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-            "data": ", ".join(sorted({_pattern(s) for s in sets.values() if s.path})),
-            "data_sha256": hashlib.sha256("".join(sets[x].sha256 for x in sorted(sets)).encode()).hexdigest(),
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+            text_equality=text_equality,
+            margin_k=margin_k,
+            data=", ".join(sorted({_pattern(s) for s in sets.values() if s.path})),
+            data_sha256=hashlib.sha256("".join(sets[x].sha256 for x in sorted(sets)).encode()).hexdigest(),
+        ),
         facts={} if cosine is None else {"unrelated_cosine": cosine},
     )
 
@@ -359,7 +356,6 @@ def xsim_error(result: Result) -> Result:
     )
 
 
-@checked
 class RetrievalEvaluator(EmbeddingEvaluator):
     """Retrieval accuracy during training, by language and direction, and a warning if the embeddings collapse.
 
@@ -370,43 +366,25 @@ class RetrievalEvaluator(EmbeddingEvaluator):
 
     Args:
         sets: Parallel sentences per language, from `load_parallel_folder`.
-        name: Name of the data set, such as ``"dev"``.
-        batch_size: Sentences per forward pass.
-        prompt: Text before each sentence; None for no prompt.
-        show_progress_bar: Show a progress bar while encoding.
-        write_csv: Write the CSV file.
-        encode: Replaces ``model.encode``, with its signature.
         language_embedding: A language embedding that is trained with the model; each text is then embedded with the
             vector of its language.
+        **options: The other arguments of `EmbeddingEvaluator`.
 
     Relations: `sentence_transformers`' ``TranslationEvaluator`` measures one language and counts equal texts as hits.
     """
 
     kind = "retrieval"
+    metric = "mean_accuracy"
 
     def __init__(
         self,
         sets: Mapping[str, ParallelSet],
         *,
-        name: str = "",
-        batch_size: Count = 32,
-        prompt: str | None = None,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-        encode: Encode | None = None,
         language_embedding: LanguageEmbedding | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            name,
-            batch_size=batch_size,
-            prompt=prompt,
-            show_progress_bar=show_progress_bar,
-            write_csv=write_csv,
-            encode=encode,
-        )
-        self.sets = dict(sets)
+        super().__init__(sets, **options)
         self.language_embedding = language_embedding
-        self.primary_metric = "mean_accuracy"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1

@@ -27,14 +27,12 @@ from sklearn.linear_model import LogisticRegression
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.text import open_text
-from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, with_intervals
-from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
-from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.io.environment import versions
+from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
 
 logger = logging.getLogger(__name__)
@@ -314,16 +312,9 @@ def evaluate_topics(
             resamples=resamples,
             seed=seed,
         ),
-        settings={
-            **encoding_settings(model, **encoding),
-            "split": split,
-            "trained": list(trained),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        **conditions(
+            start, resamples, seed, **encoding_settings(model, **encoding), split=split, trained=list(trained)
+        ),
     )
 
 
@@ -333,7 +324,6 @@ def _sha256(*sets: TopicSet) -> str:
     return hashlib.sha256(json.dumps(content, ensure_ascii=False).encode()).hexdigest()
 
 
-@checked
 class TopicEvaluator(EmbeddingEvaluator):
     """Topic classification by a probe on English embeddings, during training.
 
@@ -343,39 +333,14 @@ class TopicEvaluator(EmbeddingEvaluator):
 
     Args:
         sets: English and other languages, from `load_topic_folder`.
-        name: Name of the data set, such as ``"sib200"``.
-        batch_size: Sentences per forward pass.
-        prompt: Text before each sentence; ``"auto"`` for the stored query prompt.
-        show_progress_bar: Show a progress bar while encoding.
-        write_csv: Write the CSV file.
-        encode: Replaces ``model.encode``, with its signature.
+
+    The other arguments are those of `EmbeddingEvaluator`.
 
     Relations: `RetrievalEvaluator` with the pairs of `topic_pairs` measures the retrieval of translations.
     """
 
     kind = "topic"
-
-    def __init__(
-        self,
-        sets: Mapping[str, TopicSet],
-        *,
-        name: str = "",
-        batch_size: Count = 32,
-        prompt: str | None = None,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-        encode: Encode | None = None,
-    ) -> None:
-        super().__init__(
-            name,
-            batch_size=batch_size,
-            prompt=prompt,
-            show_progress_bar=show_progress_bar,
-            write_csv=write_csv,
-            encode=encode,
-        )
-        self.sets = dict(sets)
-        self.primary_metric = "mean_accuracy"
+    metric = "mean_accuracy"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1

@@ -18,11 +18,10 @@ from metaphrase.corpus.declaration import Articles, articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
 from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.measures import draw_counts, resampled_spearman, spearman
-from metaphrase.evaluation.result import Measurement, Result
-from metaphrase.evaluation.significance import CHUNK, CONFIDENCE, percentile_interval
+from metaphrase.evaluation.result import Measurement, Result, conditions
+from metaphrase.evaluation.significance import CHUNK, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Resamples, Seed, checked
-from metaphrase.io.environment import versions
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.mining.search import unit_rows
 
@@ -122,14 +121,7 @@ def similarity_structure(
         protocol="Spearman ×100 of the cosines within a language, against those of the original encoder",
         languages=languages,
         average=Measurement(len(languages), mean, percentile_interval(np.mean(samples, axis=0))),
-        settings={
-            **encoding_settings(tuned, **encoding),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        **conditions(start, resamples, seed, **encoding_settings(tuned, **encoding)),
     )
 
 

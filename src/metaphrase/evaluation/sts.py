@@ -26,11 +26,9 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, add_file
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.measures import STS_RESAMPLES, spearman
-from metaphrase.evaluation.result import Measurement, Result, with_intervals
-from metaphrase.evaluation.significance import CONFIDENCE
+from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
-from metaphrase.io.environment import versions
 from metaphrase.mining.search import unit_rows
 
 #: The 18 subsets of STS22, as MTEB names them: ten languages and eight pairs of languages.
@@ -202,14 +200,7 @@ def evaluate_sts(
         measure="Spearman",
         protocol="Spearman of the cosine ×100",
         **with_intervals("spearman", languages, groups=groups, resamples=resamples, seed=seed),
-        settings={
-            **encoding_settings(model, **encoding),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        **conditions(start, resamples, seed, **encoding_settings(model, **encoding)),
     )
 
 

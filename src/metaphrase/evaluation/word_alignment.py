@@ -24,11 +24,10 @@ from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method, Rule
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.measures import draw_counts, error_rates
-from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Resamples, Seed, checked
-from metaphrase.io.environment import versions
 from metaphrase.io.files import append_csv
 from metaphrase.io.progress import progress_bars
 
@@ -413,17 +412,15 @@ def evaluate_word_alignment(
         measure="AER",
         protocol="AER of links between token states",
         **with_intervals("error_rate", languages, resamples=resamples, seed=seed),
-        settings={
-            "layer": aligner.layer,
-            "method": aligner.method,
-            "level": aligner.level,
+        **conditions(
+            start,
+            resamples,
+            seed,
+            layer=aligner.layer,
+            method=aligner.method,
+            level=aligner.level,
             **({"threshold": aligner.threshold} if aligner.method == "softmax" else {}),
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        ),
     )
 
 

@@ -20,14 +20,12 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation.distractors import KINDS, distractors
-from metaphrase.evaluation.encoding import Encode, EncodingOptions, embed_sides, encoding_settings
+from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import STS_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, with_intervals
+from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.retrieval import largest_margin
-from metaphrase.evaluation.significance import CONFIDENCE
-from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.io.environment import versions
+from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
 
 logger = logging.getLogger(__name__)
@@ -148,15 +146,7 @@ def evaluate_xsimpp(
         measure="xsim++ error",
         protocol=f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors",
         **fields | {"lower_is_better": True},
-        settings={
-            **encoding_settings(model, **encoding),
-            "k": NEIGHBOURS,
-            "confidence": CONFIDENCE,
-            "resamples": resamples,
-            "seed": seed,
-        },
-        versions=versions(),
-        seconds=round(time.perf_counter() - start, 3),
+        **conditions(start, resamples, seed, **encoding_settings(model, **encoding), k=NEIGHBOURS),
         facts=_means(languages),
     )
 
@@ -171,7 +161,6 @@ def _means(languages: Mapping[str, Measurement]) -> dict[str, Any]:
     }
 
 
-@checked
 class XsimPlusPlusEvaluator(EmbeddingEvaluator):
     """xsim++ during training.
 
@@ -182,37 +171,12 @@ class XsimPlusPlusEvaluator(EmbeddingEvaluator):
 
     Args:
         sets: Parallel sentences per language with English targets, from `load_parallel_folder`.
-        name: Name of the data set.
-        batch_size: Sentences per forward pass.
-        prompt: Text before each sentence; ``"auto"`` for the stored query prompt.
-        show_progress_bar: Show a progress bar while encoding.
-        write_csv: Write the CSV file.
-        encode: Replaces ``model.encode``, with its signature.
+
+    The other arguments are those of `EmbeddingEvaluator`.
     """
 
     kind = "xsimpp"
-
-    def __init__(
-        self,
-        sets: Mapping[str, ParallelSet],
-        *,
-        name: str = "",
-        batch_size: Count = 32,
-        prompt: str | None = None,
-        show_progress_bar: bool = False,
-        write_csv: bool = True,
-        encode: Encode | None = None,
-    ) -> None:
-        super().__init__(
-            name,
-            batch_size=batch_size,
-            prompt=prompt,
-            show_progress_bar=show_progress_bar,
-            write_csv=write_csv,
-            encode=encode,
-        )
-        self.sets = dict(sets)
-        self.primary_metric = "accuracy"
+    metric = "accuracy"
 
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1

@@ -197,7 +197,8 @@ def checked(target: _Target) -> _Target:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        check_values(hints(), {**signature.bind_partial(*args, **kwargs).arguments, **kwargs}, target.__qualname__)
+        name = type(args[0]).__qualname__ if inspect.isclass(target) else target.__qualname__
+        check_values(hints(), {**signature.bind_partial(*args, **kwargs).arguments, **kwargs}, name)
         return function(*args, **kwargs)
 
     hints = functools.cache(lambda: hints_of(target))

@@ -1,40 +1,32 @@
 """The model card: base model, recipe, data, and results per language.
 
-Data are written to the card in two ways: through `yaml.safe_dump` into its metadata, and through `cell`, `fence` or
-`table` into its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can
+Data are written to the card in two ways: through `dump_yaml` into its metadata, and through `cell`, `fence` or `table`
+into its text. The template contains only Markdown prepared in this way, so no sentence, language or file name can
 change the structure of the card.
 """
 
 from __future__ import annotations
 
-import html
-import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from datasets import Dataset
 from huggingface_hub import EvalResultEntry
 from huggingface_hub.repocard_data import EvalResult, eval_results_to_model_index
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
-from sentence_transformers.sentence_transformer.modules import Normalize, Pooling, Transformer
 
 from metaphrase import __version__
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.io.redaction import redact
-from metaphrase.publishing.examples import example_pairs, quoted
+from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER, card_usage, card_usage_of_transformers
+from metaphrase.publishing.markdown import cell, dump_yaml, fence, table
 from metaphrase.publishing.provenance import hub_data_set
-
-#: Name of the model in the usage examples until the model is pushed; sentence-transformers uses it as well.
-MODEL_ID_PLACEHOLDER = "sentence_transformers_model_id"
-
-_LOADS = re.compile(r"""\b((?:SentenceTransformer|from_pretrained)\()"(?:[^"\\\n]|\\.)*"\)""")
 
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
 LIMITATIONS = (
@@ -44,8 +36,6 @@ LIMITATIONS = (
 )
 SAMPLE_LENGTH = 120
 LOG_ROWS = 50
-#: Not printable according to Unicode, but part of the spelling of Persian, Malayalam, Sinhala and other languages.
-JOINERS = "\u200c\u200d"
 
 
 @dataclass
@@ -129,33 +119,22 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
 
     def add_comparison(self, data: str, comparison: Mapping[str, Any]) -> None:
         """Add the rows of a comparison (`evaluation.compare.compare`) on the test set `data`; the pooled row comes last."""
-        keys = ("n", "before", "after", "difference", "interval", "verdict")
         rows = [*comparison["languages"].items(), ("all", comparison["pooled"])]
-        for language, result in rows:
-            self.results.append(
-                {"data": data, "language": language} | {key: result[key] for key in keys if key in result}
-            )
+        self.results += [{"data": data, "language": language} | _compared(result) for language, result in rows]
 
     def add_retention(self, data: str, retention: Mapping[str, Any]) -> None:
         """Add the result of `evaluation.retention.retention` on the test set `data`."""
-        pooled, rows = retention["pooled"], retention["languages"]
-        keys = ("n", "before", "after", "difference", "interval")
-        self.retention.append(
-            {"data": f"other languages: {data}", "languages": len(rows)}
-            | {key: pooled[key] for key in keys if key in pooled}
-            | {"limit": retention["limit"], "verdict": retention["verdict"]}
-            | {"worst": {row["language"]: row["difference"] for row in rows if row["language"] in retention["worst"]}}
-        )
+        rows = retention["languages"]
+        worst = {row["language"]: row["difference"] for row in rows if row["language"] in retention["worst"]}
+        compared = _compared(retention["pooled"] | {"limit": retention["limit"], "verdict": retention["verdict"]})
+        self.retention.append({"data": f"other languages: {data}", "languages": len(rows), **compared, "worst": worst})
 
     def add_ability(self, data: str, row: Mapping[str, Any]) -> None:
         """Add a row of a guard (`evaluation.guards.Guard.measure`), for what the model could do besides translations."""
-        keys = ("n", "before", "after", "difference", "interval", "limit", "verdict")
         losses = {language: loss for language, loss in row["languages"].items() if loss < -row.get("limit", 0.0)}
         worst = dict(sorted(losses.items(), key=lambda item: item[1])[:5])
         self.retention.append(
-            {"data": f"other abilities: {data}", "languages": len(row["languages"])}
-            | {key: row[key] for key in keys if key in row}
-            | {"worst": worst}
+            {"data": f"other abilities: {data}", "languages": len(row["languages"]), **_compared(row), "worst": worst}
         )
 
     def eval_result_entries(self) -> list[EvalResultEntry]:
@@ -206,12 +185,12 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         self._cached_dict = values  # saves `to_yaml` a second call
         return values
 
-    def to_yaml(self, line_break: str | None = None) -> str:
+    def todump_yaml(self, line_break: str | None = None) -> str:
         """The card's metadata as YAML of plain types."""
         values = self._cached_dict or self.to_dict()
         self._cached_dict = None
         metadata = {key: values[key] for key in (*YAML_FIELDS, "metaphrase") if values.get(key) not in (None, [], {})}
-        return _yaml(metadata, line_break=line_break).strip()
+        return dump_yaml(metadata, line_break=line_break).strip()
 
     # The card's own text
 
@@ -247,30 +226,33 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         }
         return {key: value for key, value in facts.items() if value not in (None, [], {})}
 
-    def _trained_on(self, data: str) -> bool:
-        """Whether the model was, or may have been, trained on a language of this test set."""
-        trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
-        tested = {row["language"] for row in self.results if row["data"] == data} - {"all"}
-        return not trained or not tested or bool(tested & trained)
+    @property
+    def _languages(self) -> list[str]:
+        return [self.language] if isinstance(self.language, str) else self.language or []
 
     def _retention(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """The results in trained languages, with the pooled ones, and the results in other languages."""
-        trained = {self.language} if isinstance(self.language, str) else set(self.language or ())
+        trained = set(self._languages)
+        own, foreign = (
+            {row["data"] for row in self.results if row["language"] != "all" and (row["language"] in trained) == known}
+            for known in (True, False)
+        )
         kept = [
             row
             for row in self.results
             if trained
-            and row["language"] not in trained
-            and not (row["language"] == "all" and self._trained_on(row["data"]))
+            and (row["data"] in foreign - own if row["language"] == "all" else row["language"] not in trained)
         ]
         return [row for row in self.results if row not in kept], kept
 
     def _show(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """The variables of the template: safe Markdown, empty if there is no content."""
         recipe = self.recipe or {}
-        languages = [self.language] if isinstance(self.language, str) else self.language or []
+        name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
+        spoken = [*(str(row.get("language")) for row in self.results), *self._languages]
         corpus = [row | {"file": _file_name(row)} for row in self.corpus if "file" in row]
         results, retention = self._retention()
+        metrics = [item for found in (self.eval_results_dict or {}).values() for item in found.items()]
         samples = [row for info in self.train_datasets for row in info.get("samples", [])]
         versions = {"metaphrase": __version__} | self.version
         bibtex = "\n\n".join(citation.strip() for citation in self.citations.values())
@@ -278,7 +260,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "title": cell(values["model_name"]),
             "base_revision": cell(self.base_model_revision),
             "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
-            "languages": ", ".join(cell(language) for language in languages),
+            "languages": ", ".join(cell(language) for language in self._languages),
             "license": cell(self.license),
             "merged": cell(_merged(self.merge)),
             "debiased": cell(_debiased(self.debias)),
@@ -287,18 +269,23 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "similarity": cell(values.get("similarity_fn_name")),
             "mlm_head": cell(self.mlm_head),
             "architecture": fence(values.get("model_string")),
-            "usage": fence(self._usage(), "python"),
-            "usage_transformers": fence(self._usage_transformers(), "python"),
+            "usage": fence(card_usage(name, spoken), "python"),
+            "usage_transformers": fence(card_usage_of_transformers(name, self.model, spoken), "python"),
             "results": table([result_row(row) for row in results]),
             "retention": table([result_row(row) for row in retention]),
             "retained": table([_retained_row(row) for row in self.retention]),
             "verdict": cell(self.verdict),
-            "leakage": table([_leakage_row(row) for row in self.leakage or ()]),
-            "metrics": table(_metric_rows(self.eval_results_dict or {})),
+            "leakage": table(
+                [
+                    {"Test set": row["data"], "Pairs": row["pairs"], "Shared with the training data": row["shared"]}
+                    for row in self.leakage or ()
+                ]
+            ),
+            "metrics": table([{"Metric": name, "Value": value} for name, value in metrics]),
             "prompts": prompts_in_words(self.model),
             "recipe_name": cell(recipe.get("name")),
             "paper": cell(recipe.get("paper")),
-            "recipe": fence(_yaml(recipe), "yaml") if recipe else "",
+            "recipe": fence(dump_yaml(recipe), "yaml") if recipe else "",
             "corpus": table([_corpus_row(row) for row in corpus]),
             "unlicensed": any(not row.get("license") for row in corpus),
             "samples": table([_sample_row(row) for row in samples]),
@@ -314,28 +301,11 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "bibtex": fence(bibtex, "bibtex"),
         }
 
-    def _usage(self) -> str:
-        name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
-        return USAGE.format(name=name, sentences=",\n    ".join(quoted([one])[1:-1] for one in self._examples()))
 
-    def _usage_transformers(self) -> str:
-        """The same with transformers alone, for an encoder with CLS or mean pooling and optional normalisation."""
-        kinds = [type(module) for module in self.model or ()]
-        if kinds not in ([Transformer, Pooling], [Transformer, Pooling, Normalize]):
-            return ""
-        pooling = POOLINGS.get(self.model[1].pooling_mode)
-        if pooling is None:
-            return ""
-        name = self.model_id if _is_hub_id(self.model_id) else MODEL_ID_PLACEHOLDER
-        return USAGE_TRANSFORMERS.format(
-            name=name, pooling=pooling, length=self.model.max_seq_length, sentences=quoted(self._examples())
-        )
-
-    def _examples(self) -> tuple[str, str]:
-        """A sentence in a language of the results, or else of the data, and its translation."""
-        stated = [self.language] if isinstance(self.language, str) else self.language or []
-        _, pairs = example_pairs([*(str(row.get("language")) for row in self.results), *stated], default="fr")
-        return pairs[0][::-1]
+def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a row of the card takes from a comparison."""
+    keys = ("n", "before", "after", "difference", "interval", "limit", "verdict")
+    return {key: row[key] for key in keys if key in row}
 
 
 def _merged(merge: Mapping[str, Any] | None) -> str | None:
@@ -373,128 +343,6 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     )
 
 
-def name_model(text: str, name: str | Path) -> str:
-    """Name the model in the examples of a card.
-
-    >>> name_model('model = SentenceTransformer("runs/sw")', "me/sw")
-    'model = SentenceTransformer("me/sw")'
-    """
-    quoted_name = json.dumps(str(name), ensure_ascii=False)
-    return _LOADS.sub(lambda match: f"{match[1]}{quoted_name})", text)
-
-
-USAGE = """\
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("{name}")
-embeddings = model.encode([
-    {sentences},
-])
-print(model.similarity(embeddings, embeddings))"""
-
-USAGE_TRANSFORMERS = """\
-import torch
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("{name}")
-model = AutoModel.from_pretrained("{name}")
-sentences = {sentences}
-batch = tokenizer(sentences, padding=True, truncation=True, max_length={length}, return_tensors="pt")
-with torch.no_grad():
-    hidden = model(**batch).last_hidden_state
-{pooling}
-embeddings = torch.nn.functional.normalize(embeddings)  # their products are cosines
-print(embeddings @ embeddings.T)"""
-
-POOLINGS = {
-    "cls": "embeddings = hidden[:, 0]",
-    "mean": (
-        'mask = batch["attention_mask"].unsqueeze(-1)\n'
-        "embeddings = (hidden * mask).sum(1) / mask.sum(1)  # mean over the pieces of each sentence"
-    ),
-}
-
-
-def corpus_card(
-    repo_id: str, *, pairs: int, columns: Sequence[str], languages: Sequence[str], license: str | None = None
-) -> str:
-    """Return the card of a bitext that is pushed as a data set."""
-    metadata = {
-        "language": list(languages),
-        "license": license,
-        "task_categories": ["translation"],
-        "tags": ["metaphrase", "bitext", *(["word-alignment"] if "alignment" in columns else [])],
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": "data/train.parquet"}]}],
-    }
-    head = _yaml({key: value for key, value in metadata.items() if value})
-    rows = [{"Column": name, "Content": COLUMN_CONTENT.get(name, "")} for name in columns]
-    return (
-        f"---\n{head}---\n\n# {cell(repo_id)}\n\n"
-        f"{pairs:,} sentence pairs{' in ' if languages else ''}{', '.join(map(cell, languages))}.\n\n"
-        f"{table(rows)}\n\n{fence(CORPUS_USAGE.format(name=repo_id), 'python')}\n\n"
-        f"Licence: {cell(license) or 'not stated; ask the owner of the text'}.\n"
-    )
-
-
-COLUMN_CONTENT = {
-    "source": "A sentence",
-    "target": "Its translation",
-    "source_lang": "Language of the sentence",
-    "target_lang": "Language of the translation",
-    "alignment": "Word links in Pharaoh format: 0-0 1-2",
-    "alignment_scores": "A score for each link",
-    "segmenter": "Segmenter of the words that the links count: whitespace or icu",
-    "source_bt": "Back-translations of the target",
-    "target_bt": "Back-translations of the source",
-    "negatives": "Sentences that are similar to the translation, but wrong",
-}
-
-CORPUS_USAGE = """\
-from metaphrase.corpus import load_corpus
-
-corpus = load_corpus("hf:{name}")
-print(corpus.report)"""
-
-
-def cell(value: Any) -> str:
-    r"""`value` as text of a table cell, list or heading: on one line, without Markdown or HTML syntax.
-
-    >>> cell("a|b\n<script> `x`")
-    'a\\|b &lt;script&gt; \\`x\\`'
-    >>> cell(None), cell(1234), cell(0.25)
-    ('', '1,234', '0.25')
-    """
-    if value is None:
-        return ""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    text = " ".join("".join(c if c.isprintable() or c in JOINERS else " " for c in redact(str(value))).split())
-    # An underscore between letters or digits never starts emphasis: `learning_rate` stays readable.
-    escaped = re.sub(r"([\\`*\[\]|~$]|(?<![^\W_])_|_(?![^\W_]))", r"\\\1", text)
-    return html.escape(escaped, quote=False)
-
-
-def fence(text: str | None, language: str = "") -> str:
-    """`text` as a code block whose fence is longer than any run of backticks in it; empty if there is no text."""
-    if not text:
-        return ""
-    text = redact(re.sub(r"\r\n?", "\n", text)).encode("utf-8", "replace").decode()
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
-    lines = text.rstrip("\n")
-    return f"{ticks}{language}\n{lines}\n{ticks}"
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A Markdown table of `rows`, with columns in order of first occurrence; numbers are right-aligned."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
-    numeric = {column for column in columns if all(isinstance(row.get(column, 0), int | float) for row in rows)}
-    lines = [[cell(column) for column in columns], ["--:" if column in numeric else ":--" for column in columns]]
-    lines += [[cell(row.get(column)) for column in columns] for row in rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
-
-
 def result_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `AlignmentModelCardData.results` as a row of a Markdown table."""
     shown = {"Test set": str(row["data"]), "Language": str(row["language"]), "Pairs": row.get("n")}
@@ -523,19 +371,10 @@ def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _metric_rows(results: Mapping[Any, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Results of evaluators during training, for a run without a comparison."""
-    return [{"Metric": name, "Value": value} for metrics in results.values() for name, value in metrics.items()]
-
-
 def _corpus_row(row: Mapping[str, Any]) -> dict[str, Any]:
     names = {"file": "File", "language": "Language", "pairs": "Pairs", "origin": "Origin", "license": "Licence"}
     names |= {"sha256": "SHA-256", "revision": "Commit"}
     return {names[key]: row[key] for key in names if row.get(key) is not None}
-
-
-def _leakage_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"Test set": str(row["data"]), "Pairs": row["pairs"], "Shared with the training data": row["shared"]}
 
 
 def _file_name(row: Mapping[str, Any]) -> str:
@@ -558,23 +397,6 @@ def _settings(settings: Mapping[str, Any]) -> str:
 def _thinned(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     step = -(-len(rows) // LOG_ROWS) or 1
     return [*rows[::-1][::step]][::-1]  # always keeps the last row
-
-
-def _yaml(value: Mapping[str, Any], **options: Any) -> str:
-    return yaml.safe_dump(_plain(value), sort_keys=False, allow_unicode=True, **options)
-
-
-def _plain(value: Any) -> Any:
-    """`value` in plain YAML types, without secrets; line breaks that YAML would fold become spaces."""
-    if isinstance(value, Mapping):
-        return {str(_plain(key)): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, str):
-        return re.sub("[\x85\u2028\u2029]", " ", redact(value))
-    if isinstance(value, bool | int | float | None):
-        return value
-    if isinstance(value, Iterable):
-        return [_plain(entry) for entry in value]
-    return _plain(str(value))
 
 
 def _is_hub_id(name: str | None) -> bool:

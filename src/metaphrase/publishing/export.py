@@ -35,8 +35,9 @@ from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples
 from metaphrase.io.configuration import option
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
-from metaphrase.publishing.card import AlignmentModelCardData, cell, result_row, table
+from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
+from metaphrase.publishing.markdown import cell, table
 from metaphrase.publishing.release import release
 
 #: Files that accompany copies of a model.

@@ -16,7 +16,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -41,8 +41,9 @@ from metaphrase.io.digests import file_sha256
 from metaphrase.io.hub import RETRY_PAUSES, download, hub_errors, retry, status_of
 from metaphrase.io.redaction import redact, without_tokens
 from metaphrase.merging import TaskVector
-from metaphrase.publishing.card import corpus_card, name_model
 from metaphrase.publishing.contents import CARD, belongs_to_release, copy_release
+from metaphrase.publishing.corpus_card import corpus_card
+from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import NOTICES
 from metaphrase.publishing.merging import stated_languages, vector_card
 from metaphrase.publishing.release import compare_with_reference
@@ -53,16 +54,24 @@ logger = logging.getLogger(__name__)
 CORPUS_FILE = "data/train.parquet"
 
 
+class CommitOptions(TypedDict, total=False):
+    """Options of every push.
+
+    Attributes:
+        private: Make a new repository private, and push nothing to a public one.
+        revision: Branch to commit to; created if it does not exist.
+        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
+        commit_message: Title of the commit.
+    """
+
+    private: bool
+    revision: str | None
+    token: str | None
+    commit_message: str | None
+
+
 def push(
-    folder: str | Path,
-    repo_id: str,
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-    commit_message: str | None = None,
-    with_heads: bool = False,
-    check: bool = True,
+    folder: str | Path, repo_id: str, *, with_heads: bool = False, check: bool = True, **options: Unpack[CommitOptions]
 ) -> str:
     """Upload a release to a Hub, in one commit; `HF_ENDPOINT` selects a Hub other than huggingface.co.
 
@@ -73,14 +82,11 @@ def push(
     Args:
         folder: A folder that :func:`metaphrase.publishing.release.release` wrote.
         repo_id: `organisation/name`; the repository is created if it does not exist.
-        private: Make a new repository private, and push nothing to a public one.
-        revision: Branch to commit to; created if it does not exist.
-        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
-        commit_message: Title of the commit.
         with_heads: Also upload the objectives' heads, to the folder `heads` of the repository, where
             ``AlignmentHeads.from_pretrained(repo_id, subfolder="heads")`` finds them. They come from `folder`/heads if it
             exists, else from the last checkpoint in `folder` that has the released encoder.
         check: Compare the release with its reference embeddings before the upload, and its files with a download after it.
+        **options: See `CommitOptions`.
 
     Returns:
         URL of the commit; of the current one if nothing has changed.
@@ -94,8 +100,8 @@ def push(
         RuntimeError: The release does not reproduce its reference embeddings, its download differs, or the repository became
             public during the push although `private` is set.
     """
-    command = push_command(folder, repo_id, private=private, revision=revision, with_heads=with_heads)
-    repository = _Repository(repo_id, None, private=private, token=token, hint=_hint(command))
+    command = push_command(folder, repo_id, with_heads=with_heads, **options)
+    repository = _Repository(repo_id, hint=_hint(command), **options)
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         copy = Path(place)
         names = copy_release(Path(folder), copy, with_heads=with_heads)
@@ -110,34 +116,20 @@ def push(
         if check:
             compare_with_reference(copy, str(folder))
         return repository.commit(
-            {name: copy / name for name in names},
-            commit_message or "Release by metaphrase",
-            revision,
-            replaces=belongs_to_release,
-            check=check,
+            {name: copy / name for name in names}, "Release by metaphrase", replaces=belongs_to_release, check=check
         )
 
 
 def push_corpus(
-    path: str | Path,
-    repo_id: str,
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-    commit_message: str | None = None,
-    license: str | None = None,
+    path: str | Path, repo_id: str, *, license: str | None = None, **options: Unpack[CommitOptions]
 ) -> str:
     """Upload a bitext, with its word links if it has any, as a data set that ``load_corpus("hf:organisation/name")`` reads.
 
     Args:
         path: A Parquet file that ``metaphrase align`` or ``metaphrase filter`` wrote.
         repo_id: `organisation/name` of the data set; it is created if it does not exist.
-        private: Make a new data set private.
-        revision: Branch to commit to; created if it does not exist.
-        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
-        commit_message: Title of the commit.
         license: Licence of the text, as the Hub spells it, e.g. ``cc-by-4.0``.
+        **options: See `CommitOptions`.
 
     Returns:
         URL of the commit; of the current one if nothing has changed.
@@ -149,26 +141,15 @@ def push_corpus(
         ConnectionError: The Hub cannot be reached, or the upload failed.
         RuntimeError: The downloaded file differs from the uploaded one.
     """
-    command = push_command(path, repo_id, private=private, revision=revision, license=license)
-    repository = _Repository(repo_id, "dataset", private=private, token=token, hint=_hint(command))
+    command = push_command(path, repo_id, license=license, **options)
+    repository = _Repository(repo_id, "dataset", hint=_hint(command), **options)
     card = corpus_card(repo_id, license=license, **_corpus_facts(Path(path)))
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as place:
         (Path(place) / CARD).write_text(card, encoding="utf-8")
-        return repository.commit(
-            {CARD: Path(place, CARD), CORPUS_FILE: Path(path)}, commit_message or "Corpus by metaphrase", revision
-        )
+        return repository.commit({CARD: Path(place, CARD), CORPUS_FILE: Path(path)}, "Corpus by metaphrase")
 
 
-def push_vector(
-    path: str | Path,
-    repo_id: str,
-    *,
-    private: bool = False,
-    revision: str | None = None,
-    token: str | None = None,
-    commit_message: str | None = None,
-    check: bool = True,
-) -> str:
+def push_vector(path: str | Path, repo_id: str, *, check: bool = True, **options: Unpack[CommitOptions]) -> str:
     """Upload a task vector with its card; ``load_encoder("organisation/name")`` adds it to its base.
 
     The vector of a model package is uploaded with the package's card, digests, reference embeddings, licence and notices. The
@@ -177,11 +158,8 @@ def push_vector(
     Args:
         path: A file that ``metaphrase merge --vector`` wrote.
         repo_id: `organisation/name`; the repository is created if it does not exist.
-        private: Make a new repository private.
-        revision: Branch to commit to; created if it does not exist.
-        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
-        commit_message: Title of the commit.
         check: Compare the files with a download after the upload.
+        **options: See `CommitOptions`.
 
     Returns:
         URL of the commit; of the current one if nothing has changed.
@@ -198,8 +176,7 @@ def push_vector(
             f"The base of {path} is {vector.base_name or 'unknown'}, which is not on a Hub, so nobody could load the vector. "
             "Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
         )
-    command = push_command(path, repo_id, private=private, revision=revision)
-    repository = _Repository(repo_id, None, private=private, token=token, hint=_hint(command))
+    repository = _Repository(repo_id, hint=_hint(push_command(path, repo_id, **options)), **options)
     folder = Path(path).parent
     packaged = Path(path).name == VECTOR_FILE and is_packaged(folder)
     if packaged:
@@ -215,8 +192,7 @@ def push_vector(
         files = {one.name: one for one in beside if packaged and one.is_file()}
         return repository.commit(
             files | {CARD: Path(place, CARD), VECTOR_FILE: Path(path)},
-            commit_message or "Task vector by metaphrase",
-            revision,
+            "Task vector by metaphrase",
             replaces=belongs_to_release,
             check=check,
         )
@@ -226,19 +202,18 @@ def push_command(
     what: str | Path,
     repo_id: str,
     *,
-    private: bool = False,
-    revision: str | None = None,
     with_heads: bool = False,
     license: str | None = None,
+    **options: Unpack[CommitOptions],
 ) -> str:
-    """The shell command that pushes a release or a corpus.
+    """The shell command that pushes a release or a corpus, without token and title.
 
     >>> push_command("my runs/sw", "me/swahili", private=True, revision="next")
     "metaphrase push 'my runs/sw' --repo me/swahili --private --revision next"
     """
     words = ["metaphrase", "push", str(what), "--repo", repo_id]
-    words += ["--private"] if private else []
-    words += ["--revision", revision] if revision else []
+    words += ["--private"] if options.get("private") else []
+    words += ["--revision", revision] if (revision := options.get("revision")) else []
     words += ["--with_heads"] if with_heads else []
     words += ["--license", license] if license else []
     return without_tokens(shlex.join(words))
@@ -261,7 +236,7 @@ def make_repository(repo_id: str, *, private: bool = False, token: str | None = 
         HubConnectionError: The Hub cannot be reached, or fails; see :func:`metaphrase.io.hub.is_transient`.
         UsageError: `repo_id` is not a valid name, or the repository is public and a private one is required.
     """
-    repository = _Repository(repo_id, None, private=private, token=token, hint=later, bare=True)
+    repository = _Repository(repo_id, private=private, token=token, hint=later, bare=True)
     with repository.errors():
         repository.create()
         try:
@@ -282,10 +257,12 @@ class _Repository:
     Args:
         repo_id: `organisation/name`.
         repo_type: None or "dataset".
-        private: Make a new repository private, and refuse a public one.
-        token: Access token, or None.
         hint: Last sentence of error messages.
         bare: Accept a name without an organisation.
+        private: See `CommitOptions`.
+        revision: See `CommitOptions`.
+        token: See `CommitOptions`.
+        commit_message: See `CommitOptions`.
 
     Raises:
         UsageError: `repo_id` is not a valid name.
@@ -295,7 +272,16 @@ class _Repository:
     _start: str | None = None  # head before the first attempt to commit
 
     def __init__(
-        self, repo_id: str, repo_type: str | None, *, private: bool, token: str | None, hint: str, bare: bool = False
+        self,
+        repo_id: str,
+        repo_type: str | None = None,
+        *,
+        hint: str,
+        bare: bool = False,
+        private: bool = False,
+        revision: str | None = None,
+        token: str | None = None,
+        commit_message: str | None = None,
     ) -> None:
         _check_name(repo_id, bare=bare)
         if token is None and not constants.HF_HUB_OFFLINE and get_token() is None:
@@ -303,7 +289,7 @@ class _Repository:
                 f"Pushing to {repo_id} requires a token with write access: set HF_TOKEN or run `hf auth login`. {hint}"
             )
         self.repo_id, self.repo_type, self.private = repo_id, repo_type, private
-        self.token, self.hint = token, hint
+        self.revision, self.token, self.message, self.hint = revision, token, commit_message, hint
         self.api = HfApi(token=token)
         self._name = uuid.uuid4().hex  # identifies the commit of this push
 
@@ -335,8 +321,7 @@ class _Repository:
     def commit(
         self,
         files: Mapping[str, Path],
-        message: str,
-        revision: str | None,
+        title: str,
         *,
         replaces: Callable[[str], bool] = lambda path: False,
         check: bool = True,
@@ -345,8 +330,7 @@ class _Repository:
 
         Args:
             files: The files by their paths in the repository.
-            message: Title of the commit.
-            revision: Branch; created if it does not exist.
+            title: Title of a commit without a message.
             replaces: Which other files of the repository are deleted.
             check: Download the commit and compare it with the files.
 
@@ -359,9 +343,9 @@ class _Repository:
         digests = {name: file_sha256(path) for name, path in files.items()} if check else {}
         with self.errors():
             self.create()
-            if revision is not None:
-                retry(lambda: self.api.create_branch(**self.where, branch=revision, exist_ok=True))
-            sha = retry(lambda: self._attempt(files, redact(message), revision, replaces))
+            if self.revision is not None:
+                retry(lambda: self.api.create_branch(**self.where, branch=str(self.revision), exist_ok=True))
+            sha = retry(lambda: self._attempt(files, redact(self.message or title), replaces))
             kind = "datasets/" if self.repo_type == "dataset" else ""
             url = f"{self.api.endpoint}/{kind}{self.repo_id}/commit/{sha}"
             if self.private and not self._is_private():
@@ -381,14 +365,12 @@ class _Repository:
     def _is_private(self) -> bool:
         return retry(lambda: self.api.repo_info(**self.where)).private is True
 
-    def _attempt(
-        self, files: Mapping[str, Path], message: str, revision: str | None, replaces: Callable[[str], bool]
-    ) -> str:
+    def _attempt(self, files: Mapping[str, Path], message: str, replaces: Callable[[str], bool]) -> str:
         """Find the commit of an earlier attempt, or commit onto the current head; returns the commit."""
-        if self._start is not None and (landed := self._landed(revision)):
+        if self._start is not None and (landed := self._landed()):
             logger.warning("The commit exists; only the Hub's response was lost.")
             return landed
-        head: Any = self.api.repo_info(**self.where, revision=revision)
+        head: Any = self.api.repo_info(**self.where, revision=self.revision)
         self._start = self._start or str(head.sha)
         existing = {sibling.rfilename for sibling in head.siblings or ()}
         deletions = [CommitOperationDelete(path) for path in sorted(existing - files.keys()) if replaces(path)]
@@ -397,7 +379,7 @@ class _Repository:
             operations=[*(CommitOperationAdd(path, content) for path, content in files.items()), *deletions],
             commit_message=message,
             commit_description=f"metaphrase push {self._name}",
-            revision=revision,
+            revision=self.revision,
             parent_commit=head.sha,
         )
         if not re.fullmatch(r"[0-9a-f]{40}", str(commit.oid)):
@@ -407,9 +389,9 @@ class _Repository:
             )
         return str(commit.oid)
 
-    def _landed(self, revision: str | None) -> str | None:
+    def _landed(self) -> str | None:
         """The commit of this push among those since its first attempt."""
-        for commit in self.api.list_repo_commits(**self.where, revision=revision):
+        for commit in self.api.list_repo_commits(**self.where, revision=self.revision):
             if commit.commit_id == self._start:
                 break
             if self._name in commit.message:

@@ -47,9 +47,10 @@ from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
-from metaphrase.publishing.card import AlignmentModelCardData, cell
+from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import CARD
 from metaphrase.publishing.export import check_destination, drafted, stored_recipe
+from metaphrase.publishing.markdown import cell
 from metaphrase.publishing.plots import alpha_chart, save_picture
 
 #: Suffix of the file of a task vector.

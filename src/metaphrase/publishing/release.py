@@ -46,7 +46,7 @@ from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, fold_language
-from metaphrase.publishing.card import MODEL_ID_PLACEHOLDER, AlignmentModelCardData
+from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import (
     CARD,
     EVAL_RESULTS,
@@ -59,6 +59,7 @@ from metaphrase.publishing.contents import (
     release_files,
     write_manifest,
 )
+from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER
 
 logger = logging.getLogger(__name__)
 

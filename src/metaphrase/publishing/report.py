@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.files import replace_text, write_json
 from metaphrase.io.tables import titled_table
 from metaphrase.publishing.analysis import SIDES
-from metaphrase.publishing.examples import example_pairs, quoted
 from metaphrase.publishing.plots import COLOURS, charts, svg
 
 TEMPLATE = Path(__file__).with_name("report_template.html")
@@ -30,25 +29,6 @@ TEMPLATE = Path(__file__).with_name("report_template.html")
 _STYLES = {"better": "bold green", "tie": "dim", "worse": "bold red"}
 
 Results = Mapping[str, Any]
-
-
-def usage_lines(release: str | Path, languages: Iterable[str] = ()) -> str:
-    """Return eight lines of Python that load a release and match sentences of its language with English ones.
-
-    >>> len(usage_lines("runs/demo", ["en", "eu"]).splitlines())
-    8
-    """
-    _, pairs = example_pairs(languages)
-    english = [pairs[at][1] for at in (1, 2, 0)]
-    return f"""\
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer({str(release)!r})
-sentences = {quoted(source for source, _ in pairs)}
-english = {quoted(english)}
-similarity = model.similarity(model.encode(sentences), model.encode(english))
-for sentence, row in zip(sentences, similarity):
-    print(sentence, "→", english[row.argmax()])"""
 
 
 def render_table(

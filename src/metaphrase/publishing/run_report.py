@@ -38,10 +38,11 @@ from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import damage_in
 from metaphrase.mining.bulk import encode
 from metaphrase.publishing import analysis
+from metaphrase.publishing.examples import usage_lines
 from metaphrase.publishing.languages import geometry_of, read_answers
 from metaphrase.publishing.merging import CURVE
 from metaphrase.publishing.plots import save_pictures
-from metaphrase.publishing.report import describe_model, usage_lines, write_report
+from metaphrase.publishing.report import describe_model, write_report
 
 #: Maximum number of languages of a word map in addition to English; more cannot be distinguished.
 _MAPPED = 4

@@ -48,7 +48,8 @@ from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.run import Inputs, RunResult, TrainingRun
+from metaphrase.training.results import RunResult
+from metaphrase.training.run import Inputs, TrainingRun
 from metaphrase.training.splits import Pair, Split, file_name, held_out, replay, single_spaced, split_all, write_split
 
 logger = logging.getLogger(__name__)

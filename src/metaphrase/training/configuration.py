@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,8 @@ from metaphrase.io.arguments import (
     hints_of,
 )
 from metaphrase.io.configuration import default_of, did_you_mean, option
+from metaphrase.objectives import OBJECTIVES
+from metaphrase.objectives.registry import parameters_of
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
 
@@ -197,6 +199,19 @@ def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any
     """The training settings of a recipe."""
     recipe = Recipe.load(name)
     return {**recipe.training, **(recipe.paper_training if paper_training else {})}
+
+
+def configured_recipe(config: RunConfig) -> Recipe:
+    """The recipe with the configured vocabulary and transform in every term that has them."""
+    recipe = Recipe.load(config.recipe)
+    recipe.check()
+    chosen = {name: value for name in ("vocabulary", "transform") if (value := getattr(config, name)) is not None}
+    terms = []
+    for term in recipe.terms:
+        accepted = parameters_of(OBJECTIVES[term.objective])
+        settings = {name: value for name, value in chosen.items() if name in accepted}
+        terms.append(replace(term, args={**term.args, **settings}) if settings else term)
+    return replace(recipe, terms=tuple(terms))
 
 
 def merge_weight(value: Any) -> Any:

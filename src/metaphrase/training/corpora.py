@@ -16,7 +16,7 @@ from transformers import TrainingArguments
 
 from metaphrase.corpus.checks import by_language
 from metaphrase.corpus.loading import Corpus, load_corpus
-from metaphrase.corpus.monolingual import check_monolingual, load_monolingual, with_monolingual
+from metaphrase.corpus.monolingual import load_monolingual, with_monolingual
 from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.exceptions import UsageError
@@ -161,16 +161,3 @@ def leakage(dataset: Any, tests: Mapping[str, Mapping[str, ParallelSet]]) -> lis
         ]
         found.append({"data": name, "pairs": len(rows), "shared": overlap(dataset, rows)})
     return found
-
-
-def check_text(recipe: Recipe, config: RunConfig) -> None:
-    """Refuse a recipe without the monolingual text that it reads, or text that no objective reads."""
-    reads = "monolingual" in recipe.columns
-    if reads and not config.monolingual:
-        raise UsageError(
-            f"Recipe {recipe.name!r} reads monolingual text: pass --monolingual (files with one sentence per line, or "
-            "hf:org/name), or use a recipe whose objectives do not read it."
-        )
-    if config.monolingual and not reads:
-        raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; omit --monolingual.")
-    check_monolingual(config.monolingual)

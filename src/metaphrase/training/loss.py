@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from datasets import Dataset
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 
+from metaphrase.corpus.loading import Corpus
 from metaphrase.encoders.adapters import encoder_of
-from metaphrase.encoders.loading import origin_of, pooling_of
-from metaphrase.exceptions import ModelError, RecipeError
+from metaphrase.encoders.loading import english_piece_ids, origin_of, pooling_of
+from metaphrase.exceptions import ModelError, RecipeError, UsageError
 from metaphrase.io.arguments import Length, checked
 from metaphrase.io.configuration import plain
 from metaphrase.modeling.encoding import Encoding, encode_views, unwrap
@@ -20,6 +23,8 @@ from metaphrase.objectives import HeadSources, Objective
 from metaphrase.objectives.base import check_positions
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.recipe import Recipe, Term
+
+logger = logging.getLogger(__name__)
 
 
 @checked
@@ -137,6 +142,20 @@ class AlignmentLoss(nn.Module):
             for name, made in objectives.items()
             if "vocabulary" in made["settings"]
         }
+
+
+def build_loss(
+    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, max_length: int | None = None
+) -> AlignmentLoss:
+    """Build a recipe's loss, with the vocabulary and the languages of the corpus."""
+    english_ids = None
+    if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
+        if not isinstance(corpus.dataset, Dataset):
+            raise UsageError("The English subset vocabulary is read from the corpus; a stream does not provide it.")
+        english_ids = english_piece_ids(corpus.dataset["target"], model.tokenizer)
+        logger.info("English subset vocabulary: %d pieces.", len(english_ids))
+    languages = {language for file in corpus.files for language in file.get("languages", ())}
+    return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))
 
 
 def _check_matryoshka(term: Term, objective: Objective, size: int | None) -> None:

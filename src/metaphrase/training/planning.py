@@ -23,8 +23,8 @@ from metaphrase.io.arguments import AtLeast0, Count, checked
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
+from metaphrase.training.loss import build_loss
 from metaphrase.training.recipe import Recipe
-from metaphrase.training.run import build_loss
 
 #: Maximum number of epochs over the user's pairs.
 EPOCHS = 3

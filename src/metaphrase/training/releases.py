@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from metaphrase.checkpoints.saving import check_finite
 from metaphrase.encoders.loading import is_starter, split_revision
 from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.examples import example_pairs, quoted
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
 from metaphrase.publishing.release import release, release_languages
 
@@ -71,17 +70,3 @@ def describe(
         stated = stated_licenses(name, revision=card.base_model_revision or revision)
         card.license = stated[0] if len(stated) == 1 else None
     card.license = license or card.license
-
-
-def usage_by_language(output: Path, languages: Sequence[str]) -> str:
-    """Python that loads the release of a language and the English one."""
-    language = next((language for language in languages if language != "en"), "en")
-    _, pairs = example_pairs([language])
-    return f"""\
-from sentence_transformers import SentenceTransformer
-
-folder = {str(output)!r}  # a model for each language
-model = SentenceTransformer(f"{{folder}}/{language}")
-english = SentenceTransformer(f"{{folder}}/en")
-embeddings = model.encode({quoted(source for source, _ in pairs)})
-print(model.similarity(embeddings, english.encode({quoted(target for _, target in pairs)})))"""

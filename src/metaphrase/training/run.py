@@ -12,118 +12,63 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
-from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset, IterableDataset
+from datasets import IterableDataset
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
-from metaphrase.corpus.files import find_files
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
-from metaphrase.encoders.loading import english_piece_ids, freeze_word_embeddings, load_encoder, model_folder
+from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.encoders.prompts import search_prompts
-from metaphrase.evaluation.compare import compare
-from metaphrase.evaluation.guards import AlphaCurve
-from metaphrase.evaluation.retention import collapse_in_words, overall_verdict
 from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
-from metaphrase.exceptions import CorpusError, MissingExtraError, UsageError
-from metaphrase.io.environment import hardware, install_command, versions
+from metaphrase.exceptions import CorpusError, UsageError
+from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
-from metaphrase.objectives import OBJECTIVES
-from metaphrase.objectives.registry import parameters_of
 from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.publishing.examples import usage_by_language, usage_lines
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
 from metaphrase.publishing.release import RECIPE
-from metaphrase.publishing.report import usage_lines, write_report
+from metaphrase.publishing.report import write_report
 from metaphrase.training.arguments import check_trackers
 from metaphrase.training.baseline import (
     Baseline,
     EvaluationSets,
     Sets,
-    measure,
     measure_baseline,
-    measure_retention,
     read_test_sets,
     split_retention,
 )
 from metaphrase.training.callbacks import log_readably
-from metaphrase.training.configuration import CLEANINGS, RunConfig
+from metaphrase.training.checks import check, check_language_embedding, check_text
+from metaphrase.training.configuration import RunConfig, configured_recipe
 from metaphrase.training.corpora import (
-    check_text,
     leakage,
     read_bitext,
     read_dev,
     remove_other_corpora,
     restored_caches,
-    selected,
     with_columns,
 )
 from metaphrase.training.finishing import finish, release_guards
-from metaphrase.training.loss import AlignmentLoss
-from metaphrase.training.recipe import Recipe
-from metaphrase.training.releases import TRANSFORMS, describe, usage_by_language, write_release
+from metaphrase.training.loss import AlignmentLoss, build_loss
+from metaphrase.training.releases import TRANSFORMS, describe, write_release
+from metaphrase.training.results import RunResult, measure_effects
 from metaphrase.training.resuming import checkpoint_to_resume
 from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """The result of a training run.
-
-    Attributes:
-        output: Folder of the release; with a language embedding, a release for each language in it.
-        model: Name of the encoder that was trained.
-        facts: Facts of the run, as in ``run.json``: recipe, corpus, files, steps, seconds, hardware, versions and log.
-        before: Results before training, by test set.
-        after: Results of the release, by test set.
-        comparisons: Before and after compared, by test set.
-        retention: Retention of languages that were not trained on, by test set.
-        abilities: Retention of other abilities: rows of guards by their names.
-        curve: Gain and cost by the weight of what training changed, if it was chosen.
-        verdict: What the release is better and worse at than the encoder before, as one sentence.
-        report: The HTML report; ``report.json`` is in the same folder. None without test sets.
-        usage: Python that loads the release.
-        pushed: Address of the commit on the Hub, if the release was pushed.
-    """
-
-    output: Path
-    model: str
-    facts: Mapping[str, Any]
-    before: Mapping[str, Any] = field(default_factory=dict)
-    after: Mapping[str, Any] = field(default_factory=dict)
-    comparisons: Mapping[str, Any] = field(default_factory=dict)
-    retention: Mapping[str, Any] = field(default_factory=dict)
-    abilities: Mapping[str, Any] = field(default_factory=dict)
-    curve: AlphaCurve | None = None
-    verdict: str = ""
-    report: Path | None = None
-    usage: str = ""
-    pushed: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """The result as plain data: the facts with ``output``, comparisons, retention, verdict and ``pushed``."""
-        names = ("comparisons", "retention", "abilities", "verdict", "pushed")
-        curve = None if self.curve is None else self.curve.to_dict()
-        return {
-            **self.facts,
-            "output": str(self.output),
-            **{name: getattr(self, name) for name in names},
-            "curve": curve,
-        }
 
 
 @dataclass(frozen=True)
@@ -255,11 +200,11 @@ class TrainingRun:
             UsageError: An option is missing or unknown.
             MissingFileError: The corpus does not exist.
         """
-        check(self.config)
-        if self.config.merge == "auto" and not (self.config.dev or self.inputs.dev):
-            raise UsageError("--merge auto needs pairs that show the gain: pass --dev, or a number with --merge.")
-        if self.config.guard and self.config.merge != "auto" and not (self.config.test or self.inputs.tests):
-            raise UsageError("--guard is measured with the test sets: also pass --test.")
+        check(
+            self.config,
+            dev=self.config.dev or self.inputs.dev or (),
+            tests=self.config.test or self.inputs.tests or (),
+        )
         check_files([self.output / RECIPE], [self.config.recipe])
         check_trackers(self.arguments.report_to or ())
         check_text(self.recipe, self.config)
@@ -391,24 +336,8 @@ class TrainingRun:
         self.loss = build_loss(self.encoder, self.recipe, self.corpus, max_length=self.config.max_length)
         for name, transform in self.loss.transforms().items():
             logger.info("%s predicts pieces through %s.", name.upper(), TRANSFORMS[transform])
-        if self.language_embedding is None:
-            return
-        if self.config.debias or self.config.merge is not None or self.config.guard:
-            raise UsageError(
-                f"Recipe {self.recipe.name!r} learns an input vector for each language, so its encoder is not merged, "
-                "debiased or guarded. Omit --merge, --debias and --guard."
-            )
-        if self.config.push_to_hub:
-            raise UsageError(
-                f"Recipe {self.recipe.name!r} is released as one folder per language, which one repository cannot contain. "
-                "Omit --push_to_hub, and push the folders after training: metaphrase push FOLDER/xx --repo me/name-xx."
-            )
-        measured = {*self.dev, *(language for sets in self.tests.merged().values() for language in sets)}
-        if missing := sorted(measured - set(self.language_embedding.languages)):
-            raise UsageError(
-                f"The corpus has no {', '.join(missing)}, so the model learns no vector for it and cannot be measured "
-                "on it. Choose the measured languages with --languages."
-            )
+        if (embedding := self.language_embedding) is not None:
+            check_language_embedding(self.config, self.recipe, embedding, [self.dev, *self.tests.merged().values()])
 
     def build_trainer(self) -> None:
         """Build the trainer over corpus, loss and dev sets.
@@ -482,45 +411,35 @@ class TrainingRun:
             The result of the run.
         """
         result = RunResult(self.output, self.config.model, facts, curve=self.curve)
-        tests, before, name = self.tests.trained, self.baseline.trained, str(self.output)
+        tests = self.tests.trained
         if not tests:
             return result
-        trained = self.trained_encoder()
-        after = measure(trained, tests, name=name, show_progress=self._show_progress)
-        comparisons = {test: compare(before[test], after[test]) for test in tests}
-        retained = measure_retention(
-            trained, self.tests, self.baseline, facts, name=name, show_progress=self._show_progress
+        effects = measure_effects(
+            self.trained_encoder(),
+            self.tests,
+            self.baseline,
+            self.guards,
+            facts,
+            name=str(self.output),
+            show_progress=self._show_progress,
         )
-        for test, comparison in comparisons.items():
-            card.add_comparison(test, comparison)
-        for test, one in retained.items():
-            card.add_retention(test, one)
-        abilities = {guard.name: guard.measure(trained) for guard in self.guards}
-        for ability, row in abilities.items():
-            card.add_ability(ability, row)
-        card.verdict = collapse_in_words(before, after) or overall_verdict(comparisons, retained, abilities)
+        effects.add_to(card)
         self.release(card)
-        embedding = self.language_embedding
         languages = [*next(iter(tests.values())), *card.language]
-        usage = usage_lines(self.output, languages) if embedding is None else usage_by_language(self.output, languages)
+        write_usage = usage_lines if self.language_embedding is None else usage_by_language
+        usage = write_usage(self.output, languages)
         page = write_report(
             self.output,
             title=self.title or f"{self.config.model} trained with {self.recipe.name}",
-            before=before,
-            after=after,
-            comparisons=comparisons,
+            before=effects.before,
+            after=effects.after,
+            comparisons=effects.comparisons,
             run=facts,
             usage=usage,
-            analysis={"retention": retained, "abilities": abilities, "verdict": card.verdict}
+            analysis={name: getattr(effects, name) for name in ("retention", "abilities", "verdict")}
             | ({} if self.curve is None else {"alpha": self.curve.to_dict()}),
         )
-        measured: dict[str, Any] = {
-            "before": before,
-            "after": after,
-            "comparisons": comparisons,
-            "retention": retained,
-        }
-        return replace(result, **measured, abilities=abilities, verdict=card.verdict, report=page, usage=usage)
+        return replace(result, **effects._asdict(), report=page, usage=usage)
 
     def push(self) -> str:
         """Push the finished release, with its complete card, to the repository of the training arguments.
@@ -548,48 +467,3 @@ class TrainingRun:
     @property
     def _show_progress(self) -> bool:
         return not self.config.disable_tqdm and sys.stderr.isatty()
-
-
-# ------------------------------------------------------------------------------------------------------------ functions
-
-
-def check(config: RunConfig) -> None:
-    """Refuse a configuration whose options are missing or unknown."""
-    if not config.corpus:
-        raise UsageError("Training needs a bitext: pass --corpus (a file, a folder or hf:org/name).")
-    if not config.output_dir:
-        raise UsageError("Training needs a folder for its results: pass --output_dir.")
-    if config.streaming and config.max_steps <= 0:
-        raise UsageError("A stream has no length: pass --max_steps.")
-    if config.lora_rank is not None and find_spec("peft") is None:
-        raise MissingExtraError(f"--lora_rank requires PEFT: {install_command('peft')}.")
-    if config.clean not in CLEANINGS:
-        raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
-    find_files(config.corpus, **selected(config))
-
-
-def configured_recipe(config: RunConfig) -> Recipe:
-    """The recipe with the configured vocabulary and transform in every term that has them."""
-    recipe = Recipe.load(config.recipe)
-    recipe.check()
-    chosen = {name: value for name in ("vocabulary", "transform") if (value := getattr(config, name)) is not None}
-    terms = []
-    for term in recipe.terms:
-        accepted = parameters_of(OBJECTIVES[term.objective])
-        settings = {name: value for name, value in chosen.items() if name in accepted}
-        terms.append(replace(term, args={**term.args, **settings}) if settings else term)
-    return replace(recipe, terms=tuple(terms))
-
-
-def build_loss(
-    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, *, max_length: int | None = None
-) -> AlignmentLoss:
-    """Build a recipe's loss, with the vocabulary and the languages of the corpus."""
-    english_ids = None
-    if any(term.args.get("vocabulary") == "english" for term in recipe.terms):
-        if not isinstance(corpus.dataset, Dataset):
-            raise UsageError("The English subset vocabulary is read from the corpus; a stream does not provide it.")
-        english_ids = english_piece_ids(corpus.dataset["target"], model.tokenizer)
-        logger.info("English subset vocabulary: %d pieces.", len(english_ids))
-    languages = {language for file in corpus.files for language in file.get("languages", ())}
-    return AlignmentLoss(model, recipe, max_length=max_length, english_ids=english_ids, languages=sorted(languages))

@@ -1,0 +1,68 @@
+"""Checks of a run's configuration, before anything is loaded or trained."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from importlib.util import find_spec
+
+from metaphrase.corpus.files import find_files
+from metaphrase.corpus.monolingual import check_monolingual
+from metaphrase.exceptions import MissingExtraError, UsageError
+from metaphrase.io.environment import install_command
+from metaphrase.modeling.languages import LanguageEmbedding
+from metaphrase.training.configuration import CLEANINGS, RunConfig
+from metaphrase.training.corpora import selected
+from metaphrase.training.recipe import Recipe
+
+
+def check(config: RunConfig, *, dev: Collection[str] | None = None, tests: Collection[str] | None = None) -> None:
+    """Refuse a configuration whose options are missing or unknown; ``dev`` and ``tests`` replace its own."""
+    if not config.corpus:
+        raise UsageError("Training needs a bitext: pass --corpus (a file, a folder or hf:org/name).")
+    if not config.output_dir:
+        raise UsageError("Training needs a folder for its results: pass --output_dir.")
+    if config.streaming and config.max_steps <= 0:
+        raise UsageError("A stream has no length: pass --max_steps.")
+    if config.lora_rank is not None and find_spec("peft") is None:
+        raise MissingExtraError(f"--lora_rank requires PEFT: {install_command('peft')}.")
+    if config.clean not in CLEANINGS:
+        raise UsageError(f"--clean is one of {', '.join(CLEANINGS)}, not {config.clean!r}.")
+    if config.merge == "auto" and not (config.dev if dev is None else dev):
+        raise UsageError("--merge auto needs pairs that show the gain: pass --dev, or a number with --merge.")
+    if config.guard and config.merge != "auto" and not (config.test if tests is None else tests):
+        raise UsageError("--guard is measured with the test sets: also pass --test.")
+    find_files(config.corpus, **selected(config))
+
+
+def check_text(recipe: Recipe, config: RunConfig) -> None:
+    """Refuse a recipe without the monolingual text that it reads, or text that no objective reads."""
+    reads = "monolingual" in recipe.columns
+    if reads and not config.monolingual:
+        raise UsageError(
+            f"Recipe {recipe.name!r} reads monolingual text: pass --monolingual (files with one sentence per line, or "
+            "hf:org/name), or use a recipe whose objectives do not read it."
+        )
+    if config.monolingual and not reads:
+        raise UsageError(f"Recipe {recipe.name!r} reads no monolingual text; omit --monolingual.")
+    check_monolingual(config.monolingual)
+
+
+def check_language_embedding(
+    config: RunConfig, recipe: Recipe, embedding: LanguageEmbedding, measured: Iterable[Collection[str]]
+) -> None:
+    """Refuse options that do not apply to a recipe with a language embedding, and measured languages without a vector."""
+    if config.debias or config.merge is not None or config.guard:
+        raise UsageError(
+            f"Recipe {recipe.name!r} learns an input vector for each language, so its encoder is not merged, "
+            "debiased or guarded. Omit --merge, --debias and --guard."
+        )
+    if config.push_to_hub:
+        raise UsageError(
+            f"Recipe {recipe.name!r} is released as one folder per language, which one repository cannot contain. "
+            "Omit --push_to_hub, and push the folders after training: metaphrase push FOLDER/xx --repo me/name-xx."
+        )
+    if missing := sorted(set().union(*measured) - set(embedding.languages)):
+        raise UsageError(
+            f"The corpus has no {', '.join(missing)}, so the model learns no vector for it and cannot be measured "
+            "on it. Choose the measured languages with --languages."
+        )

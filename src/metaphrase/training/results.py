@@ -1,0 +1,102 @@
+"""The result of a run, and the effects of training that it is judged by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.guards import AlphaCurve, Guard
+from metaphrase.evaluation.retention import collapse_in_words, overall_verdict
+from metaphrase.evaluation.retrieval import Encoders
+from metaphrase.publishing.card import AlignmentModelCardData
+from metaphrase.training.baseline import Baseline, EvaluationSets, measure, measure_retention
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a training run.
+
+    Attributes:
+        output: Folder of the release; with a language embedding, a release for each language in it.
+        model: Name of the encoder that was trained.
+        facts: Facts of the run, as in ``run.json``: recipe, corpus, files, steps, seconds, hardware, versions and log.
+        before: Results before training, by test set.
+        after: Results of the release, by test set.
+        comparisons: Before and after compared, by test set.
+        retention: Retention of languages that were not trained on, by test set.
+        abilities: Retention of other abilities: rows of guards by their names.
+        curve: Gain and cost by the weight of what training changed, if it was chosen.
+        verdict: What the release is better and worse at than the encoder before, as one sentence.
+        report: The HTML report; ``report.json`` is in the same folder. None without test sets.
+        usage: Python that loads the release.
+        pushed: Address of the commit on the Hub, if the release was pushed.
+    """
+
+    output: Path
+    model: str
+    facts: Mapping[str, Any]
+    before: Mapping[str, Any] = field(default_factory=dict)
+    after: Mapping[str, Any] = field(default_factory=dict)
+    comparisons: Mapping[str, Any] = field(default_factory=dict)
+    retention: Mapping[str, Any] = field(default_factory=dict)
+    abilities: Mapping[str, Any] = field(default_factory=dict)
+    curve: AlphaCurve | None = None
+    verdict: str = ""
+    report: Path | None = None
+    usage: str = ""
+    pushed: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The result as plain data: the facts with ``output``, comparisons, retention, verdict and ``pushed``."""
+        names = ("comparisons", "retention", "abilities", "verdict", "pushed")
+        curve = None if self.curve is None else self.curve.to_dict()
+        return {
+            **self.facts,
+            "output": str(self.output),
+            **{name: getattr(self, name) for name in names},
+            "curve": curve,
+        }
+
+
+class Effects(NamedTuple):
+    """What training changed; the fields are those of `RunResult`."""
+
+    before: Mapping[str, Any]
+    after: Mapping[str, Any]
+    comparisons: Mapping[str, Any]
+    retention: Mapping[str, Any]
+    abilities: Mapping[str, Any]
+    verdict: str
+
+    def add_to(self, card: AlignmentModelCardData) -> None:
+        """Add the effects to a model card."""
+        for test, comparison in self.comparisons.items():
+            card.add_comparison(test, comparison)
+        for test, one in self.retention.items():
+            card.add_retention(test, one)
+        for ability, row in self.abilities.items():
+            card.add_ability(ability, row)
+        card.verdict = self.verdict
+
+
+def measure_effects(
+    model: Encoders,
+    tests: EvaluationSets,
+    baseline: Baseline,
+    guards: Sequence[Guard],
+    facts: Mapping[str, Any],
+    *,
+    name: str,
+    show_progress: bool = False,
+) -> Effects:
+    """Measure a trained encoder on test sets, retention sets and guards, and compare it with the baseline."""
+    before = baseline.trained
+    after = measure(model, tests.trained, name=name, show_progress=show_progress)
+    comparisons = {test: compare(before[test], one) for test, one in after.items()}
+    retained = measure_retention(model, tests, baseline, facts, name=name, show_progress=show_progress)
+    abilities = {guard.name: guard.measure(model) for guard in guards}
+    verdict = collapse_in_words(before, after) or overall_verdict(comparisons, retained, abilities)
+    return Effects(before, after, comparisons, retained, abilities, verdict)
