@@ -185,7 +185,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         self._cached_dict = values  # saves `to_yaml` a second call
         return values
 
-    def todump_yaml(self, line_break: str | None = None) -> str:
+    def to_yaml(self, line_break: str | None = None) -> str:
         """The card's metadata as YAML of plain types."""
         values = self._cached_dict or self.to_dict()
         self._cached_dict = None
