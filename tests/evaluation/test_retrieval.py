@@ -117,7 +117,7 @@ def test_loads_the_files_of_a_split(tmp_path):
 
 
 def test_missing_files_are_reported_with_alternatives(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no parallel files"):
+    with pytest.raises(FileNotFoundError, match="no such files"):
         load_parallel_folder(tmp_path)
     write_pairs(tmp_path / "sw-en.dev.tsv.gz", [("paka", "cat")])
     write_pairs(tmp_path / "te-en.dev.tsv.gz", [("pilli", "cat")])

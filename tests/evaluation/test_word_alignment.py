@@ -199,7 +199,7 @@ def test_reads_gold_lines(gold_lines):
     ("file", "text", "message"),
     [
         (0, "a b\nc ||| d\n", r"src-tgt:1: a line must be 'source \|\|\| target', not 'a b'"),
-        (0, "a ||| b\n", "one line per pair, but .* has 1 lines and .* 2"),
+        (0, "a ||| b\n", "one line per pair, but .* differ: .* 1, .* 2"),
         (1, "1-1\n0-1\n", r"gold:2: The words of these gold links are counted from 1, but a link is '0-1'"),
         (1, "1-1\nx\n", "gold:2: Gold links have the form"),
         (2, "0-0\n", "must have one line per pair, but has 1 lines for 2 pairs"),

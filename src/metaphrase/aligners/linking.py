@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from functools import cached_property, partial
 from itertools import chain
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class LinkCounts:
     target_linked: int = 0
 
     def __add__(self, other: LinkCounts) -> LinkCounts:
-        return LinkCounts(*(a + b for a, b in zip(_values(self), _values(other), strict=True)))
+        return LinkCounts(*map(add, astuple(self), astuple(other)))
 
     def facts(self) -> dict[str, Any]:
         """The counts, the shares of words with a link, and the mean number of links per pair."""
@@ -74,10 +74,6 @@ class LinkCounts:
             "share_target_linked": round(self.target_linked / max(1, self.target_words), 4),
             "links_per_pair": round(self.links / max(1, self.pairs), 2),
         }
-
-
-def _values(counts: LinkCounts) -> list[int]:
-    return [getattr(counts, field.name) for field in dataclasses.fields(counts)]
 
 
 @dataclass

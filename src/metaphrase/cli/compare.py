@@ -25,7 +25,8 @@ class CompareOptions:
 
     runs: list[str] = option(
         help="Folders that `metaphrase train --test` or `metaphrase demo` wrote. May be the first arguments. Runs that "
-        "differ in their seed only are pooled."
+        "differ in their seed only are pooled.",
+        first=True,
     )
     baseline: str = option(
         BEFORE, "'before', the encoder that each run started from, or one of the folders (default: before)."
@@ -35,8 +36,7 @@ class CompareOptions:
 
 def run(argv: Sequence[str]) -> int:
     """Compare the runs and print a table."""
-    arguments = ["--runs", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase compare", [CompareOptions], arguments, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase compare", [CompareOptions], argv, description=SUMMARY, examples=EXAMPLES)
     check_files([options.plot], [])
     rows = compare_runs(options.runs, baseline=options.baseline)
     drawn = [f"Plot: {save_plot(rows, options.plot)}"] if options.plot else []

@@ -13,7 +13,6 @@ from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.publishing.debiasing import DebiasOptions, describe, write_debiased
 
-SUMMARY = "Remove language identity from the embeddings of an encoder, without training"
 DESCRIPTION = (
     "metaphrase debias MODEL -o DIR projects out the directions in which the mean embeddings of languages differ most, so "
     "that a search in many languages prefers the best answer to one in the language of the query. The result is a plain "
@@ -28,8 +27,7 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Debias, write, and say how to load the result."""
-    arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase debias", [DebiasOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    (options,) = parse("metaphrase debias", [DebiasOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     result = write_debiased(
         options,

@@ -29,8 +29,7 @@ EXAMPLES = [
 
 def run(argv: Sequence[str]) -> int:
     """Diagnose, print tables, write JSON; the exit status is 1 if there are errors."""
-    arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase diagnose", [DiagnoseOptions], arguments, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase diagnose", [DiagnoseOptions], argv, description=SUMMARY, examples=EXAMPLES)
     options.languages = split_languages(options.languages)
     torch.set_flush_denormal(True)
     with progress(notes()) as begin:
@@ -60,9 +59,7 @@ def _render(report: DiagnosisReport) -> Iterator[RenderableType]:
 
 
 def _languages_table(sets: Mapping[str, ParallelSet], diagnosis: Diagnosis | None) -> Table:
-    table = titled_table("Languages")
-    table.add_column("")
-    table.add_column("pairs", justify="right")
+    table = titled_table("Languages", "", right=["pairs"])
     measured = diagnosis.languages if diagnosis is not None else {}
     if measured:
         for heading in ("sample", "retrieval", "cosine of pairs", "of random pairs", "pair closer"):
@@ -107,10 +104,8 @@ def _describe_model(diagnosis: Diagnosis) -> Iterator[RenderableType]:
         yield f"Retrieval by pooling, the stored mode first: {modes}."
     for language, rows in diagnosis.words.items():
         if rows:
-            table = titled_table(f"Frequent words of {language} that are aligned least")
-            table.add_column("word")
-            for heading in ("count", "linked", "score"):
-                table.add_column(heading, justify="right")
+            title = f"Frequent words of {language} that are aligned least"
+            table = titled_table(title, "word", right=["count", "linked", "score"])
             table.add_column("mostly with")
             for row in rows[:8]:
                 score = "" if row["score"] is None else f"{row['score']:.3f}"

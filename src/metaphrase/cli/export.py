@@ -19,8 +19,6 @@ from metaphrase.io.environment import versions
 from metaphrase.publishing.export import ExportOptions, how_to_load, prepare_export, size_rows
 from metaphrase.publishing.report import render_table
 
-SUMMARY = "Reduce the size of an encoder, and measure the cost"
-
 DESCRIPTION = (
     "Reduce an encoder to some languages: remove pieces of its vocabulary (--languages, --corpus, --texts) and "
     "layers (--layers, --keep_layers). The result is compared with the original model per language, with a paired bootstrap, "
@@ -39,8 +37,7 @@ def run(argv: Sequence[str]) -> int:
 
     The exit status is 1 if the loss is too large and nothing is written.
     """
-    arguments = ["--model", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase export", [ExportOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    (options,) = parse("metaphrase export", [ExportOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     notify = partial(notes().print, markup=False, highlight=False)
     with prepare_export(options, notify=notify, show_progress=show_progress()) as export:

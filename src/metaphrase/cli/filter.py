@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 
-from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import text_histogram
@@ -14,7 +13,6 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.mining.filtering import filter_corpus
 from metaphrase.mining.options import FilterOptions, SearchOptions
 
-SUMMARY = "Score the pairs of a bitext, and keep the good ones"
 DESCRIPTION = "metaphrase filter CORPUS… -o OUT"
 EXAMPLES = (
     "metaphrase filter pairs.tsv --source_lang sw -o scored.tsv",
@@ -24,10 +22,8 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Score, filter, write."""
-    corpus, others = leading_values(argv)
-    arguments = ["--corpus", *corpus, *others] if corpus else others
     options, search = parse(
-        "metaphrase filter", [FilterOptions, SearchOptions], arguments, description=DESCRIPTION, examples=EXAMPLES
+        "metaphrase filter", [FilterOptions, SearchOptions], argv, description=DESCRIPTION, examples=EXAMPLES
     )
     options.languages = split_languages(options.languages)
     torch.set_flush_denormal(True)

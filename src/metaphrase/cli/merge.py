@@ -9,12 +9,10 @@ from functools import partial
 
 import torch
 
-from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.publishing.merging import MergeOptions, describe, merge
 
-SUMMARY = "Merge a tuned encoder with its base, or store what training changed in a small file"
 DESCRIPTION = (
     "metaphrase merge BASE TUNED [TUNED ...] writes the base plus alpha times what training changed, as a plain "
     "SentenceTransformer folder (--output_dir), or what training changed as one small file (--vector)."
@@ -33,9 +31,7 @@ def run(argv: Sequence[str]) -> int:
 
     The exit status is 1 if no alpha gains anything without a loss, and nothing is written.
     """
-    models, others = leading_values(argv)
-    arguments = ["--models", *models, *others] if models else others
-    (options,) = parse("metaphrase merge", [MergeOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
+    (options,) = parse("metaphrase merge", [MergeOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     command = shlex.join(["metaphrase", "merge", *argv])
     console = notes()

@@ -14,7 +14,6 @@ from metaphrase.mining.options import MiningOptions, SearchOptions
 if TYPE_CHECKING:
     from metaphrase.mining.workflow import MiningResult
 
-SUMMARY = "Find the translations in two monolingual texts"
 DESCRIPTION = "metaphrase mine SOURCE TARGET -o OUT"
 EXAMPLES = (
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz",

@@ -20,6 +20,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
+from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.output import configure
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.arguments import check_value, hints_of, is_limited, is_of_type
@@ -141,6 +142,9 @@ def parse(
         ConfigError: The same in the file; the message has line and column.
         SystemExit: ``--help`` or ``--print-config`` was given.
     """
+    first = next((option.name for cls in types for option in options_of(cls) if option.metadata.get("first")), None)
+    if first is not None and (values := leading_values(argv)[0]):
+        argv = [f"--{first}", *values, *argv[len(values) :]]
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,
@@ -352,6 +356,7 @@ def _add_option(parser: Any, option: Field[Any], kind: Any) -> None:
     names = [f"--{name}" for name in dict.fromkeys([option.name, option.name.replace("_", "-")])]
     settings = dict(option.metadata)
     names += settings.pop("aliases", [])
+    settings.pop("first", None)
     default = default_of(option)
     if get_origin(kind) is list and not isinstance(default, list) and default is not MISSING:
         default = None  # "" for no list

@@ -15,8 +15,6 @@ from metaphrase.exceptions import UsageError
 from metaphrase.io.configuration import option
 from metaphrase.io.redaction import without_tokens
 
-SUMMARY = "Push a released encoder or a bitext to the Hub"
-
 DESCRIPTION = (
     "metaphrase push RUN --repo me/name uploads the release of a run, and no other file of its folder; with --vector, only "
     "what training changed. metaphrase push VECTOR.safetensors --repo me/name uploads a task vector, and metaphrase push "

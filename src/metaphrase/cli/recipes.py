@@ -20,14 +20,15 @@ EXAMPLES = ("metaphrase recipes", "metaphrase recipes dap > mine.yaml", "metaphr
 class RecipesOptions:
     """Options of ``metaphrase recipes``."""
 
-    show: str | None = option(None, "Print this recipe as YAML, as a start for your own. May be the first argument.")
+    show: str | None = option(
+        None, "Print this recipe as YAML, as a start for your own. May be the first argument.", first=True
+    )
 
 
 def run(argv: Sequence[str]) -> int:
     """List the recipes, or print one."""
-    arguments = ["--show", *argv] if argv and not argv[0].startswith("-") else list(argv)
     (options,) = parse(
-        "metaphrase recipes", [RecipesOptions], arguments, description="metaphrase recipes [NAME]", examples=EXAMPLES
+        "metaphrase recipes", [RecipesOptions], argv, description="metaphrase recipes [NAME]", examples=EXAMPLES
     )
     recipes = [Recipe.load(options.show)] if options.show else list_recipes()
     contents = [recipe.to_dict() for recipe in recipes]

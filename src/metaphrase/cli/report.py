@@ -25,8 +25,7 @@ EXAMPLES = [
 
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
-    arguments = ["--run", *argv] if argv and not argv[0].startswith("-") else list(argv)
-    (options,) = parse("metaphrase report", [ReportOptions], arguments, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase report", [ReportOptions], argv, description=SUMMARY, examples=EXAMPLES)
     torch.set_flush_denormal(True)
     console = notes()
     written = report_run(

@@ -60,12 +60,9 @@ def text_histogram(bins: Mapping[str, Sequence[float]], threshold: float | None 
 
 def models_table(found: Evaluations) -> Table:
     """A row for each data set and encoder."""
-    table = titled_table("Encoders" if found.baseline is None else f"Against {found.baseline['model']}")
+    title = "Encoders" if found.baseline is None else f"Against {found.baseline['model']}"
+    table = titled_table(title, "", "model", right=["measure", "score"])
     table.caption = "In percent or ×100, best first; ↓ lower is better."
-    for heading in ("", "model"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("measure", "score"):
-        table.add_column(heading, justify="right")
     if found.baseline is not None:
         table.caption += " 95 % intervals of the differences; verdicts are not corrected for the number of encoders."
         table.add_column("difference", justify="right")
@@ -81,12 +78,8 @@ def models_table(found: Evaluations) -> Table:
 
 def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
     """A row for each configuration and test set of :func:`metaphrase.publishing.run_comparison.compare_runs`."""
-    table = titled_table(f"Against {baseline}")
+    table = titled_table(f"Against {baseline}", "", "test", right=["seeds", "before", "after", "difference"])
     table.caption = "95 % intervals over test items and, for several seeds, over seeds."
-    for heading in ("", "test"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("seeds", "before", "after", "difference"):
-        table.add_column(heading, justify="right")
     table.add_column("verdict")
     for row in rows:
         low, high = row["interval"]

@@ -6,7 +6,6 @@ What is estimated or chosen on one part is measured on the other.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
@@ -33,7 +32,7 @@ def _part(one: ParallelSet, articles: Articles) -> ParallelSet:
     with open_text(one.path) as file:
         sections = [line.rstrip("\n").split("\t")[2] for line in file][1:]
     rows = [at for at, section in enumerate(sections) if (_number(section) % 2 == 1) == (articles == "odd")]
-    return replace(one, sources=tuple(one.sources[at] for at in rows), targets=tuple(one.targets[at] for at in rows))
+    return one.rows(rows)
 
 
 def _number(section: str) -> int:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar
 
 from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.readers import read_parallel
 from metaphrase.exceptions import DataError, MissingFileError
 
 TARGET_LANGUAGE = "en"
+
+_Set = TypeVar("_Set", bound=Any)
 
 _FILE = re.compile(r"(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-en(\.(?P<split>[a-z]+))?\.tsv(\.gz)?")
 
@@ -39,6 +42,16 @@ class ParallelSet:
         lines = "".join(f"{source}\t{target}\n" for source, target in zip(self.sources, self.targets, strict=True))
         return hashlib.sha256(lines.encode()).hexdigest()
 
+    def rows(self, chosen: Iterable[int]) -> ParallelSet:
+        """Some of the pairs, by number."""
+        return rows_of(self, ("sources", "targets"), chosen)
+
+
+def rows_of(one: _Set, columns: Iterable[str], chosen: Iterable[int]) -> _Set:
+    """A set with some rows of its columns, by number."""
+    rows = list(chosen)
+    return replace(one, **{name: tuple(getattr(one, name)[row] for row in rows) for name in columns})
+
 
 def load_parallel_folder(
     path: str | Path, languages: Sequence[str] | None = None, split: str | None = None
@@ -54,35 +67,55 @@ def load_parallel_folder(
         FileNotFoundError: The folder, the split or a language does not exist; the message lists the available ones.
         ValueError: A file is malformed or has no pairs, or a language has two files.
     """
+    named = f"{f'xx-en.{split}' if split else 'xx-en'}.tsv.gz"
+    sets = {}
+    for language, file in files_by_language(
+        path, _FILE, split, languages, named=named, example="sw-en.tsv.gz"
+    ).items():
+        pairs = read_parallel(file)
+        if not pairs:
+            raise DataError(f"{file} has no pairs.")
+        sources, targets = zip(*pairs, strict=True)
+        sets[language] = ParallelSet(language, sources, targets, file)
+    return sets
+
+
+def files_by_language(
+    path: str | Path,
+    pattern: re.Pattern[str],
+    split: str | None,
+    languages: Sequence[str] | None = None,
+    *,
+    named: str,
+    example: str,
+) -> dict[str, Path]:
+    """The files of a split in a folder, by language.
+
+    Args:
+        path: The folder.
+        pattern: Pattern of the files' names, with the groups ``language`` and ``split``.
+        split: The split; None for files without one.
+        languages: Languages to find, in this order; None finds all, in alphabetical order.
+        named: Name of such a file, for the message if there is none.
+        example: Name of a file, for the message if there is no folder.
+    """
     folder = Path(path)
     if not str(path) or not folder.is_dir():
-        raise MissingFileError(
-            f"{str(path) or repr('')} is not a folder. Pass a folder with files such as sw-en.tsv.gz."
-        )
-    names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
+        raise MissingFileError(f"{str(path) or repr('')} is not a folder. Pass a folder with files such as {example}.")
+    names = {file: match for file in sorted(folder.iterdir()) if (match := pattern.fullmatch(file.name))}
     files: dict[str, Path] = {}
     for file, match in names.items():
         if match["split"] == split:
             add_file(files, match["language"], file)
     if not files:
-        splits = sorted({match["split"] or "none" for match in names.values()})
-        raise MissingFileError(
-            f"{folder} has no file named {f'xx-en.{split}' if split else 'xx-en'}.tsv.gz. "
-            + (f"Its splits are: {', '.join(splits)}." if splits else "It has no parallel files.")
-        )
+        splits = ", ".join(sorted({match["split"] or "none" for match in names.values()}))
+        found = f"Its splits are: {splits}." if splits else "It has no such files."
+        raise MissingFileError(f"{folder} has no file named {named}. {found}")
     by_code = {standard_code(language) or language: language for language in files}
     wanted = [by_code.get(standard_code(language) or language, language) for language in languages or files]
-    chosen = list(dict.fromkeys(wanted))
-    if missing := [language for language in chosen if language not in files]:
+    if missing := [language for language in wanted if language not in files]:
         raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
-    sets = {}
-    for language in chosen:
-        pairs = read_parallel(files[language])
-        if not pairs:
-            raise DataError(f"{files[language]} has no pairs.")
-        sources, targets = zip(*pairs, strict=True)
-        sets[language] = ParallelSet(language, sources, targets, files[language])
-    return sets
+    return {language: files[language] for language in wanted}
 
 
 def add_file(files: dict[str, Path], key: str, file: Path) -> None:

@@ -377,11 +377,10 @@ def evaluate_answer_retrieval(
     for measure, (lower_is_better, items_of) in _MEASURES.items():
         languages = {}
         for own, (language, one) in enumerate(ranks.items()):
-            items = items_of(one, own).round(6).tolist()
-            details: dict[str, Any] = {"items": items}
+            details = {}
             if measure == "mAP in one language":
                 details["answers"] = dict(zip(sets, (100 * one.reciprocal_nl.mean(axis=0)).tolist(), strict=True))
-            languages[language] = Measurement(len(items), 100 * float(np.mean(items)), None, digest, details)
+            languages[language] = Measurement.of_items(items_of(one, own).round(6), digest, **details)
         fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)
         results[measure] = Result(
             suite="answer-retrieval",
@@ -437,9 +436,8 @@ def evaluate_monolingual_answers(
         first_d, distinct_m = distinct_rows(pool_mh)
         similarity_nm = (unit_rows(question_nh) @ pool_mh[first_d].T)[:, distinct_m]
         right_n1 = np.take_along_axis(similarity_nm, np.array(one.answers)[:, None], axis=1)
-        items = (1 / np.count_nonzero(similarity_nm >= right_n1, axis=1)).round(6).tolist()
-        digest = _sha256({language: one}, "sentence")
-        languages[language] = Measurement(len(items), 100 * float(np.mean(items)), None, digest, {"items": items})
+        item_n = (1 / np.count_nonzero(similarity_nm >= right_n1, axis=1)).round(6)
+        languages[language] = Measurement.of_items(item_n, _sha256({language: one}, "sentence"))
     return Result(
         suite="monolingual answers",
         model=name or type(model).__name__,

@@ -162,8 +162,7 @@ def sample_blocks(pairs: ParallelSet, sample: int, seed: int = 0) -> tuple[Paral
     size = min(BLOCK, sample)
     blocks = np.random.default_rng(seed).choice(n // size, sample // size, replace=False)
     row_n = (np.sort(blocks)[:, None] * size + np.arange(size)).ravel()
-    sources, targets = (tuple(side[row] for row in row_n) for side in (pairs.sources, pairs.targets))
-    return ParallelSet(pairs.language, sources, targets, pairs.path), row_n
+    return pairs.rows(row_n), row_n
 
 
 def _embed(model: SentenceTransformer, pairs: ParallelSet, advance: Advance) -> Embeddings:
@@ -365,8 +364,7 @@ def _pooling(model: SentenceTransformer, sets: Mapping[str, ParallelSet], facts:
             return []
         hits_n = []
         for pairs in sets.values():
-            part = ParallelSet(pairs.language, pairs.sources[:share], pairs.targets[:share])
-            sides = _embed(other, part, lambda n: None)
+            sides = _embed(other, pairs.rows(range(len(pairs.sources))[:share]), lambda n: None)
             if not _not_finite(sides):
                 hits_n.append(np.mean(retrieval_hits(*sides), axis=0))
         hits[mode] = np.concatenate(hits_n) if hits_n else np.zeros(0)

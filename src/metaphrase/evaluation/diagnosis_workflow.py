@@ -32,7 +32,9 @@ class DiagnoseOptions:
         help="Bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
     )
     model: str | None = option(
-        None, "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus."
+        None,
+        "Encoder: a folder, a Hub id, or 'starter'. May be the first argument. Default: check only the corpus.",
+        first=True,
     )
     languages: list[str] = option([], "Languages to load from the corpus.")
     target_lang: str = option("en", "Language of the targets.")

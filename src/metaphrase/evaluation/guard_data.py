@@ -7,7 +7,7 @@ every other item, so that a choice on one part can be judged on the other.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -112,27 +112,14 @@ def _load_topics(folder: Path, part: str) -> dict[str, TopicSet]:
     """Topics whose measured split is the part."""
     sets = load_topic_folder(folder)
     rows = [at for at, split in enumerate(sets[ENGLISH].split) if split in ("train", part)]
-    return {language: _columns(one, ("split", "ids", "topics", "texts"), rows) for language, one in sets.items()}
+    return {language: one.rows(rows) for language, one in sets.items()}
 
 
 def _topics_at(one: TopicSet, items: Sequence[int]) -> TopicSet:
     """Some of the measured sentences, and all others."""
     measured = [at for at, split in enumerate(one.split) if split != "train"]
     kept = {measured[item] for item in items}
-    rows = [at for at, split in enumerate(one.split) if split == "train" or at in kept]
-    return _columns(one, ("split", "ids", "topics", "texts"), rows)
-
-
-def _columns(one: Any, names: Sequence[str], rows: Sequence[int]) -> Any:
-    return replace(one, **{name: tuple(getattr(one, name)[at] for at in rows) for name in names})
-
-
-def _pairs_at(one: ParallelSet, items: Sequence[int]) -> ParallelSet:
-    return _columns(one, ("sources", "targets"), items)
-
-
-def _sts_at(one: STSSet, items: Sequence[int]) -> STSSet:
-    return _columns(one, ("first", "second", "scores"), items)
+    return one.rows(at for at, split in enumerate(one.split) if split == "train" or at in kept)
 
 
 def spread(items: Sequence[Any], most: int) -> list[Any]:
@@ -148,14 +135,14 @@ _KINDS = (
         lambda folder, part: load_sts_folder(folder, split=part),
         evaluate_sts,
         lambda one: len(one.scores),
-        _sts_at,
+        STSSet.rows,
     ),
     _Kind(
         lambda folder: _matching("*-en.{}.tsv*", "dev", "test")(folder) or _matching("*-en{}.tsv*", "")(folder),
         lambda folder, part: load_parallel_folder(folder, split=part or None),
         evaluate_retrieval,
         lambda one: len(one.sources),
-        _pairs_at,
+        ParallelSet.rows,
     ),
     _Kind(
         _topic_parts, _load_topics, evaluate_topics, lambda one: len(one.split) - one.split.count("train"), _topics_at

@@ -69,7 +69,7 @@ class MeanOfItems(Measure):
     test = "paired bootstrap over items"
 
     def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Score of each item in [0, 1], shape ``(n,)``."""
+        """Score of each item, at most 1, shape ``(n,)``."""
         return np.asarray(details["items"], dtype=np.float64)
 
     def score(self, items: NDArray[np.float64]) -> float:
@@ -145,19 +145,11 @@ class ScoreOfSamples(Measure):
         return Resampled(differences, np.mean(list(differences.values()), axis=0))
 
 
-class SharedItems(ScoreOfSamples):
+class SharedItems(ScoreOfSamples, MeanOfItems):
     """Mean of item scores of translations of one set: all languages of equal size share the resampled items."""
 
     test = "paired bootstrap over items, the same items in all languages"
     max_resamples = STS_RESAMPLES
-
-    def items(self, details: Mapping[str, Any]) -> NDArray[np.float64]:
-        """Score of each item, at most 1, shape ``(n,)``."""
-        return np.asarray(details["items"], dtype=np.float64)
-
-    def score(self, items: NDArray[np.float64]) -> float:
-        """Mean, in percent."""
-        return 100 * float(items.mean())
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Average the items of all results in the same samples."""

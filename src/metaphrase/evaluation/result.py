@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from metaphrase.evaluation.measures import MEASURES, Measure, ScoreOfSamples
 from metaphrase.evaluation.significance import CONFIDENCE, percentile_interval
@@ -47,6 +48,11 @@ class Measurement:
         if self.interval is not None:
             head["interval"] = list(self.interval)
         return head | dict(self.details)
+
+    @classmethod
+    def of_items(cls, item_n: NDArray[Any], sha256: str, **details: Any) -> Measurement:
+        """The mean of the scores of items, which are resampled."""
+        return cls(len(item_n), 100 * float(item_n.mean()), None, sha256, {"items": item_n.tolist(), **details})
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Measurement:

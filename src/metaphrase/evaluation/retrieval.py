@@ -392,22 +392,16 @@ class RetrievalEvaluator(EmbeddingEvaluator):
         """Evaluate a model; the arguments are those of `BaseEvaluator`."""
         embedding = self.language_embedding
         model_of = model if embedding is None else fold_languages(model, embedding)
-        sides = _embedded(model_of, self.sets, **self.encoding)
-        accuracies: dict[str, tuple[float, float]] = {}
-        cosines: list[float] = []
-        for language, source_nh, target_nh in sides:
-            both = retrieval_hits(source_nh, target_nh)
-            accuracies[language] = float(both[0].mean()), float(both[1].mean())
-            if (cosine := unrelated_cosine(source_nh, target_nh)) is not None:
-                cosines.append(cosine)
+        hits, cosine = _found(model_of, self.sets, False, None, **self.encoding)
+        accuracies = {language: (float(one.mean()), float(other.mean())) for language, (one, other) in hits.items()}
         directions = np.mean(list(accuracies.values()), axis=0)
         scores = {"mean_accuracy": float(directions.mean())}
         scores |= {f"{key}_accuracy": float(value) for key, value in zip(DIRECTIONS, directions, strict=True)}
         scores |= {f"{language}_accuracy": sum(both) / 2 for language, both in accuracies.items()}
         logger.info("Retrieval %s at step %d: %.2f %%", self.name, steps, 100 * scores["mean_accuracy"])
-        if cosines:
-            scores["unrelated_cosine"] = float(np.mean(cosines))
-            self._warn_of_collapse(scores["unrelated_cosine"], steps)
+        if cosine is not None:
+            scores["unrelated_cosine"] = cosine
+            self._warn_of_collapse(cosine, steps)
         return self.record(
             model, scores, output_path, epoch, steps, on_card=lambda metric: metric.endswith("_accuracy")
         )

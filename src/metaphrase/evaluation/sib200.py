@@ -14,7 +14,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 
-from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.corpus.parallel import ParallelSet, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
@@ -87,17 +87,17 @@ class TopicSet:
     def first_sentences(self, n: int | None) -> TopicSet:
         """The first sentences of each split; None for all."""
         splits = dict.fromkeys(self.split)
-        return self._rows(
+        return self.rows(
             sorted(row for split in splits for row in [at for at, one in enumerate(self.split) if one == split][:n])
         )
 
     def split_only(self, split: str) -> TopicSet:
         """The sentences of a split."""
-        return self._rows([at for at, one in enumerate(self.split) if one == split])
+        return self.rows(at for at, one in enumerate(self.split) if one == split)
 
-    def _rows(self, kept: Sequence[int]) -> TopicSet:
-        columns = (self.split, self.ids, self.topics, self.texts)
-        return TopicSet(self.language, *(tuple(column[row] for row in kept) for column in columns))
+    def rows(self, chosen: Iterable[int]) -> TopicSet:
+        """Some of the sentences, by number."""
+        return rows_of(self, ("split", "ids", "topics", "texts"), chosen)
 
 
 def sib200_code(language: str) -> str:
@@ -290,13 +290,7 @@ def evaluate_topics(
     split = measured(sets[ENGLISH])
     hits = find_topics(model, sets, train, **encoding)
     languages = {
-        language: Measurement(
-            len(hits_m),
-            100 * float(hits_m.mean()),
-            None,
-            _sha256(train or sets[ENGLISH], sets[language]),
-            {"items": hits_m.astype(int).tolist()},
-        )
+        language: Measurement.of_items(hits_m.astype(int), _sha256(train or sets[ENGLISH], sets[language]))
         for language, hits_m in hits.items()
     }
     others = [language for language in languages if language != ENGLISH]

@@ -22,12 +22,12 @@ from typing import Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, add_file
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, files_by_language, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.measures import STS_RESAMPLES, spearman
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
-from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
+from metaphrase.exceptions import DataError, DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
 
@@ -68,6 +68,10 @@ class STSSet:
         rows = zip(self.first, self.second, self.scores, strict=True)
         return hashlib.sha256("".join(f"{a}\t{b}\t{float(score)}\n" for a, b, score in rows).encode()).hexdigest()
 
+    def rows(self, chosen: Iterable[int]) -> STSSet:
+        """Some of the pairs, by number."""
+        return rows_of(self, ("first", "second", "scores"), chosen)
+
 
 def load_sts_folder(
     path: str | Path, languages: Sequence[str] | None = None, split: str = "test"
@@ -85,23 +89,9 @@ def load_sts_folder(
         FileNotFoundError: The folder, the split or a language does not exist.
         ValueError: A row is malformed, or a language has two files.
     """
-    folder = Path(path)
-    if not folder.is_dir():
-        raise MissingFileError(f"{folder} is not a folder. Pass a folder with files such as stsb-de-test.csv.gz.")
-    names = {file: match for file in sorted(folder.iterdir()) if (match := _FILE.fullmatch(file.name))}
-    files: dict[str, Path] = {}
-    for file, match in names.items():
-        if match["split"] == split:
-            add_file(files, match["language"], file)
-    if not files:
-        splits = sorted({match["split"] for match in names.values()})
-        raise MissingFileError(
-            f"{folder} has no file named xx-{split}.csv.gz. Its splits are: {', '.join(splits) or 'none'}."
-        )
-    chosen = list(dict.fromkeys(languages)) if languages else list(files)
-    if missing := [language for language in chosen if language not in files]:
-        raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
-    return {language: _read(language, files[language]) for language in chosen}
+    named, example = f"xx-{split}.csv.gz", "stsb-de-test.csv.gz"
+    files = files_by_language(path, _FILE, split, languages, named=named, example=example)
+    return {language: _read(language, file) for language, file in files.items()}
 
 
 def _read(language: str, path: Path) -> STSSet:

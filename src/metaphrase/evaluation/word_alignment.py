@@ -194,11 +194,8 @@ def load_pharaoh(source: str | Path, target: str | Path, gold: str | Path) -> li
     Raises:
         DataError: The files differ in length, or a link is malformed.
     """
-    lines = [_lines(path) for path in (source, target, gold)]
-    if len({len(column) for column in lines}) > 1:
-        counts = ", ".join(f"{path} {len(column)}" for path, column in zip((source, target, gold), lines, strict=True))
-        raise DataError(f"Gold files must have one line per pair, but their numbers of lines differ: {counts}.")
-    return [GoldPair(Words.of(s), Words.of(t), *parse_gold(links)) for s, t, links in zip(*lines, strict=True)]
+    lines = _lines_of_pairs(source, target, gold)
+    return [GoldPair(Words.of(s), Words.of(t), *parse_gold(links)) for s, t, links in lines]
 
 
 def load_gold_lines(texts: str | Path, gold: str | Path) -> list[GoldPair]:
@@ -214,13 +211,8 @@ def load_gold_lines(texts: str | Path, gold: str | Path) -> list[GoldPair]:
     Raises:
         DataError: The files differ in length, or a line is malformed.
     """
-    pairs, links = _lines(texts), _lines(gold)
-    if len(pairs) != len(links):
-        raise DataError(
-            f"Gold files must have one line per pair, but {texts} has {len(pairs)} lines and {gold} {len(links)}."
-        )
     found = []
-    for number, (text, alignment) in enumerate(zip(pairs, links, strict=True), 1):
+    for number, (text, alignment) in enumerate(_lines_of_pairs(texts, gold), 1):
         sides = [side.strip() for side in text.split("|||")]
         if len(sides) != 2:
             raise DataError(f"{texts}:{number}: a line must be 'source ||| target', not {text[:80]!r}.")
@@ -317,6 +309,15 @@ def _lines(path: str | Path) -> list[str]:
     """Lines of a file, without empty lines at its end."""
     with open_text(Path(path), newline=None) as file:
         return file.read().rstrip("\n").split("\n")
+
+
+def _lines_of_pairs(*paths: str | Path) -> list[tuple[str, ...]]:
+    """Lines of files with one line per pair."""
+    columns = [_lines(path) for path in paths]
+    if len(set(map(len, columns))) > 1:
+        counts = ", ".join(f"{path} {len(column)}" for path, column in zip(paths, columns, strict=True))
+        raise DataError(f"Gold files must have one line per pair, but their numbers of lines differ: {counts}.")
+    return list(zip(*columns, strict=True))
 
 
 _LEVELS: tuple[Level, ...] = ("piece", "word")

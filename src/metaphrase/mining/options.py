@@ -138,7 +138,8 @@ class FilterOptions(BitextOptions):
 
     corpus: list[str] = option(
         help="Bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name. May be the first "
-        "argument."
+        "argument.",
+        first=True,
     )
     output: str = option(help="Output file, with the column score: .tsv, .jsonl (.gz) or .parquet.", aliases=["-o"])
     score: Literal["margin", "cosine"] = option(

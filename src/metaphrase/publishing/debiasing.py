@@ -32,7 +32,7 @@ DECLARATION = "udhr, articles with odd numbers"
 class DebiasOptions:
     """The model, the number of directions, and the texts that they are estimated on."""
 
-    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.")
+    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.", aliases=["-o"])
     directions: Count = option(DIRECTIONS, "Number of directions to remove, fewer than there are languages.")
     data: str | None = option(

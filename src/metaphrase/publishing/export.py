@@ -53,7 +53,7 @@ _INHERITED = ("language", "license", "license_name", "license_link")
 class ExportOptions:
     """The model, how it is reduced, and the data that measure the result."""
 
-    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.")
+    model: str = option(help="Encoder: a folder, a Hub id, or 'starter'. May be the first argument.", first=True)
     output_dir: str = option(help="New folder for the result.")
     languages: list[str] = option(
         [],

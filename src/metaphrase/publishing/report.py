@@ -42,14 +42,12 @@ def render_table(
     if before is not None and comparison is None and after["statistic"] is not None:
         comparison = compare(before, after)
     directed = DIRECTIONS[0] in after["average"]
-    table = titled_table(title or str(after["model"]))
+    numbers = ("n", *(("xx → en", "en → xx", "mean") if directed else (after["measure"],)))
+    table = titled_table(title or str(after["model"]), "", right=numbers)
     direction = "lower" if after["lower_is_better"] else "higher"
     table.caption = f"{after['measure']} ({direction} is better); {after['protocol']}."
     if "interval" in after["average"]:
         table.caption += "\n95 % bootstrap intervals."
-    table.add_column("")
-    for heading in ("n", *(("xx → en", "en → xx", "mean") if directed else (after["measure"],))):
-        table.add_column(heading, justify="right", overflow="fold")
     if comparison is not None:
         table.caption += "\nVerdicts are Holm-corrected over the languages."
         table.add_column("difference", justify="right", overflow="fold")
@@ -81,12 +79,9 @@ def render_summary(results: Results) -> Table:
     """Format the results of `metaphrase.evaluation.suites.running.evaluate` for the console: a row per average."""
     comparisons = results.get("comparisons", {})
     before = results.get("baseline", {}).get("scores", {})
-    table = titled_table(str(results["model"]))
+    numbers = ["n", "score", *(["difference"] if before else [])]
+    table = titled_table(str(results["model"]), "", "measure", right=numbers)
     table.caption = "In percent or ×100, with 95 % bootstrap intervals; ↓ lower is better."
-    for heading in ("", "measure"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("n", "score", *(("difference",) if before else ())):
-        table.add_column(heading, justify="right", overflow="fold")
     if before:
         table.add_column("verdicts", overflow="fold")
     for name, scores in results["scores"].items():

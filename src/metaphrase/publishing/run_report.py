@@ -56,7 +56,9 @@ Models = Mapping[str, SentenceTransformer]
 class ReportOptions:
     """The run, its baseline, and the data of the report."""
 
-    run: str = option(help="Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument.")
+    run: str = option(
+        help="Folder that `metaphrase train` or `metaphrase demo` wrote. May be the first argument.", first=True
+    )
     baseline: str | None = option(
         None,
         "Encoder to compare with: a folder, a Hub id, 'starter', or 'none' for a report without a baseline. "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -132,8 +132,6 @@ def _choose(
 
     pairs = {}
     for language, one in dev.items():
-        rows = spread(range(len(one.sources)), max(20, DEV_PAIRS // len(dev)))
-        sources, targets = (tuple(side[at] for at in rows) for side in (one.sources, one.targets))
-        pairs[language] = replace(one, sources=sources, targets=targets)
+        pairs[language] = one.rows(spread(range(len(one.sources)), max(20, DEV_PAIRS // len(dev))))
     gain = data_guard(start, LabelledData("dev", pairs, evaluate_retrieval), prompt="auto", prompts=[None])
     return choose_alpha(start, vector, gain, release_guards(start, config, "dev"), alphas=ALPHAS, finish=finished)

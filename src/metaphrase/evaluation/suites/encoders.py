@@ -120,12 +120,8 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
     for name, (found, files) in parallel_folders(data, settings).items():
-        sets = {language: _first_pairs(one, settings.first) for language, one in found.items()}
+        sets = {code: one.rows(range(len(one.sources))[: settings.first]) for code, one in found.items()}
         yield Benchmark(name, "retrieval", protocol, files, text_size(files), partial(_measure_retrieval, name, sets))
-
-
-def _first_pairs(one: ParallelSet, first: int | None) -> ParallelSet:
-    return replace(one, sources=one.sources[:first], targets=one.targets[:first])
 
 
 def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
@@ -221,10 +217,7 @@ def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 
 
 def _measure_sts(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
-    sets = {
-        code: replace(one, first=one.first[:first], second=one.second[:first], scores=one.scores[:first])
-        for code, one in load_sts_folder(folder).items()
-    }
+    sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder).items()}
     crossed = cross_lingual({code: one for code, one in sets.items() if code in (TARGET_LANGUAGE, *languages)})
     results = {folder.name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
     return results | ({f"{folder.name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})

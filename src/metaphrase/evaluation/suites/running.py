@@ -415,9 +415,7 @@ def _plan(benchmarks: Sequence[Benchmark], subject: Subject) -> list[dict[str, A
 
 
 def _note_plan(plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], model: str, note: Note) -> None:
-    table = titled_table("Benchmarks")
-    for heading in ("name", "suite", "protocol", "minutes"):
-        table.add_column(heading, justify="right" if heading == "minutes" else "left")
+    table = titled_table("Benchmarks", "name", "suite", "protocol", right=["minutes"])
     for one in plan:
         minutes = "?" if one["seconds"] is None else f"{one['seconds'] / 60:.1f}"
         table.add_row(one["name"], one["suite"], one["protocol"], "done" if one["cached"] else minutes)

@@ -382,11 +382,9 @@ def results_table(results: Mapping[str, Any]) -> Table:
     """The results for the console: one row per language, then the means."""
     settings = results["settings"]
     title = f"{results['model']}: {results['task']}, {settings['mode']}, checkpoint by {settings['selection']}"
-    table = titled_table(title)
-    table.caption = "In percent; 95 % bootstrap interval of the first metric over the items."
     names = list(results["average"])
-    for heading in ("", "items", *names, "interval", "step"):
-        table.add_column(heading, justify="left" if not heading else "right")
+    table = titled_table(title, "", right=["items", *names, "interval", "step"])
+    table.caption = "In percent; 95 % bootstrap interval of the first metric over the items."
     for language, score in results["languages"].items():
         low, high = score["interval"]
         cells = [f"{score['metrics'][name]:.1f}" for name in names]

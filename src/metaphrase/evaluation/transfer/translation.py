@@ -390,9 +390,7 @@ def translation_table(results: Mapping[str, Any]) -> Table:
     """Table of the scores for the console."""
     settings = results["settings"]
     title = f"{results['model']}: translation of {settings['language']}, {settings['direction']}"
-    table = titled_table(title)
-    for heading in ("", "score", "signature"):
-        table.add_column(heading)
+    table = titled_table(title, "", "score", "signature")
     for name, score in results["metrics"].items():
         table.add_row(name, f"{score:.1f}", results["signatures"][name])
     table.caption = f"{results['data']['test']['n']} pairs; mean of {len(results['averaged'])} checkpoints."
