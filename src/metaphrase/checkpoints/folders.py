@@ -78,10 +78,8 @@ def rotate(output: Path, written: Path, limit: int | None, *, best: str | None =
     surplus = len(folders) - max(limit, len(keep)) if limit and limit > 0 else 0
     if surplus <= 0:
         return
-    try:
-        verify(written)
-    except CheckpointError as error:
-        logger.warning("%s Older checkpoints are kept.", error)
+    if fault := fault_of(written):
+        logger.warning("%s Older checkpoints are kept.", fault)
         return
     for folder in [folder for folder in folders if folder.name not in keep][:surplus]:
         remove(folder)
@@ -166,13 +164,7 @@ def checkpoint_folders(output: str | Path, *, staged: bool = False) -> list[Path
 
 def _is_staged(folder: Path) -> bool:
     """Whether a checkpoint in staging is complete and missing in its place."""
-    try:
-        verify(folder)
-    except NewerCheckpointError:
-        raise
-    except CheckpointError:
-        return False
-    return not (folder.parent.parent / folder.name).exists()
+    return fault_of(folder) is None and not (folder.parent.parent / folder.name).exists()
 
 
 def checkpoints(output: str | Path) -> list[Path]:
@@ -209,6 +201,21 @@ def verify(folder: Path) -> dict[str, Any]:
         if there != facts:
             raise CheckpointError(f"{folder}: {name} is damaged: its digest differs from the manifest.")
     return manifest
+
+
+def fault_of(folder: Path) -> CheckpointError | None:
+    """Why a checkpoint cannot be resumed; None if it can.
+
+    Raises:
+        NewerCheckpointError: A later version of the library wrote the checkpoint.
+    """
+    try:
+        verify(folder)
+    except NewerCheckpointError:
+        raise
+    except CheckpointError as error:
+        return error
+    return None
 
 
 def _read(folder: Path) -> dict[str, Any]:
@@ -260,15 +267,10 @@ def newest(output: str | Path) -> Path | None:
     """
     wrong = []
     for folder in reversed(checkpoint_folders(output, staged=True)):
-        try:
-            verify(folder)
-        except NewerCheckpointError:
-            raise
-        except CheckpointError as error:
-            logger.warning("Skipped: %s", error)
-            wrong.append(str(error))
-        else:
+        if (fault := fault_of(folder)) is None:
             return folder
+        logger.warning("Skipped: %s", fault)
+        wrong.append(str(fault))
     if wrong:
         raise CheckpointError(
             f"No checkpoint in {output} can be resumed. {' '.join(wrong)} Start again in another --output_dir, or delete "

@@ -95,30 +95,19 @@ def read_corpus(
     corpus: CorpusLike,
     *,
     languages: Sequence[str] | None = None,
-    source_lang: str | None = None,
-    target_lang: str = "en",
-    split: str = "train",
-    source_column: str | None = None,
-    target_column: str | None = None,
+    **options: Any,
 ) -> tuple[dict[str, ParallelSet], CorpusReport]:
     """Read every pair of a corpus without cleaning, including duplicates and copies.
 
-    The arguments are those of `metaphrase.corpus.load_corpus`, whose cleaning would hide some of the problems.
+    The arguments are those of `metaphrase.corpus.files.find_files`; the cleaning of `load_corpus` would hide some of the
+    problems.
 
     Returns the pairs of each source language in the order of the files, and a report of unreadable lines.
     """
     report = CorpusReport()
     wanted = {bare_language(code) for code in languages or ()}
     rows: list[dict[str, str]] = []
-    for file in find_files(
-        corpus,
-        languages=languages,
-        source_lang=source_lang,
-        target_lang=target_lang,
-        split=split,
-        source_column=source_column,
-        target_column=target_column,
-    ):
+    for file in find_files(corpus, languages=languages, **options):
         for _, source, target, known in read_pairs(file, report=report):
             if "source_lang" not in known:
                 raise unknown_language(file)

@@ -53,7 +53,9 @@ class StoredEncoder(CachedEncoder):
             with suppress(FileNotFoundError):  # deleted by another process
                 if (table := read_kept(path, _verified)) is not None:
                     os.utime(path)
-                    self.stored.update((key.tobytes(), row_h) for key, row_h in zip(*_columns(table), strict=True))
+                    self.stored.update(
+                        (key.tobytes(), row_h) for key, row_h in zip(table["text"], table["row"], strict=True)
+                    )
 
     def missing(self, texts: Iterable[str], prompt: str = "") -> list[str]:
         """Distinct texts without an embedding."""
@@ -114,7 +116,3 @@ def _verified(path: Path) -> NDArray[Any]:
     if _digest(table) != path.stem:
         raise DataError("its content is not that of its digest")
     return table
-
-
-def _columns(table: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    return table["text"], table["row"]

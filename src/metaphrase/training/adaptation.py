@@ -43,7 +43,7 @@ from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import RECIPE
-from metaphrase.training.configuration import RunConfig
+from metaphrase.training.configuration import RunConfig, flags_of
 from metaphrase.training.demo import demo_settings
 from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import PATIENCE, Plan, plan_run
@@ -359,25 +359,8 @@ class Adaptation:
 
     def _command(self) -> list[str]:
         """The ``metaphrase adapt`` command with these settings."""
-        words = ["metaphrase", "adapt", "--corpus", *self.config.corpus, "--languages", *self.languages]
-        for name in (
-            "model",
-            "output_dir",
-            "recipe",
-            "minutes",
-            "replay",
-            "anchor",
-            "merge",
-            "debias",
-            "seed",
-            "data_license",
-        ):
-            if (value := getattr(self.config, name)) is not None:
-                words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
-        for name in ("guard", "retention_languages"):
-            if value := getattr(self.config, name):
-                words += [f"--{name}", *value]
-        return [*words, "--force"] if self.config.force else words
+        plain = AdaptationConfig(corpus=[], languages=[])
+        return ["metaphrase", "adapt", *flags_of(self.config, plain)]
 
     def _judge(self, result: RunResult, plan: Plan) -> AdaptationResult:
         """The verdict on the user's languages and on those that were not trained on; it is written to ``verdict.json``."""

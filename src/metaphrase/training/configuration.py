@@ -186,13 +186,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         'metaphrase train --recipe tr --corpus pairs.tsv --output_dir runs/sw --max_steps 300'
         """
         plain = RunConfig(recipe=self.recipe, paper_training=self.paper_training)
-        words = ["metaphrase", "train"]
-        for one in fields(self):
-            value = getattr(self, one.name, None)
-            is_default = value == getattr(plain, one.name, None) and one.name != "recipe"
-            if one.init and not is_default and value is not None and not one.name.endswith("_token"):
-                words += [f"--{one.name}", *_words(value)]
-        return words
+        return ["metaphrase", "train", *flags_of(self, plain, "recipe")]
 
 
 def recipe_settings(name: str, *, paper_training: bool = False) -> dict[str, Any]:
@@ -221,6 +215,17 @@ def merge_weight(value: Any) -> Any:
             value = float(value)
     check_value(value, MergeWeight, "'merge'")
     return value
+
+
+def flags_of(config: Any, plain: Any, *always: str) -> list[str]:
+    """The options of a configuration that differ from those of another one, and some others, as words of a command line."""
+    words = []
+    for one in fields(config):
+        value = getattr(config, one.name, None)
+        is_default = value == getattr(plain, one.name, None) and one.name not in always
+        if one.init and not is_default and value is not None and not one.name.endswith("_token"):
+            words += [f"--{one.name}", *_words(value)]
+    return words
 
 
 def refuse_token(settings: Mapping[str, Any]) -> None:

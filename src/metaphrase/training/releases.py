@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from sentence_transformers import SentenceTransformer
-
-from metaphrase.checkpoints.saving import check_finite
 from metaphrase.encoders.loading import is_starter, split_revision
-from metaphrase.modeling.languages import LanguageEmbedding
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
-from metaphrase.publishing.release import release, release_languages
 
 #: The transform before a vocabulary projection, in words.
 TRANSFORMS = {
@@ -21,20 +15,6 @@ TRANSFORMS = {
     "pretrained": "the checkpoint's own masked language modelling transform",
     "none": "no transform",
 }
-
-
-def write_release(
-    model: SentenceTransformer,
-    output: Path,
-    embedding: LanguageEmbedding | None,
-    **settings: Any,
-) -> None:
-    """Release a model to ``output``; with a language embedding, to a folder for each language in it."""
-    check_finite(model)
-    if embedding is None:
-        release(model, output, **settings)
-    else:
-        release_languages(model, output, embedding, **settings)
 
 
 def describe(

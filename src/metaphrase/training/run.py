@@ -23,6 +23,7 @@ from sentence_transformers.sentence_transformer.training_args import BatchSample
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import IntervalStrategy
 
+from metaphrase.checkpoints.saving import check_finite
 from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
@@ -39,7 +40,7 @@ from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.examples import usage_by_language, usage_lines
 from metaphrase.publishing.hub import push
 from metaphrase.publishing.provenance import Origins
-from metaphrase.publishing.release import RECIPE
+from metaphrase.publishing.release import RECIPE, release, release_languages
 from metaphrase.publishing.report import write_report
 from metaphrase.training.arguments import check_trackers
 from metaphrase.training.baseline import (
@@ -63,7 +64,7 @@ from metaphrase.training.corpora import (
 )
 from metaphrase.training.finishing import finish, release_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
-from metaphrase.training.releases import TRANSFORMS, describe, write_release
+from metaphrase.training.releases import TRANSFORMS, describe
 from metaphrase.training.results import RunResult, measure_effects
 from metaphrase.training.resuming import checkpoint_to_resume
 from metaphrase.training.trainer import AlignmentTrainer
@@ -388,15 +389,17 @@ class TrainingRun:
 
     def release(self, card: AlignmentModelCardData) -> None:
         """Write the release with a card; with a language embedding, one for each language in it."""
-        write_release(
-            self.encoder,
-            self.output,
-            self.language_embedding,
-            recipe=self.recipe.to_dict(),
-            card=card,
-            keep_adapter=self.config.keep_adapter,
-            prompts=None if self.config.merge is None else search_prompts(self.encoder.prompts),
-        )
+        check_finite(self.encoder)
+        settings: dict[str, Any] = {
+            "recipe": self.recipe.to_dict(),
+            "card": card,
+            "keep_adapter": self.config.keep_adapter,
+            "prompts": None if self.config.merge is None else search_prompts(self.encoder.prompts),
+        }
+        if (embedding := self.language_embedding) is None:
+            release(self.encoder, self.output, **settings)
+        else:
+            release_languages(self.encoder, self.output, embedding, **settings)
 
     def trained_encoder(self) -> Encoders:
         """The released encoder, loaded from its folder, or one for each language of a language embedding."""

@@ -165,9 +165,10 @@ class Subject:
             "encode": self.encode,
         }
 
-    def options(self) -> dict[str, Any]:
-        """Options that all evaluations of sentence embeddings take."""
-        return {"name": self.name, "seed": self.settings.seed, **self.encoding()}
+    def options(self, most: int = 2**31) -> dict[str, Any]:
+        """Options that all evaluations of sentence embeddings take, with at most some number of resamples."""
+        resamples = min(most, self.settings.resamples)
+        return {"name": self.name, "resamples": resamples, "seed": self.settings.seed, **self.encoding()}
 
 
 class DataUnavailable(Exception):

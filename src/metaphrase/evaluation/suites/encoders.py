@@ -133,7 +133,6 @@ def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subj
             sets,
             text_equality=settings.text_equality,
             margin_k=margin_k,
-            resamples=settings.resamples,
             **subject.options(),
         )
         for margin_k in (settings.margin_k, XSIM_K)
@@ -188,7 +187,6 @@ def _measure_mining(
         margin=subject.settings.margin,
         retrieval=subject.settings.retrieval,
         device="cuda" if torch.cuda.is_available() else None,
-        resamples=subject.settings.resamples,
         **fixed,
         **subject.options(),
     )
@@ -226,8 +224,7 @@ def _measure_sts(folder: Path, languages: Sequence[str], first: int | None, subj
 def _evaluate_sts(
     subject: Subject, sets: Mapping[str, STSSet], groups: Mapping[str, Sequence[str]] | None = None
 ) -> Result:
-    resamples = min(STS_RESAMPLES, subject.settings.resamples)
-    return evaluate_sts(subject.model, sets, groups=groups, resamples=resamples, **subject.options())
+    return evaluate_sts(subject.model, sets, groups=groups, **subject.options(STS_RESAMPLES))
 
 
 def _sts22(subject: Subject) -> dict[str, Result]:

@@ -61,8 +61,7 @@ def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, 
         subject.model,
         {language: one.first_questions(first) for language, one in sets.items()},
         answer_text=subject.settings.answer_text,
-        resamples=min(STS_RESAMPLES, subject.settings.resamples),
-        **subject.options(),
+        **subject.options(STS_RESAMPLES),
     )
     return {f"xquad-r {measure}": result for measure, result in results.items()}
 
@@ -97,7 +96,6 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
         topic_pairs(sets),
         groups=language_groups(languages, trained),
         shared_items=True,
-        resamples=subject.settings.resamples,
         **subject.options(),
     )
     topics = evaluate_topics(
@@ -105,8 +103,7 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
         sets,
         train=whole[ENGLISH],
         trained=trained,
-        resamples=min(STS_RESAMPLES, subject.settings.resamples),
-        **subject.options(),
+        **subject.options(STS_RESAMPLES),
     )
     return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}
 
@@ -129,8 +126,7 @@ def _xsimpp(name: str, files: tuple[Path, ...], measure: Callable[[Subject], dic
 
 
 def _measure_xsimpp(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
-    resamples = min(STS_RESAMPLES, subject.settings.resamples)
-    return {f"{name} xsim++": evaluate_xsimpp(subject.model, sets, resamples=resamples, **subject.options())}
+    return {f"{name} xsim++": evaluate_xsimpp(subject.model, sets, **subject.options(STS_RESAMPLES))}
 
 
 def _measure_sib200_xsimpp(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:

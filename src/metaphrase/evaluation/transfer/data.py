@@ -63,6 +63,13 @@ class TransferData:
     dev: Languages
     test: Languages
 
+    def facts(self, *parts: str) -> dict[str, Any]:
+        """Number and digest of the items of each language, by part; of all parts by default."""
+        return {
+            part: {code: {"n": len(data), "sha256": digest(data)} for code, data in getattr(self, part).items()}
+            for part in parts or ("train", "dev", "test")
+        }
+
 
 @dataclass(frozen=True)
 class Format:

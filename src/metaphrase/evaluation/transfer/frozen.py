@@ -29,7 +29,6 @@ from metaphrase.evaluation.transfer.data import (
     ENGLISH,
     Format,
     TransferData,
-    digest,
     pairs_format,
     treebank_format,
 )
@@ -93,10 +92,7 @@ def run_probe(name: str, sources: Mapping[str, Any], languages: Sequence[str], f
     scores = task.measure(benchmark, features)
     rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
     return {
-        "data": {
-            part: {code: {"n": len(data), "sha256": digest(data)} for code, data in getattr(benchmark, part).items()}
-            for part in ("train", "test")
-        },
+        "data": benchmark.facts("train", "test"),
         "languages": rows,
         "average": average(rows),
         "settings": {"c": C, "limit_test": task.limit_test},

@@ -34,16 +34,16 @@ from rich.table import Table
 from safetensors.torch import load_model
 from transformers import TrainerCallback, TrainingArguments, set_seed
 
-from metaphrase.checkpoints.folders import checkpoints, last_good, remove, remove_file, tidy, verify
+from metaphrase.checkpoints.folders import checkpoints, fault_of, last_good, remove, remove_file, tidy, verify
 from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.loading import model_folder
-from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData, digest
+from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData
 from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
 from metaphrase.evaluation.transfer.tasks import Task
-from metaphrase.exceptions import CheckpointError, DataError, NewerCheckpointError, UsageError
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.outputs import claimed
 from metaphrase.io.tables import titled_table
@@ -112,10 +112,7 @@ def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, fo
     scores = {language: result["languages"][language] for result in done.values() for language in result["languages"]}
     scores = {language: scores[language] for language in benchmark.test}
     return {
-        "data": {
-            part: {code: {"n": len(data), "sha256": digest(data)} for code, data in getattr(benchmark, part).items()}
-            for part in ("train", "dev", "test")
-        },
+        "data": benchmark.facts(),
         "languages": scores,
         "average": average(scores),
         "average_without_english": average({code: score for code, score in scores.items() if code != ENGLISH}),
@@ -306,10 +303,8 @@ class KeepChosen(TrainerCallback):
         if not state.is_world_process_zero:
             return
         output = Path(args.output_dir)
-        try:
-            verify(output / f"checkpoint-{state.global_step}")
-        except CheckpointError as error:
-            logger.warning("%s Older checkpoints are kept.", error)
+        if fault := fault_of(output / f"checkpoint-{state.global_step}"):
+            logger.warning("%s Older checkpoints are kept.", fault)
             return
         history = dev_history(state.log_history)
         kept = {state.global_step, *choose(history, self.languages, self.selection, state.global_step).values()}
@@ -329,14 +324,9 @@ def last_checkpoint(folder: Path) -> Path | None:
     for checkpoint in sorted(folder.glob("checkpoint-*"), key=_step, reverse=True):
         if not (checkpoint / OPTIMIZER).is_file():
             continue
-        try:
-            verify(checkpoint)
-        except NewerCheckpointError:
-            raise
-        except CheckpointError as error:
-            logger.warning("Skipped: %s", error)
-            continue
-        return checkpoint
+        if (fault := fault_of(checkpoint)) is None:
+            return checkpoint
+        logger.warning("Skipped: %s", fault)
     return None
 
 
