@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import constants
 
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated_licenses
+from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated
 from metaphrase.training.releases import describe
 from tests.hub_server import reach, serve_hub
 
@@ -36,8 +36,8 @@ def card(licenses: str) -> dict[str, bytes]:
 )
 def test_a_folder_states_its_licence(front, found, tmp_path):
     (tmp_path / "README.md").write_bytes(card(front)["README.md"])
-    assert stated_licenses(str(tmp_path)) == found
-    assert stated_licenses(str(tmp_path / "nothing")) == []
+    assert stated(str(tmp_path), "license") == found
+    assert stated(str(tmp_path / "nothing"), "license") == []
 
 
 def test_the_card_of_a_data_set_is_read_at_its_commit_and_once(hub):
@@ -73,7 +73,7 @@ def test_without_a_network_nothing_is_stated(monkeypatch, tmp_path):
     (tmp_path / "acme" / "corpus").mkdir(parents=True)
     (tmp_path / "acme" / "corpus" / "README.md").write_bytes(card("license: mit")["README.md"])
     monkeypatch.chdir(tmp_path)  # the name of a data set is not that of a folder
-    assert stated_licenses("acme/corpus", repo_type="dataset") == []
+    assert stated("acme/corpus", "license", repo_type="dataset") == []
     assert hub_licenses([ROW]) == {}
     assert provenance(ROW) == {}
 

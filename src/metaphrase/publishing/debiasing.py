@@ -19,7 +19,8 @@ from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
-from metaphrase.publishing.merging import hub_base, stated
+from metaphrase.publishing.merging import hub_base
+from metaphrase.publishing.provenance import stated
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
@@ -158,12 +159,12 @@ def write_debiased(
         versions=versions(),
     )
     source = model_folder(options.model)
-    licenses = list(stated(options.model, "license"))
+    licenses = stated(options.model, "license")
     card = AlignmentModelCardData(
         recipe=None if source is None else stored_recipe(source),
         debias={"directions": result.directions, "languages": len(texts), "data": result.data},
         command=command,
-        language=list(stated(options.model, "language")) or None,
+        language=stated(options.model, "language") or None,
         license=licenses[0] if licenses else None,
     )
     card.base_model, card.base_model_revision = hub_base(model, options.model)

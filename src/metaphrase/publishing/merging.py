@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.encoders.installed import installed_models
 from metaphrase.encoders.loading import (
     encoder_files,
-    find_folder,
     find_model,
     full_name,
     is_starter,
@@ -48,10 +46,10 @@ from metaphrase.io.progress import Begin
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.contents import CARD
 from metaphrase.publishing.export import check_destination, drafted, stored_recipe
 from metaphrase.publishing.markdown import cell
 from metaphrase.publishing.plots import alpha_chart, save_picture
+from metaphrase.publishing.provenance import stated
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -302,21 +300,6 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
         recipe=stored_recipe(find_model(name)[1]),
         license=" AND ".join(licenses) or None,
     )
-
-
-def stated(name: str, key: str) -> Iterator[str]:
-    """Licences or languages in the metadata of a model's card; none if it cannot be read."""
-    if is_starter(name):
-        yield from {"license": ["mit"]}.get(key, [])
-    if is_starter(name) or Path(name).is_file():
-        return
-    try:
-        found: Any = (metadata_load(find_folder(name)[1] / CARD) or {}).get(key)
-    except (OSError, ValueError, yaml.YAMLError):
-        return
-    for one in found if isinstance(found, list) else [found]:
-        if one is not None:
-            yield "no" if one is False else str(one)  # YAML reads the code of Norwegian as false
 
 
 def hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:

@@ -14,6 +14,7 @@ from huggingface_hub import constants, hf_hub_download, metadata_load
 from huggingface_hub.errors import EntryNotFoundError
 
 from metaphrase.encoders.installed import installed_model
+from metaphrase.encoders.loading import is_starter, split_revision
 from metaphrase.io.files import DEMO
 
 logger = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ def provenance(
 def hub_licenses(files: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, str]]:
     """Return the licences in the cards of data sets on the Hub, by id; each card is read once."""
     revisions = {name: file.get("revision") for file in files if (name := hub_data_set(file.get("file")))}
-    stated = {name: stated_licenses(name, repo_type="dataset", revision=at) for name, at in revisions.items()}
-    return {name: {"license": ", ".join(licenses)} for name, licenses in stated.items() if licenses}
+    found = {name: stated(name, "license", repo_type="dataset", revision=at) for name, at in revisions.items()}
+    return {name: {"license": ", ".join(licenses)} for name, licenses in found.items() if licenses}
 
 
 def hub_data_set(name: Any) -> str | None:
@@ -58,23 +59,28 @@ def hub_data_set(name: Any) -> str | None:
     return match[1] if match else None
 
 
-def stated_licenses(name: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
-    """Return the licences in the front matter of a card, of a folder or of a repository on the Hub.
+def stated(name: str, key: str, *, repo_type: str = "model", revision: str | None = None) -> list[str]:
+    """Return the licences (``license``) or languages (``language``) in the card of a folder or of a repository on the Hub.
 
-    Returns the licences as the Hub spells them; none if the card cannot be read. For a data set with another licence, the
-    card's ``license_name``.
+    They are spelled as in the card; none if it cannot be read. For a data set with another licence, the card's
+    ``license_name``.
     """
+    if is_starter(name):
+        return ["mit"] if key == "license" else []
+    place, at = split_revision(name)
+    if Path(place).is_file():  # a task vector
+        return []
     try:
         installed = installed_model(name) if repo_type == "model" else None
-        card: str | Path = (installed.folder if installed else Path(name)) / constants.REPOCARD_NAME
-        if repo_type == "dataset" or not (installed or Path(name).is_dir()):
-            card = hf_hub_download(name, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision)
+        card: str | Path = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
+        if repo_type == "dataset" or not (installed or Path(place).is_dir()):
+            card = hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at)
         metadata = metadata_load(card) or {}
     except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError, yaml.YAMLError) as error:
         logger.debug("The card of %s could not be read: %s", name, error)
         return []
-    stated = metadata.get("license") or []
-    licenses = [str(one) for one in (stated if isinstance(stated, list) else [stated])]
-    if repo_type == "dataset" and licenses == ["other"] and metadata.get("license_name"):
-        return [str(metadata["license_name"])]
-    return licenses
+    found = metadata.get(key)
+    if repo_type == "dataset" and found in ("other", ["other"]):
+        found = metadata.get("license_name") or found
+    values = found if isinstance(found, list) else [found]
+    return ["no" if one is False else str(one) for one in values if one is not None]  # YAML reads Norwegian as false

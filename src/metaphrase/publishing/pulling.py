@@ -8,10 +8,12 @@ from metaphrase.encoders.loading import find_folder, full_name, load_encoder, sp
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
-from metaphrase.publishing.card import AlignmentModelCardData, name_model
+from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import CARD
+from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import check_destination, drafted, how_to_load
-from metaphrase.publishing.merging import hub_base, stated
+from metaphrase.publishing.merging import hub_base
+from metaphrase.publishing.provenance import stated
 
 
 @checked
@@ -54,9 +56,9 @@ def pull(options: PullOptions) -> Pull:
     model = load_encoder(options.model, device="cpu")
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
-    licenses = list(stated(name, "license"))
+    licenses = stated(name, "license")
     card = AlignmentModelCardData(license=licenses[0] if licenses else None)
-    card.language = list(stated(name, "language")) or None
+    card.language = stated(name, "language") or None
     card.base_model, card.base_model_revision = hub_base(model, name)
     with drafted(model, options.output_dir, source=source, card=card) as draft:
         text = None

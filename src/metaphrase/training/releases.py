@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metaphrase.encoders.loading import is_starter, split_revision
+from metaphrase.encoders.loading import is_starter
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated_licenses
+from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated
 
 #: The transform before a vocabulary projection, in words.
 TRANSFORMS = {
@@ -46,7 +46,6 @@ def describe(
     if is_starter(facts["model"]):
         card.base_model, card.license = "intfloat/multilingual-e5-small", "mit"
     elif card.license is None and not license:
-        name, revision = split_revision(facts["model"])
-        stated = stated_licenses(name, revision=card.base_model_revision or revision)
-        card.license = stated[0] if len(stated) == 1 else None
+        licenses = stated(facts["model"], "license", revision=card.base_model_revision)
+        card.license = licenses[0] if len(licenses) == 1 else None
     card.license = license or card.license
