@@ -220,7 +220,8 @@ def add_alignment(
                 seconds = time.perf_counter() - start - (aligners.training_seconds - before)
                 table = _shard(columns, chunk, seconds)
                 if shard is not None:
-                    _write_shard(table, shard)
+                    with write_atomically(shard) as file:
+                        pq.write_table(table, file)
             report.add(*_counts(table))
             tables.append(table)
             advance(len(table))
@@ -420,11 +421,6 @@ def _counts(table: pa.Table) -> tuple[dict[str, LinkCounts], float]:
     """Counts and seconds of a chunk."""
     facts = json.loads(table.schema.metadata[b"report"])
     return {key: LinkCounts(**counts) for key, counts in facts["counts"].items()}, facts["seconds"]
-
-
-def _write_shard(table: pa.Table, path: Path) -> None:
-    with write_atomically(path) as file:
-        pq.write_table(table, file)
 
 
 def _with_columns(dataset: Dataset, tables: Sequence[pa.Table]) -> Dataset:

@@ -180,7 +180,7 @@ def parse(
         yaml.safe_dump(effective(types, namespace), sys.stdout, sort_keys=False, allow_unicode=True, width=120)
         raise SystemExit(0)
     check_files([getattr(namespace, name, None) for name in ("output", "summary", "phrase_table")], [path])
-    return tuple(_instance(cls, namespace) for cls in types)
+    return tuple(cls(**{option.name: getattr(namespace, option.name) for option in options_of(cls)}) for cls in types)
 
 
 def _check_values(
@@ -312,10 +312,6 @@ def _plain(value: Any) -> Any:
 def options_of(cls: type) -> list[Field[Any]]:
     """The fields that are options; those with ``internal`` in their metadata are arguments in Python only."""
     return [one for one in fields(cls) if one.init and "internal" not in one.metadata]
-
-
-def _instance(cls: type, namespace: argparse.Namespace) -> Any:
-    return cls(**{option.name: getattr(namespace, option.name) for option in options_of(cls)})
 
 
 # ---------------------------------------------------------------------------------------------------- fields as options

@@ -7,8 +7,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from typing import Any, Literal
 
 import numpy as np
@@ -151,17 +152,13 @@ def check_corpus(
         advance(1)
     if tests:
         findings += check_leakage(sets, tests, strict=strict)
-    return by_severity(_once(findings))
+    # A finding that does not concern a single language occurs once for each.
+    return by_severity({(one.code, one.language, one.message): one for one in findings}.values())
 
 
 def by_severity(findings: Iterable[Finding]) -> list[Finding]:
     """Sort findings by severity, errors first; the sort is stable."""
     return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
-
-
-def _once(findings: Iterable[Finding]) -> list[Finding]:
-    """Findings without duplicates, which occur if a finding does not concern a single language."""
-    return list({(finding.code, finding.language, finding.message): finding for finding in findings}.values())
 
 
 # ----------------------------------------------------------------------------------------------------------- languages
@@ -455,12 +452,7 @@ def check_leakage(
 
 
 def _examples(texts: Iterable[Sequence[str]]) -> list[list[str]]:
-    return [[_shorten(text) for text in row] for row in _first(texts)]
-
-
-def _first(items: Iterable[Sequence[str]]) -> Iterator[Sequence[str]]:
-    for _, item in zip(range(EXAMPLES), items, strict=False):
-        yield item
+    return [[_shorten(text) for text in row] for row in islice(texts, EXAMPLES)]
 
 
 def _shorten(text: str) -> str:

@@ -31,10 +31,5 @@ def _part(one: ParallelSet, articles: Articles) -> ParallelSet:
         return one
     with open_text(one.path) as file:
         sections = [line.rstrip("\n").split("\t")[2] for line in file][1:]
-    rows = [at for at, section in enumerate(sections) if (_number(section) % 2 == 1) == (articles == "odd")]
-    return one.rows(rows)
-
-
-def _number(section: str) -> int:
-    """Number of an article, 0 for the preamble."""
-    return int(section.rpartition("-")[2]) if section != "preamble" else 0
+    numbers = [0 if section == "preamble" else int(section.rpartition("-")[2]) for section in sections]
+    return one.rows(at for at, number in enumerate(numbers) if (number % 2 == 1) == (articles == "odd"))

@@ -104,10 +104,6 @@ def _matching(pattern: str, *parts: str) -> Callable[[Path], set[str]]:
     return lambda folder: {part for part in parts if any(folder.glob(pattern.format(part)))}
 
 
-def _topic_parts(folder: Path) -> set[str]:
-    return {"dev", "test"} & topic_files(folder).get(ENGLISH, {}).keys()
-
-
 def _load_topics(folder: Path, part: str) -> dict[str, TopicSet]:
     """Topics whose measured split is the part."""
     sets = load_topic_folder(folder)
@@ -145,7 +141,11 @@ _KINDS = (
         ParallelSet.rows,
     ),
     _Kind(
-        _topic_parts, _load_topics, evaluate_topics, lambda one: len(one.split) - one.split.count("train"), _topics_at
+        lambda folder: {"dev", "test"} & topic_files(folder).get(ENGLISH, {}).keys(),
+        _load_topics,
+        evaluate_topics,
+        lambda one: len(one.split) - one.split.count("train"),
+        _topics_at,
     ),
     _Kind(
         lambda folder: question_files(folder).keys(),

@@ -27,7 +27,7 @@ def quantize(tensor: Tensor, bits: Bits) -> dict[str, Tensor]:
     if bits == 16:
         return {"values": values_n.half()}
     blocks_bk = F.pad(values_n, (0, -len(values_n) % BLOCK)).view(-1, BLOCK)
-    most = _most(bits)
+    most = 2 ** (bits - 1) - 1
     scales_b = (blocks_bk.abs().amax(dim=1) / most).bfloat16()
     codes_bk = (blocks_bk / scales_b.float()[:, None]).nan_to_num(nan=0.0).round().clamp(-most, most)
     codes_n = codes_bk.flatten()[: len(values_n)].to(torch.int8)
@@ -65,10 +65,6 @@ def dequantize(stored: Mapping[str, Tensor], shape: Sequence[int], bits: Bits) -
     if not valid:
         raise ValueError("a value or scale is NaN, infinite or negative")
     return result_n.reshape(tuple(shape))
-
-
-def _most(bits: int) -> int:
-    return 2 ** (bits - 1) - 1
 
 
 def _packed(codes_n: Tensor) -> Tensor:

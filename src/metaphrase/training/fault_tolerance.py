@@ -237,7 +237,9 @@ def repeat_within_memory(
     ``accumulating`` is whether gradients of earlier micro-batches of this step are pending.
     """
     while True:
-        states, buffers = _random_states(), dict(loss.heads.named_buffers())
+        cuda = torch.cuda.is_available()
+        states = torch.get_rng_state(), torch.cuda.get_rng_state_all() if cuda else []
+        buffers = dict(loss.heads.named_buffers())
         try:
             return step()
         except (torch.OutOfMemoryError, RuntimeError) as error:
@@ -247,15 +249,11 @@ def repeat_within_memory(
         loss.heads.zero_grad()
         restore_buffers(loss.heads, buffers)
         torch.set_rng_state(states[0])
-        if torch.cuda.is_available():
+        if cuda:
             torch.cuda.set_rng_state_all(states[1])
             torch.cuda.empty_cache()
         logger.warning("Out of memory: encoding %d rows at a time from now on (micro_batch_size).", smaller)
         loss.micro_batch_size = smaller
-
-
-def _random_states() -> tuple[Tensor, list[Tensor]]:
-    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
 
 
 def _smaller_micro_batch(

@@ -21,6 +21,7 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def read_languages(
     rows = _hub_rows if is_hub_name(place) else _file_rows
     sets: Languages = {}
     for language, found in rows(place, form, split, languages):
-        part = list(found if limit is None else _first(found, limit))
+        part = list(islice(found, limit))
         if not part:
             raise DataError(f"{source} has no rows for {language!r}.")
         data = Dataset.from_list(part)
@@ -114,11 +115,6 @@ def read_languages(
         known = ", ".join(pattern.pattern.replace("\\", "") for pattern in form.names)
         raise MissingFileError(f"{source} has no {split} files. Their names should match {known}.")
     return {language: sets[language] for language in sorted(sets, key=lambda code: (code != ENGLISH, code))}
-
-
-def _first(rows: Iterable[Row], count: int) -> Iterator[Row]:
-    for _, row in zip(range(count), rows, strict=False):
-        yield row
 
 
 def _file_rows(
