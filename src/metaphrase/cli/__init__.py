@@ -96,7 +96,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 kind = "option" if name.startswith("-") else "command"
                 near = did_you_mean(name, [*FLAGS, "--help", "--version"] if kind == "option" else COMMANDS)
                 raise UsageError(f"Unknown {kind} {name!r}{near}. See `metaphrase --help`.")
-            return int(import_module(f"metaphrase.cli.{name}").run([*arguments, *flags]))
+            command = import_module(f"metaphrase.cli.{name}")
+            if (torch := sys.modules.get("torch")) is not None:
+                torch.set_flush_denormal(True)  # CPUs are slow with denormal numbers
+            return int(command.run([*arguments, *flags]))
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)
             return 130

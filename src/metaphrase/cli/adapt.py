@@ -30,7 +30,7 @@ def run(argv: Sequence[str]) -> int:
     adaptation = Adaptation(config, command=["metaphrase", "adapt", *argv], show_progress=not is_quiet())
     findings = adaptation.check()
     if unread := lines_without_pair(adaptation.read):
-        notes().print(unread, highlight=False, markup=False)
+        notes().print(unread)
     if findings:
         notes().print(findings_table(findings))
     if config.plan_only:
@@ -40,7 +40,7 @@ def run(argv: Sequence[str]) -> int:
         result = adaptation.execute()
     except (Exception, SystemExit):
         if adaptation.run is not None:
-            notes().print(hint(adaptation), highlight=False, markup=False, soft_wrap=True)
+            notes().print(hint(adaptation), soft_wrap=True)
         raise
     if result is None:
         return 0

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-import torch
 from rich.table import Table
 
 from metaphrase.aligners.lines import align_lines
@@ -43,7 +42,6 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_languages(options.languages)
     options.check()
-    torch.set_flush_denormal(True)
     try:
         return _align_stdin(options) if options.reads_lines else _align_files(options)
     except ImportError as error:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
-
-import torch
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
@@ -28,11 +25,10 @@ EXAMPLES = (
 def run(argv: Sequence[str]) -> int:
     """Debias, write, and say how to load the result."""
     (options,) = parse("metaphrase debias", [DebiasOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
-    torch.set_flush_denormal(True)
     result = write_debiased(
         options,
         command=shlex.join(["metaphrase", "debias", *argv]),
-        notify=partial(notes().print, markup=False, highlight=False),
+        notify=notes().print,
         show_progress=show_progress(),
     )
     emit(asdict(result), describe(result))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +30,6 @@ def run(argv: Sequence[str]) -> int:
     """Diagnose, print tables, write JSON; the exit status is 1 if there are errors."""
     (options,) = parse("metaphrase diagnose", [DiagnoseOptions], argv, description=SUMMARY, examples=EXAMPLES)
     options.languages = split_languages(options.languages)
-    torch.set_flush_denormal(True)
     with progress(notes()) as begin:
         report = diagnose_files(options, begin=begin)
     printed = list(_render(report))

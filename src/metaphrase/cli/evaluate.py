@@ -6,10 +6,8 @@ Each data set is measured and cached on its own, and an interrupted command resu
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from metaphrase.cli import emit, notes, parse, show_progress
@@ -34,16 +32,14 @@ def run(argv: Sequence[str]) -> int:
     named = [["--model", *models[:1]], ["--also", *models[1:]]]
     arguments = [*(word for words in named if len(words) > 1 for word in words), *others]
     (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY, examples=EXAMPLES)
-    torch.set_flush_denormal(True)
     options.show_progress = show_progress()
     console = notes()
-    note = partial(console.print, markup=False, highlight=False)
     if options.also:
-        found = evaluate_models(options, note)
+        found = evaluate_models(options, console.print)
         results, tables = found.models, [models_table(found)]
         content = found.to_dict()
     else:
-        content = evaluate(options, note)
+        content = evaluate(options, console.print)
         results, tables = [content], list(_tables(content))
     for path in options.outputs:
         console.print(f"Wrote {path}")

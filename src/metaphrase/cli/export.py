@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 
-import torch
 from rich import box
 from rich.console import RenderableType
 from rich.table import Table
@@ -38,9 +36,7 @@ def run(argv: Sequence[str]) -> int:
     The exit status is 1 if the loss is too large and nothing is written.
     """
     (options,) = parse("metaphrase export", [ExportOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
-    torch.set_flush_denormal(True)
-    notify = partial(notes().print, markup=False, highlight=False)
-    with prepare_export(options, notify=notify, show_progress=show_progress()) as export:
+    with prepare_export(options, notify=notes().print, show_progress=show_progress()) as export:
         tables: list[RenderableType] = [
             render_table(export.after, export.before, export.comparison),
             _size_table(export.sizes),

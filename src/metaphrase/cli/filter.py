@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.cli.tables import text_histogram
@@ -26,7 +24,6 @@ def run(argv: Sequence[str]) -> int:
         "metaphrase filter", [FilterOptions, SearchOptions], argv, description=DESCRIPTION, examples=EXAMPLES
     )
     options.languages = split_languages(options.languages)
-    torch.set_flush_denormal(True)
     console = notes()
     with progress(console) as begin:
         result = filter_corpus(options, search, begin=begin, note=console.print)

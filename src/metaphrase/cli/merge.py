@@ -5,9 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
-
-import torch
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
@@ -32,11 +29,9 @@ def run(argv: Sequence[str]) -> int:
     The exit status is 1 if no alpha gains anything without a loss, and nothing is written.
     """
     (options,) = parse("metaphrase merge", [MergeOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
-    torch.set_flush_denormal(True)
     command = shlex.join(["metaphrase", "merge", *argv])
     console = notes()
     with progress(console) as begin:
-        notify = partial(console.print, markup=False, highlight=False)
-        result = merge(options, command=command, notify=notify, begin=begin)
+        result = merge(options, command=command, notify=console.print, begin=begin)
     emit(asdict(result), *describe(result))
     return 0 if result.output_dir or result.vector else 1

@@ -86,10 +86,10 @@ def configure(*, as_json: bool, quiet: bool) -> None:
 
 
 def notes() -> Console:
-    """Console for progress and remarks: stderr, or nothing with ``--quiet``."""
+    """Console for progress and remarks, as they are: stderr, or nothing with ``--quiet``."""
     from rich.console import Console
 
-    return Console(stderr=True, quiet=_output.quiet)
+    return Console(stderr=True, quiet=_output.quiet, markup=False, highlight=False)
 
 
 def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) -> None:

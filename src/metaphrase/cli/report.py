@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -26,12 +25,11 @@ EXAMPLES = [
 def run(argv: Sequence[str]) -> int:
     """Run the command."""
     (options,) = parse("metaphrase report", [ReportOptions], argv, description=SUMMARY, examples=EXAMPLES)
-    torch.set_flush_denormal(True)
     console = notes()
     written = report_run(
         options,
         command=shlex.join(["metaphrase", "report", *argv]),
-        notify=partial(console.print, markup=False, highlight=False),
+        notify=console.print,
         progress=partial(progress, console),
     )
     files = f"Report: {written.page}, {written.page.with_suffix('.json').name} and {len(written.pictures)} pictures."

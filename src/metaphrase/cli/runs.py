@@ -115,7 +115,7 @@ def execute(run: TrainingRun) -> RunResult | None:
     try:
         return run.execute()
     except SystemExit:
-        notes().print("Resume with --resume_from_checkpoint true.", highlight=False, markup=False)
+        notes().print("Resume with --resume_from_checkpoint true.")
         raise
 
 
