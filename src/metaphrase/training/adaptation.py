@@ -1,7 +1,7 @@
 """Adapting an encoder to a language: check the corpus, hold out test pairs, plan, train, measure, report a verdict.
 
-``metaphrase adapt`` calls :class:`Adaptation`, which builds a :class:`metaphrase.TrainingRun`; encoder and corpus are
-loaded once.
+``metaphrase adapt`` calls :class:`Adaptation`, which builds a :class:`metaphrase.TrainingRun` of an encoder and a corpus
+that are loaded once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import xxhash
-from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
 from metaphrase.checkpoints.folders import checkpoint_folders, differences
 from metaphrase.corpus.checks import Finding, check_corpus, errors, read_corpus
-from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.identification import language_name
-from metaphrase.corpus.loading import Corpus
+from metaphrase.corpus.loading import load_corpus
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.evaluation.compare import verdict_shown
@@ -37,7 +35,6 @@ from metaphrase.evaluation.retention import collapse_in_words
 from metaphrase.exceptions import CheckpointError, CorpusError, UsageError
 from metaphrase.io.arguments import CountOr0, MergeWeight, Range, Seed, Weight, checked
 from metaphrase.io.configuration import option, split_list
-from metaphrase.io.digests import file_facts
 from metaphrase.io.files import PACKAGED_DATA, write_json
 from metaphrase.io.outputs import check_files, check_folder, claimed
 from metaphrase.io.work_folders import read_part, write_part
@@ -50,7 +47,7 @@ from metaphrase.training.planning import PATIENCE, Plan, plan_run
 from metaphrase.training.recipe import Recipe
 from metaphrase.training.results import RunResult
 from metaphrase.training.run import Inputs, TrainingRun
-from metaphrase.training.splits import Pair, Split, file_name, held_out, replay, single_spaced, split_all, write_split
+from metaphrase.training.splits import Pair, Split, file_name, held_out, replay, split_all, write_split
 
 logger = logging.getLogger(__name__)
 
@@ -262,12 +259,10 @@ class Adaptation:
         recipe = write_json(data / RECIPE, recipe_content(self.config))  # JSON is YAML, and writes floats exactly
         inputs = Inputs(
             encoder=load_encoder(self.config.model, default_pooling=Recipe.load(recipe).pooling),
-            corpus=build_corpus(
-                folders["training"], {code: one.train for code, one in splits.items()} | dict(replayed)
-            ),
-            dev=parallel_sets(folders["dev"], "dev", {code: one.dev for code, one in splits.items()}),
+            corpus=load_corpus(folders["training"]),
+            dev=load_parallel_folder(folders["dev"], languages=list(splits), split="dev"),
             tests={
-                HELD_OUT: parallel_sets(folders[HELD_OUT], "test", {code: one.test for code, one in splits.items()}),
+                HELD_OUT: load_parallel_folder(folders[HELD_OUT], languages=list(splits), split="test"),
                 RETENTION: retention_sets(self.config.retention_languages, splits),
             },
         )
@@ -384,15 +379,6 @@ class Adaptation:
         return verdict
 
 
-def parallel_sets(folder: Path, part: str, pairs: Mapping[str, Sequence[Pair]]) -> dict[str, ParallelSet]:
-    """Test sets of pairs that were written to a folder, built from the pairs in memory."""
-    sets = {}
-    for language, own in pairs.items():
-        sources, targets = (tuple(side) for side in zip(*map(single_spaced, own), strict=True))
-        sets[language] = ParallelSet(language, sources, targets, folder / file_name(language, part))
-    return sets
-
-
 def training_pairs(splits: Splits) -> int:
     """Number of the user's pairs to train on."""
     return sum(len(one.train) for one in splits.values())
@@ -475,36 +461,6 @@ def write_data(folder: Path, splits: Splits, kept: Replayed) -> dict[str, Path]:
     for language, pairs in kept.items():
         write_split(folders["training"], language, "train", pairs)
     return folders
-
-
-def build_corpus(folder: Path, pairs: Mapping[str, Sequence[Pair]]) -> Corpus:
-    """The corpus that was written to a folder, built from the pairs in memory."""
-    cleaning, report = Cleaning(), CorpusReport()
-    rows: dict[tuple[str, str, str], None] = {}
-    files = []
-    for language in sorted(pairs):
-        path = folder / file_name(language, "train")
-        counts = report.of(str(path), language)
-        for line, pair in enumerate(pairs[language], 2):
-            source, target = map(cleaning.tidy, single_spaced(pair))
-            counts.read += 1
-            reason = cleaning.fault(source, target)
-            if reason is None and (source, target, language) in rows:
-                reason = "duplicate"
-            if reason is not None:
-                counts.drop(reason, f"{path}:{line}")
-                continue
-            counts.kept += 1
-            rows[source, target, language] = None
-        facts: dict[str, Any] = {"path": str(path), "file": path.name, "language": language}
-        facts |= {"languages": sorted({language, TARGET_LANGUAGE}), "pairs": counts.kept}
-        files.append(facts | {"sha256": file_facts(path)["sha256"]})
-    if not rows:
-        raise CorpusError(f"No pair was kept of {folder}.\n{report}")
-    sources, targets, languages = zip(*rows, strict=True)
-    columns = {"source": sources, "target": targets, "source_lang": languages}
-    columns["target_lang"] = (TARGET_LANGUAGE,) * len(rows)
-    return Corpus(Dataset.from_dict({name: list(values) for name, values in columns.items()}), report, files)
 
 
 def log_plan(splits: Splits, kept: Replayed, plan: Plan) -> None:

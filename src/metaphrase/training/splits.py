@@ -121,19 +121,9 @@ def file_name(language: str, part: str) -> str:
 
 
 def write_split(folder: Path, language: str, part: str, pairs: Iterable[Pair]) -> Path:
-    """Write ``xx-en.PART.tsv.gz``, the same bytes for the same pairs."""
+    """Write ``xx-en.PART.tsv.gz``, the same bytes for the same pairs; all whitespace becomes single spaces."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / file_name(language, part)
-    lines = ["source\ttarget", *("\t".join(pair) for pair in map(single_spaced, pairs))]
+    lines = ["source\ttarget", *("\t".join(" ".join(side.split()) for side in pair) for pair in pairs)]
     path.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))
     return path
-
-
-def single_spaced(pair: Pair) -> Pair:
-    r"""A pair in the form that is written to a file: single spaces for all whitespace.
-
-    >>> single_spaced(("a  b", "c\td"))
-    ('a b', 'c d')
-    """
-    source, target = (" ".join(side.split()) for side in pair)
-    return source, target
