@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich import box
 from rich.console import RenderableType
-from rich.table import Table
-from rich.text import Text
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, show_progress
 from metaphrase.io.environment import versions
+from metaphrase.io.tables import titled_table
 from metaphrase.publishing.export import ExportOptions, how_to_load, prepare_export, size_rows
 from metaphrase.publishing.report import render_table
 
@@ -37,10 +35,10 @@ def run(argv: Sequence[str]) -> int:
     """
     (options,) = parse("metaphrase export", [ExportOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     with prepare_export(options, notify=notes().print, show_progress=show_progress()) as export:
-        tables: list[RenderableType] = [
-            render_table(export.after, export.before, export.comparison),
-            _size_table(export.sizes),
-        ]
+        sizes = titled_table("", "", right=("before", "after"))
+        for row in size_rows(export.sizes):
+            sizes.add_row(*row)
+        tables: list[RenderableType] = [render_table(export.after, export.before, export.comparison), sizes]
         if export.lost:
             lines: list[RenderableType] = [
                 *tables,
@@ -65,13 +63,3 @@ def run(argv: Sequence[str]) -> int:
     }
     emit(result, *lines)
     return 1 if export.lost else 0
-
-
-def _size_table(sizes: Mapping[str, Mapping[str, float]]) -> Table:
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    shown.add_column("")
-    for heading in ("before", "after"):
-        shown.add_column(heading, justify="right")
-    for row in size_rows(sizes):
-        shown.add_row(*map(Text, row))
-    return shown

@@ -46,7 +46,7 @@ from metaphrase.io.progress import Begin
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData
-from metaphrase.publishing.export import check_destination, drafted, stored_recipe
+from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.markdown import cell
 from metaphrase.publishing.plots import alpha_chart, save_picture
 from metaphrase.publishing.provenance import stated
@@ -365,8 +365,8 @@ def describe(result: Merge) -> Sequence[str]:
         sentences.append(f"{AlphaCurve(**result.curve)}{nothing}")
     if result.output_dir is not None:
         sentences.append(
-            f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. Load it with "
-            f'SentenceTransformer("{result.output_dir}").'
+            f"Wrote {result.output_dir}: {result.base} plus {result.alpha:g} times what training changed. "
+            f"{how_to_load(result.output_dir)}"
         )
     if result.vector is not None:
         sentences.append(

@@ -54,7 +54,7 @@ logger = logging.getLogger(__name__)
 #: File of the plan in the output folder, with the settings that it was made for.
 PLAN = "plan.json"
 #: Names of the test sets: held-out pairs, and the Declaration of Human Rights, which comes with the package.
-HELD_OUT, RETENTION = TESTS = "held-out", "udhr"
+HELD_OUT, RETENTION = "held-out", "udhr"
 
 #: The user's pairs, split by language, and packaged pairs of other languages.
 Splits: TypeAlias = Mapping[str, Split]
