@@ -11,7 +11,6 @@ from typing import Any
 from rich.table import Table
 
 from metaphrase.cli import emit, notes, parse, show_progress
-from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.tables import models_table
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate, evaluate_models
 from metaphrase.publishing.report import render_summary, render_table
@@ -28,10 +27,7 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Evaluate, print tables, write JSON."""
-    models, others = leading_values(argv)
-    named = [["--model", *models[:1]], ["--also", *models[1:]]]
-    arguments = [*(word for words in named if len(words) > 1 for word in words), *others]
-    (options,) = parse("metaphrase evaluate", [EvaluateOptions], arguments, description=SUMMARY, examples=EXAMPLES)
+    (options,) = parse("metaphrase evaluate", [EvaluateOptions], argv, description=SUMMARY, examples=EXAMPLES)
     options.show_progress = show_progress()
     console = notes()
     if options.also:

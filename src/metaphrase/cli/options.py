@@ -142,9 +142,12 @@ def parse(
         ConfigError: The same in the file; the message has line and column.
         SystemExit: ``--help`` or ``--print-config`` was given.
     """
-    first = next((option.name for cls in types for option in options_of(cls) if option.metadata.get("first")), None)
-    if first is not None and (values := leading_values(argv)[0]):
-        argv = [f"--{first}", *values, *argv[len(values) :]]
+    first = [option.name for cls in types for option in options_of(cls) if option.metadata.get("first")]
+    values, others = leading_values(argv)
+    if first and values:
+        each = [*([value] for value in values[: len(first) - 1]), values[len(first) - 1 :]]
+        named = [[f"--{name}", *words] for name, words in zip(first, each, strict=False) if words]
+        argv = [*(word for words in named for word in words), *others]
     is_command = prog.startswith("metaphrase ")
     parser = Parser(
         prog=prog,

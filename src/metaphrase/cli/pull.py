@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import torch
-
-from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit
 from metaphrase.publishing.pulling import PullOptions, describe, pull
 
-SUMMARY = "Write an encoder as a plain folder that Sentence Transformers loads"
 DESCRIPTION = (
     "metaphrase pull MODEL DIR writes an encoder as a plain SentenceTransformer folder, with its card, licence and notices: "
     "an installed model, a model or a task vector on the Hub, the starter, or a base and its task vectors."
@@ -26,11 +22,7 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Load, write, and say how to load the result."""
-    values, others = leading_values(argv)
-    named = zip(("--model", "--output_dir"), values, strict=False)
-    arguments = [*(word for pair in named for word in pair), *values[2:], *others]
-    (options,) = parse("metaphrase pull", [PullOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
-    torch.set_flush_denormal(True)
+    (options,) = parse("metaphrase pull", [PullOptions], argv, description=DESCRIPTION, examples=EXAMPLES)
     result = pull(options)
     emit(asdict(result), describe(result))
     return 0

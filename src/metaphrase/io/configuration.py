@@ -173,7 +173,7 @@ def option(default: Any = MISSING, help: str = "", **metadata: Any) -> Any:
     """Declare an option: a field of a dataclass, with its text for ``--help``.
 
     An option without a default is required. Further arguments of argparse, such as ``aliases``, are metadata; ``first`` marks
-    the option of a command whose values may come first, without its flag.
+    the options of a command whose values may come first, without a flag: one value each, and the rest for the last.
     """
     metadata["help"] = help
     if isinstance(default, list | dict):

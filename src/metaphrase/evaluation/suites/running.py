@@ -72,11 +72,14 @@ Note = Callable[[Any], None]
 class EvaluateOptions(Settings):
     """The encoder to measure, the data, and the settings."""
 
-    model: str = option(help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.")
+    model: str = option(
+        help="Encoder to measure: a folder, a Hub id, or 'starter'. May be the first argument.", first=True
+    )
     also: list[str] = option(
         [],
         "Further encoders, measured in the same way and compared with the same baseline, in one table. May follow the first "
         "argument.",
+        first=True,
     )
     data: str | None = option(
         None,
