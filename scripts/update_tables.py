@@ -245,7 +245,7 @@ def suites_table(content: dict[str, Any]) -> str:
         directed = DIRECTIONS[0] in one["after"]["average"]
         if not directed or one["lower_is_better"]:
             label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
-            add(label, measure, [score_cell(one, side) for side in SIDES], tested(scores, name))
+            add(label, measure, [score_cell(one, side) for side in SIDES], one["test"])
             continue
         for group in ("average", *(group for group in GROUPS if group in one["after"])):
             if group == str(one["languages"]):
@@ -284,13 +284,13 @@ HEADLINES = {
     "alignment-gold enfr": "English–French, word alignment",
     "alignment-gold roen": "Romanian–English, word alignment",
     "wpt05-en-hi": "WPT-05 English–Hindi, word alignment",
-    "ud accuracy": "Universal Dependencies, POS tags, {languages} languages",
+    "ud f1": "Universal Dependencies, POS tags, {languages} languages",
     "stsb cross-lingual": "STS-B across languages, {languages} pairs",
     "stsb": "STS-B within a language, {languages} languages",
     "pawsx accuracy": "PAWS-X, paraphrases, {languages} languages",
     "xnli accuracy": "XNLI, inference, {languages} languages",
     "xquad f1": "XQuAD, question answering, {languages} languages",
-    "ud probe accuracy": "Universal Dependencies, POS tags by a probe, {languages} languages",
+    "ud probe f1": "Universal Dependencies, POS tags by a probe, {languages} languages",
     "pawsx probe accuracy": "PAWS-X, paraphrases by a probe, {languages} languages",
     "xnli probe accuracy": "XNLI, inference by a probe, {languages} languages",
 }
@@ -303,7 +303,7 @@ def headline_table(content: dict[str, Any]) -> str:
         if (one := content["scores"].get(name)) is None:  # of --transfer probe or of --transfer finetune
             continue
         cells = [score_cell(one, side) for side in SIDES]
-        cells += test_cells(tested(content["scores"], name))
+        cells += test_cells(one["test"])
         lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
     hardware = hardware_words(content["hardware"])
     caption = (
@@ -328,13 +328,6 @@ def score_cell(one: dict[str, Any], side: str) -> str:
 def prompt_mark(one: dict[str, Any], side: str) -> str:
     """Return the mark of a baseline that was measured without its prompt."""
     return " ‡" if side == "before" and one["unprompted"] else ""
-
-
-def tested(scores: dict[str, Any], name: str) -> dict[str, Any] | None:
-    """Return the test of a score. Tags are compared by accuracy, and the test is stored with the main measure, F1."""
-    if not name.startswith("ud "):
-        return scores[name]["test"]
-    return None if name.endswith("f1") else scores[name.replace("accuracy", "f1")]["test"]
 
 
 def test_cells(test: dict[str, Any] | None) -> list[str]:
