@@ -167,6 +167,7 @@ def test_chosen_pairs_and_languages(finished, data):
     assert content["tokens"]["languages"] == ["en", "fr"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_release_for_each_language(finished, data):
     """What training with a language embedding leaves: a model for each language, and none for the others."""

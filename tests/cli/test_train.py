@@ -121,6 +121,7 @@ def test_the_release_is_merged_with_the_start_and_keeps_its_prompts_for_search(r
     assert "`query` (`ask: `)" in (folders[1] / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_alpha_is_chosen_under_guards(run, held_out, bitext, tmp_path, capsys):
     """The curve is written, and the card, the report and the console say how alpha was chosen."""
     pairs = [("one", "two"), ("three", "four"), *((row["source"], row["target"]) for row in bitext)] * 2

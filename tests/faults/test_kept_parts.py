@@ -67,7 +67,7 @@ def test_a_part_is_read_as_it_was_written(tmp_path, damage, caplog, fault):
     fault("I3", "a damaged part of an evaluation", tried=1, survived=1)
 
 
-@pytest.mark.parametrize("suite", ["retrieval", "mteb"])
+@pytest.mark.parametrize("suite", mostly_slow(["retrieval", "mteb"], ["retrieval"]))
 def test_a_damaged_part_of_an_evaluation_is_measured_again(
     tmp_path, tiny_encoder_dir, bitext, capsys, caplog, damage, fault, suite
 ):

@@ -223,6 +223,7 @@ def test_a_report_does_not_replace_that_of_its_run(tiny_encoder, command, tmp_pa
     assert tree(run) == before
 
 
+@pytest.mark.slow
 def test_folders_of_earlier_runs_are_written_again(settings, tiny_encoder, tmp_path):
     """As long as they have their mark, a checkpoint or a release; hidden files and a stale lock belong to nobody."""
     new = tmp_path / "new"

@@ -68,13 +68,14 @@ def test_a_signal_by_epochs_writes_one_checkpoint(run, result, undisturbed, tmp_
     assert result("stopped") == undisturbed()[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "scores"),
     [
         (5, {2: 3.0, 4: 2.0}),  # behind an evaluation that brought nothing
         # In a step that is to be evaluated: that is made up for.
-        pytest.param(6, {2: 3.0, 4: 2.0, 6: 1.0}, marks=pytest.mark.slow),
-        pytest.param(6, {2: 1.0, 4: 2.0, 6: 3.0}, marks=pytest.mark.slow),
+        (6, {2: 3.0, 4: 2.0, 6: 1.0}),
+        (6, {2: 1.0, 4: 2.0, 6: 3.0}),
     ],
 )
 def test_what_came_after_the_best_checkpoint_stays(run, result, monkeypatch, tmp_path, fault, step, scores):

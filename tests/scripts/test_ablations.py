@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel
 
 from metaphrase.cli import main
 from metaphrase.training.recipe import Recipe
-from tests.conftest import mostly_slow, shape, wordpiece
+from tests.conftest import shape, wordpiece
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 GRIDS = sorted(path.stem for path in (SCRIPTS.parent / "configs" / "ablations").glob("*.yaml"))
@@ -75,7 +75,8 @@ def planned(script, name, argv, identity=""):
     return script.plan(grid, options, configs, decisive + [[]] * len(configs[2:]))
 
 
-@pytest.mark.parametrize("name", mostly_slow(GRIDS, ["dap-table6"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GRIDS)
 def test_every_grid_is_trained_and_written(script, settings, deep_encoder_dir, tmp_path, name, capsys):
     more = {"ppa-table5": ["--set", "moco.queue_size=12"], "dap-fig4": ["--model", str(deep_encoder_dir)]}.get(
         name, []

@@ -166,6 +166,7 @@ def test_a_stopped_run_goes_on(script, options, tmp_path, monkeypatch, method):
     assert not parts.exists()
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_seed(script, options):
     one, again, other = (
         columns(script.back_translate(options(method="top-k", seed=seed, shard_size=24))) for seed in (1, 1, 2)

@@ -139,6 +139,7 @@ def test_bfloat16_is_trained_and_released(execute, settings, monkeypatch, recipe
     assert load_encoder(folders[0], device="cpu").dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_an_adapter_is_trained_and_merged(execute, settings, tiny_encoder_dir, tmp_path):
     result = execute(lora_rank=2, keep_adapter=True, save_steps=2)
     ours, theirs = (load_encoder(folder, device="cpu").state_dict() for folder in (result.output, tiny_encoder_dir))
