@@ -88,17 +88,20 @@ def fault(request):
     return record
 
 
-@pytest.fixture(params=[0o022, 0o077], ids=oct)
-def assert_follows_umask(request):
-    """Set a umask, and return a check that a folder and everything in it have its permissions."""
+@pytest.fixture
+def assert_follows_umask():
+    """Set a umask, and return a check that a folder and everything in it have its permissions.
+
+    They are neither those of temporary files, 0o600, nor the usual ones, 0o644.
+    """
 
     def check(folder: Path) -> None:
         modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
         assert len(modes) > 1
-        wanted = {path: (0o777 if path.is_dir() else 0o666) & ~request.param for path in modes}
+        wanted = {path: (0o777 if path.is_dir() else 0o666) & ~0o027 for path in modes}
         assert {path: oct(mode) for path, mode in modes.items() if mode != wanted[path]} == {}
 
-    before = os.umask(request.param)
+    before = os.umask(0o027)
     yield check
     os.umask(before)
 
