@@ -24,6 +24,7 @@ from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.merging import MergeOptions, merge
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
+from tests.conftest import mostly_slow
 
 TEXTS = ["Guten Morgen", "The cat sleeps"]
 
@@ -96,7 +97,7 @@ def test_changes_of_several_models_are_added(base, sw, te, tmp_path, capsys):
     assert "plus 0.4 times" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("bits", "tolerance"), [(16, 2e-3), (8, 0.03), (4, 0.5)])
+@pytest.mark.parametrize(("bits", "tolerance"), mostly_slow([(16, 2e-3), (8, 0.03), (4, 0.5)], [(8, 0.03)]))
 def test_a_vector_loads_with_its_base_and_is_written_as_a_folder(base, sw, tmp_path, capsys, bits, tolerance):
     vector = tmp_path / "sw.safetensors"
     assert command(base, sw, "--vector", vector, "--bits", bits, "--alpha", 0.7) == 0

@@ -51,7 +51,9 @@ def logs(trainer, key):
     return [log[key] for log in trainer.state.log_history if key in log]
 
 
-@pytest.mark.parametrize(("accumulation", "value"), [(1, torch.nan), (2, torch.inf)])
+@pytest.mark.parametrize(
+    ("accumulation", "value"), [pytest.param(1, torch.nan, marks=pytest.mark.slow), (2, torch.inf)]
+)
 def test_a_step_whose_loss_is_not_finite_changes_nothing(make_trainer, caplog, fault, accumulation, value):
     trainer = make_trainer(
         recipe="ppa",

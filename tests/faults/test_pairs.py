@@ -14,7 +14,7 @@ from datasets import Dataset
 from metaphrase.modeling.views import links_view, source_view
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe, list_recipes
-from tests.conftest import small
+from tests.conftest import mostly_slow, small
 
 LINKED = ["mgc-hard", "mgc-soft", "wacse"]
 RECIPES = [
@@ -126,7 +126,7 @@ def test_the_recipes_here_are_of_every_kind():
     assert [name for name in RECIPES if "alignment" in columns[name]] == LINKED
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", mostly_slow(RECIPES, RECIPES[::3]))
 def test_sentences_without_a_piece_are_trained_on(make_trainer, full_bitext, tokenizer, caplog, fault, recipe):
     """Special tokens are all that is left of one side, of the other, and of both."""
     rows = [dict(row) for row in full_bitext]

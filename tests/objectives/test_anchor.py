@@ -171,6 +171,7 @@ def test_the_recipe_is_the_mse_loss_of_sentence_transformers_times_the_size(tiny
     torch.testing.assert_close(ours, theirs * tiny_encoder.get_embedding_dimension())
 
 
+@pytest.mark.slow
 def test_a_student_comes_nearer_to_its_teacher(tiny_encoder, teacher_dir, bitext, tmp_path):
     """Its source sentences come nearer to the teacher's embeddings of their translations."""
     terms = [{"objective": "anchor", "args": {**Recipe.load("distill").terms[0].args, "teacher": str(teacher_dir)}}]

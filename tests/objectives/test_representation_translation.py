@@ -341,6 +341,7 @@ def test_an_encoder_that_cannot_be_packed_gives_the_same(
     torch.testing.assert_close(padded.objectives["rtl"](encodings), wanted, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_it_learns_to_translate_one_pair(make_loss, batch_of, bitext):
     loss = make_loss("rtl", vocabulary="untied").float()
     batch = batch_of(loss, bitext[:4])

@@ -202,6 +202,7 @@ def test_invalid_grids_are_refused_before_training(script, settings, tmp_path, b
     assert not list(tmp_path.glob("out/*/cells"))
 
 
+@pytest.mark.slow
 def test_digests_depend_on_what_determines_a_result(script, settings, corpus, tmp_path):
     def path(*more, identity="", base=settings):
         return planned(script, "dap-fig4", [*base, *more], identity)[1].path.name

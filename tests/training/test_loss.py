@@ -36,7 +36,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("packing", [False, True])
+@pytest.mark.parametrize("packing", mostly_slow([False, True], [True]))
 @pytest.mark.parametrize(("trained", "calls"), CALLS.items())
 def test_views_are_encoded_once(tiny_encoder, tokenizer, full_bitext, trained, calls, packing):
     known = {recipe.name for recipe in list_recipes()}
