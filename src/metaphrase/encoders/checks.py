@@ -139,9 +139,10 @@ def reference_difference(model: SentenceTransformer, path: Path, name: str) -> t
         texts, tolerance = [str(text) for text in reference["texts"]], float(reference["tolerance"])
         embeddings_bh = model.encode(texts, prompt="", show_progress_bar=False)
         wanted_bh = np.array(reference["embeddings"], dtype=np.float32).reshape(embeddings_bh.shape)
+        difference = float(np.abs(embeddings_bh - wanted_bh).max())
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise ModelFileError(f"{path.name} of {name} is damaged ({error}). Release the model again.") from error
-    return float(np.abs(embeddings_bh - wanted_bh).max()), tolerance
+    return difference, tolerance
 
 
 def _some(keys: set[str]) -> str:
