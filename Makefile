@@ -4,6 +4,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
+# Tests start many programs, which would compile the package each time.
+unexport PYTHONDONTWRITEBYTECODE
 # Files of `make test` and `make test-all`; all if empty.
 TESTS ?=
 # If set, `make package` downloads nothing.

@@ -549,7 +549,7 @@ def test_treebanks_are_found_and_tagged(data, tiny_encoder, tiny_encoder_dir, tm
     scores = run_benchmark(part, subject)["scores"]
     assert list(scores) == ["ud f1", "ud accuracy"]
     assert list(scores["ud f1"]["languages"]) == ["de"]
-    assert scores["ud f1"]["statistic"] == "items"
+    assert scores["ud f1"]["statistic"] == "chunk_f1"
     assert scores["ud accuracy"]["statistic"] is None
 
 
