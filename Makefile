@@ -6,13 +6,13 @@ INSTALLED := $(VENV)/.installed
 export TOKENIZERS_PARALLELISM ?= false
 # Tests start many programs, which would compile the package each time.
 unexport PYTHONDONTWRITEBYTECODE
-# Files of `make test` and `make test-all`; all if empty.
+# Files of `make test`, `make test-long` and `make test-all`; all if empty.
 TESTS ?=
 # If set, `make package` downloads nothing.
 OFFLINE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo model test test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
+.PHONY: help install demo model test test-long test-portable test-all check style package docs ablations bench bench-quick bench-gpu clean
 
 help:  ## Show this help
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
@@ -31,8 +31,11 @@ demo: install  ## Train on the bundled bitext and write runs/demo/report.html (1
 model: demo  ## Train metaphrase-e5-small as the demo does, and write its package and card
 	$(BIN)/python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
 
-test: install  ## Run the tests (10 minutes on 2 cores, no network)
-	$(BIN)/python -m pytest -m 'not slow and not gpu' -n 2 $(TESTS)
+test: install  ## Run the tests (6 minutes on 2 cores, no network)
+	$(BIN)/python -m pytest -m 'not long and not slow and not gpu' -n 2 $(TESTS)
+
+test-long: install  ## Run the tests of whole commands and trainings (3 minutes on 2 cores)
+	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 $(TESTS)
 
 # The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.
 NUMERIC := tests/aligners tests/evaluation tests/mining tests/modeling tests/objectives tests/training/test_loss.py

@@ -503,6 +503,7 @@ def test_a_walk_through_runs_from_the_first_line_to_the_last(page, world, shell,
                 run(line, monkeypatch, capsys) if line.is_ours else shell(line)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "page", sorted({block.page for block in BLOCKS if block.language == "python"}), ids=lambda page: page.stem
 )

@@ -87,6 +87,7 @@ def raised():
     return found
 
 
+@pytest.mark.long
 def test_exceptions_are_of_the_tree_or_programming_errors():
     tree = {cls.__name__ for cls in CLASSES}
     found = [one for one in raised() if one[2] not in tree]
@@ -102,6 +103,7 @@ def test_exceptions_are_of_the_tree_or_programming_errors():
     }
 
 
+@pytest.mark.long
 def test_no_class_stands_outside_of_the_tree():
     root = Path(exceptions.__file__).parent
     for path in sorted(root.rglob("*.py")):

@@ -61,6 +61,7 @@ def loaded(monkeypatch):
     return encoders, corpora, folders
 
 
+@pytest.mark.long
 def test_a_few_hundred_pairs_become_a_model_and_a_verdict(
     tiny_encoder_dir,
     small_data,
@@ -105,6 +106,7 @@ def test_an_adaptation_that_has_ended_is_released_and_measured_again(command):
     assert main([*command, "--minutes", "0.02"]) == 0
 
 
+@pytest.mark.long
 def test_a_plan_is_estimated_and_nothing_is_written(tiny_encoder_dir, tmp_path, capsys):
     corpus = write(tmp_path / "my.tsv", lines_of("sw", 400))
     command = ["adapt", "--model", str(tiny_encoder_dir), "--corpus", str(corpus), "--languages", "sw", "--plan_only"]
@@ -190,6 +192,7 @@ def command(tiny_encoder_dir, small_data, tmp_path, monkeypatch):
     return [*command, "--output_dir", str(tmp_path / "out")]
 
 
+@pytest.mark.long
 def test_what_an_earlier_run_mixed_in_is_gone(command, trained, tmp_path):
     training = tmp_path / "out" / "data" / "training"
     assert main([*command, "--replay", "1"]) == 0
@@ -216,6 +219,7 @@ def test_a_stopped_run_keeps_its_plan(command, trained, capsys, monkeypatch):
     )
 
 
+@pytest.mark.long
 def test_another_adaptation_is_not_gone_on_with(command, trained, tmp_path, capsys, fault):
     trained.checkpoint = "checkpoint-5"
     with pytest.raises(SystemExit):

@@ -17,6 +17,7 @@ UDHR = {path.name.removesuffix("-en.tsv.gz") for path in (DATA / "udhr").glob("*
 SAMPLE = set(yaml.safe_load((DATA / "demo.yaml").read_text(encoding="utf-8"))["retention_languages"])
 
 
+@pytest.mark.long
 def test_the_whole_way_with_a_tiny_encoder(tiny_encoder_dir, tmp_path, capsys):
     small = ["--max_steps", "2", "--per_device_train_batch_size", "8", "--languages", "sw", "tl", "--max_length", "24"]
     where = ["--model", str(tiny_encoder_dir), "--output_dir", str(tmp_path / "demo")]

@@ -399,6 +399,7 @@ def rows_of(table):
     return [line.split()[0] for line in table.splitlines() if line.strip()]
 
 
+@pytest.mark.long
 def test_each_language_is_shown(tiny_encoder_dir, other_dir, sets, tmp_path, capsys):
     options = ["--suite", "mteb", "--tasks", "tatoeba", "--languages", "de", "sw"]
     assert command(tiny_encoder_dir, sets, tmp_path, *options) == 0

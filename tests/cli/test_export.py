@@ -36,6 +36,7 @@ def command(tiny_encoder_dir, data, tmp_path):
     ]
 
 
+@pytest.mark.long
 def test_a_trimmed_encoder_is_measured_written_and_loads(command, data, tmp_path, capsys, bitext):
     assert main([*command, "--corpus", str(data / "de-en.tsv"), "--layers", "1", "--json"]) == 0
     out, err = capsys.readouterr()
@@ -252,6 +253,7 @@ def test_a_folder_that_is_there_is_not_overwritten(command, tmp_path, capsys):
     assert "Nothing is overwritten" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_language_without_test_set_is_named(command, capsys, data):
     del command[2:4]
     assert main([*command, "--languages", "tlh", "--texts", str(data / "de-en.tsv")]) == 2

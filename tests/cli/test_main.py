@@ -134,6 +134,7 @@ def test_what_needs_no_library_imports_none(arguments):
     assert done.stderr.splitlines()[-1].strip() == ""
 
 
+@pytest.mark.long
 def test_languages_of_texts_are_asked_for_before_torch_is_imported():
     arguments = ["mine", "mono.txt", "mono.eu.txt", "-o", "mined.tsv"]
     code = "import sys; from metaphrase.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"

@@ -220,6 +220,7 @@ def texts(tmp_path, bitext) -> Path:
     return tmp_path / "de.txt"
 
 
+@pytest.mark.long
 def test_alpha_is_chosen_under_guards(base, aligned, dev, texts, tmp_path, capsys):
     out, words = tmp_path / "out", ["--alpha", "auto", "--dev", dev, "--texts", texts, "--prompt", "none"]
     assert command(base, aligned, *words, "--max_structure_loss", 100, "-o", out, "--json") == 0

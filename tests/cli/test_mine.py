@@ -126,6 +126,7 @@ def test_every_format_is_a_corpus(encoder, texts, tmp_path, name):
         assert table["score"][:] == sorted(table["score"], reverse=True)
 
 
+@pytest.mark.long
 def test_threshold_and_top(encoder, texts, tmp_path):
     outputs = {name: tmp_path / f"{name}.tsv" for name in ("all", "some", "top", "copies")}
     main(["mine", *texts, "-o", str(outputs["all"]), *SETTINGS])
@@ -182,6 +183,7 @@ def test_other_ways_give_about_the_same(encoder, texts, tmp_path, extra, capsys)
         assert json.loads((tmp_path / "other.tsv.json").read_text())["settings"]["source_recall"] > 0.5
 
 
+@pytest.mark.long
 def test_kept_work_serves_other_margins(encoder, texts, tmp_path, capsys):
     arguments = ["mine", *texts, "-o", str(tmp_path / "mined.tsv"), *SETTINGS, "--keep_work"]
     assert main(arguments) == 0
@@ -210,6 +212,7 @@ sys.exit(main(sys.argv[3:]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("which", "left"),
     [

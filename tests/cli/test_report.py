@@ -77,6 +77,7 @@ def write_evaluation(path):
     return str(path)
 
 
+@pytest.mark.long
 def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     answers = write_evaluation(finished.parent / "evaluation.json")
     options = ["--data", str(data), "--resamples", "200", "--errors", "40", "--evaluation", answers]
@@ -122,6 +123,7 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     assert "Encoding" not in printed.out
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_the_report_as_json(finished, data, capsys):
     options = [str(finished), "--data", str(data), "--baseline", "none", "--json"]
@@ -157,6 +159,7 @@ def test_report_without_a_baseline(finished, data, tmp_path):
     assert not (finished / "report").exists()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("quick")
 def test_chosen_pairs_and_languages(finished, data):
     options = ["--pairs", "de:1", "de:3", "--languages", "fr", "--resamples", "100"]
@@ -204,6 +207,7 @@ def test_a_folder_that_is_no_run(tmp_path, finished, data, capsys):
     assert "has no release" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_choice_of_alpha_is_shown(finished, data, quick, capsys):
     row = {
         "before": 50.0,

@@ -65,6 +65,7 @@ def run(tiny_encoder_dir, bitext_file, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys):
     command = ("--languages", "de", "--test", str(held_out), "--seeds", "1", "2")
     status, output = run(*command, "--json", recipe="tr")
@@ -82,6 +83,7 @@ def test_several_seeds_are_trained_and_compared(run, held_out, tmp_path, capsys)
     assert not {"b", "c"} & {path.name for path in tmp_path.iterdir()}
 
 
+@pytest.mark.long
 def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch, capsys):
     texts = {str(place): [row["source"]] for place, row in enumerate(bitext[:12])}
     monkeypatch.setattr("metaphrase.training.finishing.parallel_texts", lambda: texts)
@@ -103,6 +105,7 @@ def test_language_identity_is_removed_from_the_release(run, bitext, monkeypatch,
     assert "Omit --merge, --debias and --guard" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_release_is_merged_with_the_start_and_keeps_its_prompts_for_search(run, tiny_encoder, tmp_path):
     start = tmp_path / "start"
     tiny_encoder.prompts = {"query": "ask: ", "passage": "tell: "}
@@ -193,6 +196,7 @@ def test_from_a_file_to_a_release(run, bitext, capsys):
     assert "de-en.train.tsv.gz" in card
 
 
+@pytest.mark.long
 def test_test_sets_are_measured_before_and_after(run, held_out, capsys):
     status, output = run("--test", str(held_out))
     assert status == 0
@@ -222,6 +226,7 @@ def rows_after(output, heading):
     return [line.split(" | ")[:2] for line in section.splitlines() if line.startswith("| ")][2:]
 
 
+@pytest.mark.long
 def test_languages_that_are_not_trained_on_show_what_was_kept(run, held_out, bitext, tmp_path, capsys):
     write_sets(held_out, sw=bitext[:12], fi=bitext[:10])
     far = write_sets(tmp_path / "far", fi=bitext[:9])
@@ -260,6 +265,7 @@ def test_retention_goes_with_test_sets(run, capsys):
     assert "pass --test" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_card_says_what_is_known_of_licences(run, tiny_encoder_dir, tmp_path):
     base = shutil.copytree(tiny_encoder_dir, tmp_path / "base")
     (base / "README.md").write_text("---\nlicense: cc-by-sa-4.0\n---\n# Base\n", encoding="utf-8")
@@ -335,6 +341,7 @@ def test_what_is_missing_is_said(options, message, tiny_encoder_dir, tmp_path, m
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_the_files_of_a_run_follow_the_umask(assert_follows_umask, run, held_out):
     """safetensors creates files that only their owner can read: neither weights nor heads stay so, nor get readable by all."""
     status, output = run("--test", str(held_out), "--save_steps", "2", "--report_to", "tensorboard")
@@ -361,6 +368,7 @@ def test_the_training_program_is_the_command():
     assert "--per_device_train_batch_size" in done.stdout
 
 
+@pytest.mark.long
 def test_the_training_program_trains(run, tiny_encoder_dir, bitext_file, tmp_path):
     options = (
         f"--model {tiny_encoder_dir} --corpus {bitext_file} --output_dir {tmp_path}/program --recipe tr --use_cpu"
@@ -400,6 +408,7 @@ class TestPush:
         assert "Shared with the training data" in card.text
         assert 'SentenceTransformer("acme/run")' in card.text
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("strategy", "titles"),
         [
@@ -418,6 +427,7 @@ class TestPush:
         self.assert_finished(self.card(hub))
         assert json.loads(capsys.readouterr().out)["pushed"].endswith(repository.branches["main"])
 
+    @pytest.mark.long
     def test_where_the_hub_fails_all_else_is_there(self, run, hub, held_out, capsys, fault):
         hub.faults.append({"path": "/commit/", "status": 507, "times": 99})
         status, output = run("--test", str(held_out), *self.PUSH, "--hub_strategy", "end")
@@ -432,6 +442,7 @@ class TestPush:
         self.assert_finished(self.card(hub))
         fault("G3", "the last push of a run fails", tried=1, survived=1)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("commit", ["step 2", pytest.param("the last", marks=pytest.mark.slow)])
     def test_a_private_repository_that_turns_public_is_told(self, run, hub, capsys, caplog, fault, commit):
         def publish() -> None:
@@ -468,6 +479,7 @@ class TestPush:
         assert not list(output.glob("checkpoint-*"))
         assert hub.requests == []
 
+    @pytest.mark.long
     def test_no_token_is_written_or_printed(self, run, hub, held_out, tmp_path, capfd, caplog, monkeypatch, fault):
         monkeypatch.setenv("HF_TOKEN", CANARY)
         hub.tokens = {OTHER_CANARY: {"name": "tester", "role": "write", "orgs": ["acme"]}}

@@ -50,6 +50,7 @@ def train(tiny_encoder_dir, tmp_path):
 LINKED = ("source", "target", "source_lang", "target_lang", "alignment")
 
 
+@pytest.mark.long
 def test_a_mix_of_papers_needs_nothing_but_yaml(train, corpus, tmp_path):
     recipe = tmp_path / "mix.yaml"
     recipe.write_text(yaml.safe_dump(MIX), encoding="utf-8")
@@ -59,6 +60,7 @@ def test_a_mix_of_papers_needs_nothing_but_yaml(train, corpus, tmp_path):
     assert all(any(log[term["objective"]] > 0 for log in steps) for term in MIX["terms"])
 
 
+@pytest.mark.long
 def test_a_corpus_without_links_is_aligned_once(train, corpus, capsys, caplog):
     path = corpus(*LINKED[:4])
     with caplog.at_level("INFO", logger="metaphrase"):

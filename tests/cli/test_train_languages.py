@@ -49,6 +49,7 @@ def run(tiny_encoder_dir, bitext_file, tmp_path):
     return run
 
 
+@pytest.mark.long
 def test_one_release_per_language_measured_side_by_side(run, held_out, bitext_file, bitext, capsys):
     status, output = run("--test", held_out, "--dev", bitext_file, "--save_steps", 2, "--head_learning_rate", 0.01)
     assert status == 0

@@ -31,6 +31,7 @@ def killed_after(options: list[str], checkpoint: Path, log: Path) -> None:
     assert child.wait() == -signal.SIGKILL, child.said()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recipe", "more"),
     [

@@ -131,6 +131,7 @@ print(held() - used, len(corpus.dataset))
     assert used[True] < used[False] / 2
 
 
+@pytest.mark.long
 def test_a_killed_reading_is_begun_again(corpora, tmp_path, monkeypatch, fault):
     """Between any two chunks of pairs, and before every change to the folder."""
     monkeypatch.setattr(metaphrase.corpus.loading, "_CHUNK", 100)
@@ -173,6 +174,7 @@ def test_a_stream_is_not_kept(corpora, tmp_path):
         load_corpus(corpora, streaming=True, on_disk=tmp_path / "kept")
 
 
+@pytest.mark.long
 def test_training_goes_on_at_its_place_without_reading(
     tiny_encoder_dir, corpora, tmp_path, unread, caplog, monkeypatch, fault
 ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from metaphrase.corpus.declaration import articles_of, load_declaration
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.similarity_structure import structure_texts
@@ -11,6 +13,7 @@ from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
 
+@pytest.mark.long
 def test_the_parts_share_no_text():
     whole, odd, even = load_parallel_folder(UDHR), load_declaration("odd"), load_declaration("even")
     texts = [{text for one in part.values() for text in (*one.sources, *one.targets)} for part in (odd, even)]

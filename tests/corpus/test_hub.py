@@ -48,6 +48,7 @@ def offline(monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("streaming", [False, True], ids=["map", "stream"])
 def test_the_hub_is_read_where_a_folder_has_the_same_name(push, streaming, fault):
     first, second = push(PAIRS[:1]), push(PAIRS)

@@ -295,6 +295,7 @@ def refusal(prefix, sources, targets):
     return str(refused.value)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("language", ["sw", "th"])
 def test_the_place_where_the_sides_part_is_named(tmp_path, fault, language):
     """Missing lines of either side, of sentences whose lengths tell nothing but themselves."""
@@ -400,6 +401,7 @@ print(peak() - used)
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["sw-en.tsv.gz", pytest.param("sw-en.tmx.gz", marks=pytest.mark.slow)])
 def test_a_huge_line_costs_no_memory(tmp_path, name, fault):
     path = tmp_path / name
@@ -477,6 +479,7 @@ print(peak() - used)
     fault("C10", "a decompression bomb of 4 GiB", tried=1, survived=int(used) < 100)
 
 
+@pytest.mark.long
 def test_honest_text_may_shrink_and_the_cap_can_be_lifted(tmp_path, monkeypatch):
     monkeypatch.setattr("metaphrase.corpus.text.EXPANSION_AFTER", 1 << 16)
     path = tsv(tmp_path / "sw-en.tsv.gz", many(4000))

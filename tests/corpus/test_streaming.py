@@ -168,6 +168,7 @@ def test_sentence_transformers_trains_on_it(tmp_path, tiny_encoder, two_language
     SentenceTransformerTrainer(tiny_encoder, arguments, train_dataset=dataset, loss=loss).train()
 
 
+@pytest.mark.long
 def test_the_demo_bitext():
     corpus = load_corpus(DEMO)
     assert corpus.report.languages == dict.fromkeys(["et", "fi", "ml", "sw", "te", "th", "tl", "vi"], 3000)

@@ -120,6 +120,7 @@ def test_a_local_folder_has_precedence(installed, tiny_encoder_dir):
     assert len(load_encoder(NAME, device="cpu")) == len(load_encoder(tiny_encoder_dir, device="cpu"))
 
 
+@pytest.mark.long
 def test_it_is_pulled_as_a_plain_folder(installed, capsys):
     assert main(["pull", NAME, "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"] == f"{NAME}@0.1.0"

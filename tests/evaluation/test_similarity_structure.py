@@ -56,6 +56,7 @@ def test_scores_match_the_loop():
     assert result.average.score == pytest.approx(np.mean(scores))
 
 
+@pytest.mark.long
 def test_intervals_match_those_of_a_loop():
     texts = TEXTS["xx"]
     result = similarity_structure(Table(0), mix(0.7), {"xx": texts}, resamples=2000)

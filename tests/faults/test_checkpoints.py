@@ -145,6 +145,7 @@ def test_a_state_that_is_not_that_of_its_checkpoint_is_refused(trained, make_tra
     fault("A6", "a state that is not that of its checkpoint", tried=1, survived=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [47, pytest.param(3, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_damage_to_any_file_is_found(trained, fault, step):
     """Each file truncated and with flipped bits at places from its first byte to its last, or gone, or grown.
@@ -372,6 +373,7 @@ def test_another_stream_is_noticed(make_trainer, bitext_path, tmp_path, fault):
     fault("A5", "resumed with another streamed file", tried=1, survived=1)
 
 
+@pytest.mark.long
 def test_a_damaged_best_checkpoint_is_not_passed_over(make_trainer, monkeypatch, tmp_path, fault):
     from transformers import TrainerCallback
 

@@ -165,6 +165,7 @@ def test_a_damaged_file_is_read_or_refused(tmp_path, survives, kind):
     survives("C9", f"a {kind} file with flipped bits, inserted and removed bytes, truncated ends", check, CHANGES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [37, pytest.param(1, marks=pytest.mark.slow)], ids=["short", "long"])
 def test_a_damaged_parquet_footer_does_not_end_the_process(tmp_path, fault, step):
     """Bits flipped, bytes taken out: some of Arrow's bindings let what they stumble over end the process."""

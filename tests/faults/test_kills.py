@@ -22,6 +22,7 @@ class At(TrainerCallback):
             self.work()
 
 
+@pytest.mark.long
 def test_a_run_killed_anywhere_goes_on_to_the_same_weights(run, result, undisturbed, tmp_path, fault):
     """A sample of what the slow sweep does at every operation."""
     whole, total = undisturbed()
@@ -72,6 +73,7 @@ def test_a_run_that_dies_in_the_middle_of_a_file_goes_on_to_the_same_weights(run
     fault("A1", "process dies while writing a checkpoint file", tried=len(limits), survived=survived)
 
 
+@pytest.mark.long
 def test_a_full_disk_leaves_the_checkpoint_before(run, result, undisturbed, tmp_path, fault):
     survived, limits = 0, (150_000,)
     for limit in limits:

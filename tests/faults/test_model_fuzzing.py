@@ -342,6 +342,7 @@ def load(folder: Path, seed: int) -> np.ndarray | None:
     return model.encode(TEXTS, show_progress_bar=False)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "seeds",

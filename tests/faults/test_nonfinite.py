@@ -126,6 +126,7 @@ def test_too_many_in_a_row_end_the_run(make_trainer, tmp_path, fault):
     fault("B1", "NaN or infinite losses from one step on", tried=1, survived=1)
 
 
+@pytest.mark.long
 def test_skipped_steps_are_counted_across_a_resume(make_trainer, tmp_path):
     trainer = make_trainer(max_steps=2, save_steps=2)
     spoil(trainer, "tr", {1, 2})
@@ -159,6 +160,7 @@ def scaled(trainer, overflowing):
     weight.register_hook(lambda grad: grad * torch.nan if trainer.state.global_step + 1 in overflowing else grad)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("optimiser", mostly_slow(["adamw_torch_fused", "adamw_torch"], ["adamw_torch_fused"]))
 def test_a_scaler_that_never_finds_its_scale_ends_the_run(make_trainer, monkeypatch, fault, optimiser):
     monkeypatch.setattr("metaphrase.training.fault_tolerance.SCALE_SEARCH", 6)

@@ -197,6 +197,7 @@ def refused(tmp_path, text: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.long
 def test_every_number_of_a_recipe_is_checked_with_its_place(tmp_path, fault):
     tried = 0
     for name in OBJECTIVES:

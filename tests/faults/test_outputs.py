@@ -115,6 +115,7 @@ def names_of(base: Path) -> list[Path]:
     return [base, base / ".", link, Path(os.path.relpath(base)), base.parent / "other" / ".." / "base", base.parent]
 
 
+@pytest.mark.long
 def test_a_run_does_not_write_into_its_model(settings, base, corpus, command, tmp_path, monkeypatch, fault):
     monkeypatch.chdir(tmp_path)
     (base / MARK).touch()  # also if this library wrote it
@@ -371,6 +372,7 @@ def finished(settings, tmp_path) -> Path:
     return output
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"])
 def test_a_refused_run_changes_nothing(step, settings, finished, tiny_xlmr, bitext, command, tmp_path, fault):
     other = tmp_path / "other.tsv"
@@ -423,6 +425,7 @@ def test_a_refused_run_changes_nothing(step, settings, finished, tiny_xlmr, bite
     assert (finished / "checkpoint-3" / MANIFEST).is_file()
 
 
+@pytest.mark.long
 def test_a_complete_checkpoint_is_recovered_by_its_own_run_only(settings, finished, command):
     shutil.rmtree(finished / "_partial")
     shutil.rmtree(finished / "checkpoint-1")
@@ -439,6 +442,7 @@ def test_a_complete_checkpoint_is_recovered_by_its_own_run_only(settings, finish
     assert json.loads((finished / "run.json").read_text())["steps"] == 3
 
 
+@pytest.mark.long
 def test_a_trainer_that_is_refused_changes_nothing(make_trainer, tmp_path):
     make_trainer().train()
     (tmp_path / "run" / "_partial").mkdir()
@@ -514,6 +518,7 @@ def test_a_second_process_with_the_same_output_is_refused(
     fault("A7", f"two processes of `{what}` with one output", tried=1, survived=output.is_file())
 
 
+@pytest.mark.long
 def test_two_evaluations_do_not_fine_tune_in_one_folder(base, bitext, tmp_path, monkeypatch, capsys, fault):
     data = tmp_path / "xnli"
     data.mkdir()
@@ -568,6 +573,7 @@ def test_shards_of_another_process_are_not_written(tmp_path, fault):
 # ------------------------------------------------------------------------------------------- threads
 
 
+@pytest.mark.long
 def test_another_number_of_threads_is_reported(make_trainer, caplog, fault):
     threads = torch.get_num_threads()
     make_trainer(max_steps=2, save_steps=2).train()

@@ -67,6 +67,7 @@ def repeated(good, bad, size):
     return pa.DictionaryArray.from_arrays(pa.array([*range(good), *[good] * bad], pa.int32()), values)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("nested", mostly_slow([False, True], [False]), ids=["columns", "translation"])
 def test_a_long_value_of_many_rows_costs_its_memory_once(tmp_path, fault, nested):
     path = tmp_path / "sw-en.parquet"

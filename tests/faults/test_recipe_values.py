@@ -133,6 +133,7 @@ def outcome(content: dict[str, Any], model: Any, english: Any, rows: list[Any], 
     return "trained" if finite and torch.isfinite(total) else f"the loss is {total}, finite gradients: {finite}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("seed", "cases"), [(1, 60), pytest.param(2, 5000, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )

@@ -46,6 +46,7 @@ def test_a_second_signal_ends_it_at_once(run, tmp_path, fault):
     )
 
 
+@pytest.mark.long
 def test_a_signal_behind_a_checkpoint(run, result, undisturbed, tmp_path, fault):
     class Late(TrainerCallback):
         def on_save(self, args, state, control, **kwargs):

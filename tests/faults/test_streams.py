@@ -39,6 +39,7 @@ def seen(trainer):
     return batches
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", mostly_slow([2, 3, 4, 6, 7], [4]))
 def test_a_stream_goes_on_where_it_was_in_a_later_pass(make_trainer, stream, tmp_path, fault, step):
     """In the middle of the first, second and third pass, and at their ends; masks are drawn anew in every pass."""
@@ -79,6 +80,7 @@ def test_accumulated_batches_of_a_stream_go_on_too(make_trainer, stream, tmp_pat
     fault("A4", "stream resumed, with gradient accumulation", tried=1, survived=digest(resumed) == digest(whole))
 
 
+@pytest.mark.long
 def test_a_stream_read_by_a_worker_goes_on_too(make_trainer, stream, tmp_path, fault):
     options = {"dataset": stream, "max_steps": 6, "save_steps": 4, "dataloader_num_workers": 1}
     whole = make_trainer("whole", **options)
@@ -154,6 +156,7 @@ def hangs(rows):
         yield row
 
 
+@pytest.mark.long
 def test_a_worker_that_hangs_ends_the_run(make_trainer, full_bitext, fault):
     features = Dataset.from_list(full_bitext).features
     stuck = IterableDataset.from_generator(hangs, gen_kwargs={"rows": tuple(full_bitext)}, features=features)

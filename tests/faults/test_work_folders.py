@@ -32,6 +32,7 @@ def arguments(request, tiny_encoder, bitext, tmp_path, monkeypatch):
     return ["align", str(pairs), "--iterations", "1"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "step"),
     [

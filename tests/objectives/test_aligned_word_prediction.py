@@ -56,6 +56,7 @@ def build(view, rows, tokenizer, seed=0):
     return view.build(rows, tokenizer, [np.random.default_rng(seed) for _ in rows])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("reduction", ["token_mean", "sum"])
 def test_matches_loop(make_loss, encodings_of, bitext, masked_of, reduction):
     loss = make_loss("awp", reduction=reduction)

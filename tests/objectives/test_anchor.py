@@ -277,6 +277,7 @@ def test_objectives_share_one_original_which_encodes_a_view_once(tiny_encoder, b
     assert not len(first._encoded)
 
 
+@pytest.mark.long
 def test_it_keeps_the_model_in_place_and_is_neither_saved_nor_trained(tiny_encoder, bitext, tmp_path):
     recipe = {"name": "held", "terms": [{"objective": "tr"}, {"objective": "anchor", "weight": 100.0}]}
     texts = [row["target"] for row in bitext]
@@ -291,6 +292,7 @@ def test_it_keeps_the_model_in_place_and_is_neither_saved_nor_trained(tiny_encod
     assert distances["held"] < 0.5 * distances["free"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("taught", [False, True], ids=["original", "teacher"])
 def test_a_resumed_run_is_anchored_to_the_original_start(tiny_encoder, teacher_dir, bitext, tmp_path, taught):
     ends, args = [], {"teacher": str(teacher_dir), "toward": "target"} if taught else {}

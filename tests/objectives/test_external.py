@@ -83,6 +83,7 @@ def write_recipe(path: Path, objective: str, **args) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_recipe_trains_and_resumes_a_class_of_another_package(package, tiny_encoder_dir, bitext_path, tmp_path):
     recipe, output = write_recipe(tmp_path / "mine.yaml", "outside.losses:Distance", power=1), tmp_path / "out"
     command = ["train", "--model", str(tiny_encoder_dir), "--corpus", str(bitext_path), "--languages", "de"]

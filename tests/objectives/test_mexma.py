@@ -40,6 +40,7 @@ def loop(loss, encodings, **kwargs):
     return mexma_loop(loss.objectives["mexma"].head, clean, masked, encodings["source"].table_vh, **kwargs)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("rows", "weights"), [(slice(0, 2), (1.0, 1.0, 0.01)), (slice(1, 3), (0.3, 2.0, 0.0)), (slice(2, 3), (1, 1, 0))]
 )

@@ -175,6 +175,7 @@ def test_the_english_vocabulary_is_refused(make_loss):
         make_loss("xtr", vocabulary="english")
 
 
+@pytest.mark.long
 def test_it_learns_to_predict_four_pairs(make_loss, batch_of, bitext):
     loss = make_loss("xtr", vocabulary="untied", languages=LANGUAGES).float()
     batch = batch_of(loss, bitext[:4])

@@ -86,6 +86,7 @@ def test_the_defaults_are_the_baseline_of_dap(make_loss):
     assert view == Concatenated("concatenated-0.2-reset", 24, 0.2, "reset", "sequences", False, "pair", False)
 
 
+@pytest.mark.long
 def test_monolingual_and_parallel_pieces_are_one_mean(make_loss, encodings_of, rows):
     loss = make_loss("tlm", **AMBER, monolingual=True)
     pair, text = (encodings_of(loss, rows)[view.name] for view in loss.views)

@@ -277,6 +277,7 @@ class TestRefusals:
         ):
             push(released, "acme/tiny")
 
+    @pytest.mark.long
     def test_private_gated_and_missing_repositories_are_told_to_readers(self, online, released, tmp_path, fault):
         push(released, "acme/secret", private=True)
         push(released, "acme/gated")
@@ -301,6 +302,7 @@ class TestRefusals:
         with pytest.raises(PermissionError, match=r"does not let HF_TOKEN read acme/tiny \(403\)"):
             download("acme/tiny", cache_dir=tmp_path / "cache")
 
+    @pytest.mark.long
     def test_the_command_for_later_is_the_whole_one(self, online, released, bitext, tmp_path):
         """One that left out --private would make a public repository of what was to be private."""
         folder = released.rename(tmp_path / "my run")
@@ -431,6 +433,7 @@ class TestFaults:
         done = "after the work" if wait == "late" else "before it"
         fault(number, f"no answer to {path} within the limit, {done}", tried=1, survived=1)
 
+    @pytest.mark.long
     @pytest.mark.parametrize(
         ("path", "revision"),
         mostly_slow(
@@ -450,6 +453,7 @@ class TestFaults:
         assert len(get_session().event_hooks["request"]) == 1  # the client is as it was
         fault("G3", f"a push gets no answer to {path.strip('^$')} within the limit", tried=1, survived=1)
 
+    @pytest.mark.long
     @pytest.mark.parametrize("path", mostly_slow(["/revision/", "/tree/", "/resolve/", "^/__cdn/"], ["^/__cdn/"]))
     def test_of_a_hub_that_falls_silent_when_asked_for_files_pass(
         self, online, released, tmp_path, fault, impatient, monkeypatch, path
@@ -671,6 +675,7 @@ class TestStrangers:
         assert not Path("/tmp/escaped-metaphrase.txt").exists()
         fault("H3", f"a file named {path}", tried=1, survived=1)
 
+    @pytest.mark.long
     def test_a_revision_stays_what_it_was(self, online, released, other, tmp_path, fault, monkeypatch):
         sha = push(released, "acme/tiny").rpartition("/")[2]
         push(other, "acme/tiny")
@@ -736,6 +741,7 @@ class TestHeadsAndCorpora:
             {row[side] for row in bitext for side in ("source_lang", "target_lang")}
         )
 
+    @pytest.mark.long
     def test_a_corpus_is_read_at_a_commit_after_it_moved_on(self, online, bitext, tmp_path, datasets_online):
         first = push_corpus(write_corpus(Dataset.from_list(bitext), tmp_path / "a.parquet"), "acme/corpus")
         push_corpus(write_corpus(Dataset.from_list(bitext[:20]), tmp_path / "b.parquet"), "acme/corpus")
@@ -986,6 +992,7 @@ def test_killed_at_every_request(hub, released, tmp_path, template, fault, monke
     fault("G4", "killed at each request of a push", tried=at, survived=survived)
 
 
+@pytest.mark.long
 def test_a_trainer_pushes_releases_and_goes_on_after_a_fault(hub, tiny_encoder, bitext, tmp_path, monkeypatch, waits):
     reach(hub, monkeypatch.setattr, tmp_path / "cache")
     monkeypatch.setenv("HF_TOKEN", "hf_write")
@@ -1045,6 +1052,7 @@ class TestBeforeTraining:
         assert make(hub_model_id="run").hub_model_id == "tester/run"
         assert ("model", "tester/run") in online.repositories
 
+    @pytest.mark.long
     def test_a_hub_that_fails_is_told_and_training_goes_on(self, online, make, caplog, fault):
         online.faults.append({"path": "/repos/create", "status": 503, "times": 4})  # at the start, and for step 1
         trainer = make(hub_private_repo=True)
@@ -1129,6 +1137,7 @@ class TestBeforeTraining:
             make(hub_private_repo=True)
         assert remote_files(online, "acme/run") == []
 
+    @pytest.mark.long
     def test_a_repository_that_turns_out_public_gets_nothing(self, online, make, caplog, fault):
         HfApi().create_repo("acme/run")
         online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
@@ -1240,6 +1249,7 @@ class TestVector:
         (tmp_path / "run" / "run.json").write_text(json.dumps({"model": "acme/base"}))
         return tmp_path / "run"
 
+    @pytest.mark.long
     def test_it_is_pushed_and_loaded_with_its_base(self, online, tuned, tmp_path, capsys):
         assert main(["push", str(tuned), "--vector", "--bits", "16", "--repo", "acme/vector"]) == 0
         assert remote_files(online, "acme/vector") == ["README.md", "task_vector.safetensors"]
@@ -1260,6 +1270,7 @@ class TestVector:
             wanted, abs=1e-3
         )
 
+    @pytest.mark.long
     def test_the_vector_of_a_package_is_pushed_with_its_digests(self, online, tuned, tmp_path):
         vector = tmp_path / "package" / "task_vector.safetensors"
         vector.parent.mkdir()
@@ -1279,6 +1290,7 @@ class TestVector:
         with pytest.raises(ModelFileError, match=r"merged weights of acme/package have the digest"):
             load_encoder("acme/package", device="cpu")
 
+    @pytest.mark.long
     def test_a_file_is_pushed_unless_nobody_could_load_it(self, online, tuned, released, tmp_path, capsys):
         vector = tmp_path / "v.safetensors"
         assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0

@@ -127,6 +127,7 @@ def report(baseline=True, word="mbwa"):
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("baseline", mostly_slow([True, False], [True]))
 def test_pictures(tmp_path, baseline):
     content = report(baseline, word="犬ఒక")  # of scripts that few fonts cover
@@ -138,6 +139,7 @@ def test_pictures(tmp_path, baseline):
         assert path.stat().st_size > 4000
 
 
+@pytest.mark.long
 def test_markup_is_deterministic_and_needs_nothing_else():
     for name, chart in plots.charts(report()).items():
         if name == "alignments":  # tables on the page
@@ -152,6 +154,7 @@ def test_markup_is_deterministic_and_needs_nothing_else():
         assert not re.search(r"#[0-9a-f]{6}", re.sub(r'href="#\w+"', "", markup))  # colours follow the theme
 
 
+@pytest.mark.long
 def test_charts_are_legible_on_a_phone():
     """A width of 360 points, of which a phone of 400 pixels shows 372 pixels, and no text below 8 points."""
     for name, chart in plots.charts(report()).items():

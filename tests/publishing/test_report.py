@@ -385,6 +385,7 @@ def test_full_page_is_self_contained(analysed, fault):
     fault("H8", "report page that loads nothing external", tried=1, survived=1)
 
 
+@pytest.mark.long
 def test_hostile_sentences_stay_text(tmp_path, results, fault):
     html = write(tmp_path, results, analysis=analyses(word=HOSTILE)).read_text(encoding="utf-8")
     page = Page(html)

@@ -121,6 +121,7 @@ def assert_kept(script, grid, result, folder):
     assert json.loads((folder / f"kept/{name}.json").read_text())["command"] == "python …"
 
 
+@pytest.mark.long
 def test_a_killed_run_resumes(script, settings, tmp_path, monkeypatch, capsys):
     calls, real = [], script.measured
 

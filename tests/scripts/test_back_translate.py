@@ -141,6 +141,7 @@ def test_each_direction_reads_its_side(script, options, monkeypatch):
     assert read == {"source_bt": dataset["target"][:], "target_bt": dataset["source"][:]}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", mostly_slow(["beam", "top-k"], ["beam"]))
 def test_a_stopped_run_goes_on(script, options, tmp_path, monkeypatch, method):
     whole = columns(script.back_translate(options("whole.tsv", method=method)))

@@ -53,6 +53,7 @@ def argv(tiny_encoder_dir, bitext, tmp_path):
     return [*words.split(), "--work_dir", f"{tmp_path}/work", "--device", "cpu", "--steps", "2", "--batch_size", "8"]
 
 
+@pytest.mark.long
 def test_killed_anywhere_it_finishes_what_is_missing(script, argv, tmp_path, monkeypatch, capsys):
     page = tmp_path / "docs" / "evidence.md"
     page.parent.mkdir()

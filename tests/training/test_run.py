@@ -72,6 +72,7 @@ def argv(settings):
     return RunConfig(**settings).command()[1:]
 
 
+@pytest.mark.long
 def test_python_and_the_command_line_train_the_same(finished, settings, tmp_path, capsys):
     result = finished
     command = argv(settings | {"output_dir": str(tmp_path / "cli"), "logging_steps": 1})
@@ -98,6 +99,7 @@ def test_a_result_is_typed_and_frozen(finished):
         result.pushed = "x"
 
 
+@pytest.mark.long
 def test_loaded_inputs_are_not_loaded_again(
     execute, finished, settings, tiny_encoder_dir, tmp_path, monkeypatch, capsys
 ):
@@ -124,6 +126,7 @@ def test_loaded_inputs_are_not_loaded_again(
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", mostly_slow(["dap", "wacse-language"], ["dap"]))
 def test_bfloat16_is_trained_and_released(execute, settings, monkeypatch, recipe):
     """The encoder computes in float32 after training; without a GPU, bf16 alone trains on the CPU."""
@@ -166,6 +169,7 @@ def read_retention(result):
     return {name.removeprefix("others "): one for name, one in kept.items() if name.startswith("others ")}
 
 
+@pytest.mark.long
 def test_the_packaged_declaration_is_measured_if_the_test_sets_have_no_other_languages(
     execute, bitext, tmp_path, monkeypatch
 ):
@@ -197,6 +201,7 @@ def test_errors_are_those_of_the_command_line(execute, settings, tmp_path, capsy
         assert message in str(error.value)
 
 
+@pytest.mark.long
 def test_a_run_is_not_mixed_with_an_earlier_one(execute):
     execute(test=[])
     with pytest.raises(CheckpointError, match="--resume_from_checkpoint true"):

@@ -121,6 +121,7 @@ def train(tiny_encoder_dir, full_bitext, tmp_path):
     return run
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampler", ["batch_sampler", "no_duplicates"])
 def test_a_resumed_run_sees_the_same_batches(train, sampler):
     """In the first epoch of six steps, and in the second."""

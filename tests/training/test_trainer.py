@@ -87,6 +87,7 @@ def assert_equal(got, wanted):
 
 
 # One with heads, a queue, a teacher, and vectors of languages.
+@pytest.mark.long
 @pytest.mark.parametrize(
     "recipe", mostly_slow([recipe.name for recipe in list_recipes()], ("dap", "ppa", "distill", "wacse-language"))
 )
@@ -113,6 +114,7 @@ def test_a_resumed_run_with_hard_negatives_is_the_uninterrupted_one(make_trainer
     assert_equal(weights(resumed), weights(whole))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", mostly_slow(["tr", "dap", "ppa", "metaphrase"], ["dap"]))
 def test_a_resumed_run_with_an_adapter_is_the_uninterrupted_one(make_trainer, recipe, fault):
     """The adapter is trained, the base model is not; a checkpoint is a complete encoder with the adapter beside it."""
@@ -143,6 +145,7 @@ SCHEDULED = {
 }
 
 
+@pytest.mark.long
 def test_scheduled_weights_follow_the_steps_and_resume(make_trainer, fault):
     recipe = Recipe.from_dict(SCHEDULED)
     assert Recipe.from_dict(recipe.to_dict()) == recipe
@@ -180,6 +183,7 @@ class Death(TrainerCallback):
             raise Died
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("recipe", "options"),
     [
@@ -205,6 +209,7 @@ def test_two_resumes_in_a_row_are_the_uninterrupted_run(make_trainer, recipe, op
     fault("A4", f"bit-exact after two resumes: {what}", tried=1, survived=1)
 
 
+@pytest.mark.long
 def test_masks_after_a_resume_in_a_later_epoch_are_the_same(make_trainer):
     recipe = Recipe.from_dict(
         {
@@ -467,6 +472,7 @@ def test_two_ranks_hold_the_same_heads(tiny_encoder_dir, bitext_path, tmp_path, 
     fault("F4", "gradient over two ranks equals that of the whole batch", tried=len(same), survived=sum(same))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("recipe", mostly_slow(["dap", "ppa"], ["ppa"]))
 def test_where_memory_runs_out_the_step_is_made_again_in_smaller_parts(make_trainer, recipe, caplog, fault):
     options = {"max_steps": 4, "save_steps": 4, "packing": False}
@@ -578,6 +584,7 @@ def test_adamw_is_fused(tmp_path):
     assert AlignmentTrainingArguments(output_dir=str(tmp_path)).optim == "adamw_torch_fused"
 
 
+@pytest.mark.long
 def test_trials_of_a_search_share_no_weights(tiny_encoder, rows, tmp_path):
     optuna = pytest.importorskip("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

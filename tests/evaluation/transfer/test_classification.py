@@ -66,6 +66,7 @@ def test_learns(nli, common, tmp_path):
     assert losses[-1] < losses[0] - 0.05
 
 
+@pytest.mark.long
 def test_training_data_of_the_modes(nli, common, tmp_path, monkeypatch):
     seen = []
     call = PairCollator.__call__

@@ -247,6 +247,7 @@ def arguments(folder, **changes):
     )
 
 
+@pytest.mark.long
 def test_an_interrupted_run_ends_as_one_that_was_not(options, tmp_path, monkeypatch):
     whole = finetune_classification(options, arguments(tmp_path / "whole"))
     on_save = KeepChosen.on_save

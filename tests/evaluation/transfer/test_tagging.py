@@ -41,6 +41,7 @@ def test_a_word_longer_than_a_part_keeps_its_first_piece(tokenizer):
     assert all(len(part.inputs["input_ids"]) <= 5 for part in parts)
 
 
+@pytest.mark.long
 def test_program_learns(treebanks, common, tmp_path, capsys):
     arguments = [*common, "--train", f"{treebanks}@dev", "--test", str(treebanks), "--max_steps", "120"]
     arguments += ["--learning_rate", "3e-3", "--dropout", "0"]

@@ -258,6 +258,7 @@ def test_an_interrupted_run_resumes(tiny_encoder_dir, bitext_dir, tmp_path, monk
     assert torn["examples"] == whole["examples"]
 
 
+@pytest.mark.long
 def test_learning_rate_is_an_inverse_square_root(tiny_encoder_dir, bitext_dir, tmp_path, monkeypatch):
     rates = []
     step = TranslationTrainer.training_step
