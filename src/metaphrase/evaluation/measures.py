@@ -210,48 +210,57 @@ class Spearman(ScoreOfSamples):
         return [resampled_spearman(gold_n, cosine_n, counts_rn) for gold_n, cosine_n in results]
 
 
-class ErrorRate(ScoreOfSamples):
+class ScoreOfCounts(ScoreOfSamples):
+    """A score of the sums of the items' counts."""
+
+    #: Key of the counts in the details of a result, and their number ``k`` for each item.
+    counts: ClassVar[tuple[str, int]]
+
+    @abstractmethod
+    def score_of(self, counts_rk: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Scores of sums of counts, shape ``(resamples, k)``, in percent."""
+
+    def items(self, details: Mapping[str, Any]) -> NDArray[np.int64]:
+        """Counts, shape ``(n, k)``."""
+        key, k = self.counts
+        return np.asarray(details[key], dtype=np.int64).reshape(-1, k)
+
+    def score(self, items: NDArray[np.int64]) -> float:
+        """Score of the sums over all items, in percent."""
+        return float(self.score_of(items.sum(axis=0)[None])[0])
+
+    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
+        """Sum the counts of all results in the same samples."""
+        counts_rn = draw_counts(len(results[0]), resamples, rng)
+        return [self.score_of(counts_rn @ items_nk) for items_nk in results]
+
+
+class ErrorRate(ScoreOfCounts):
     """Alignment error rate; sentence pairs are resampled.
 
     The items are the numbers of predicted, sure, correct sure and correct possible links of each sentence pair.
     """
 
     lower_is_better = True
+    counts = ("counts", 4)
 
-    def items(self, details: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Counts, shape ``(n, 4)``."""
-        return np.asarray(details["counts"], dtype=np.int64).reshape(-1, 4)
-
-    def score(self, items: NDArray[np.int64]) -> float:
-        """Error rate in percent."""
-        return float(error_rates(items.sum(axis=0)[None])[0])
-
-    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
-        """Sum the counts of all results in the same samples."""
-        counts_rn = draw_counts(len(results[0]), resamples, rng)
-        return [error_rates(counts_rn @ items_n4) for items_n4 in results]
+    def score_of(self, counts_rk: NDArray[np.integer]) -> NDArray[np.float64]:
+        """Error rates in percent."""
+        return error_rates(counts_rk)
 
 
-class ChunkF1(ScoreOfSamples):
+class ChunkF1(ScoreOfCounts):
     """F1 over the chunks of all sentences; sentences are resampled.
 
     The items are the numbers of correct, predicted and gold chunks of each sentence.
     """
 
     test = "paired bootstrap over sentences, F1 over their chunks"
+    counts = ("items", 3)
 
-    def items(self, details: Mapping[str, Any]) -> NDArray[np.int64]:
-        """Counts, shape ``(n, 3)``."""
-        return np.asarray(details["items"], dtype=np.int64).reshape(-1, 3)
-
-    def score(self, items: NDArray[np.int64]) -> float:
+    def score_of(self, counts_rk: NDArray[np.integer]) -> NDArray[np.float64]:
         """F1 in percent."""
-        return float(f1_of_counts(items.sum(axis=0)[None])[0])
-
-    def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
-        """Sum the counts of all results in the same samples."""
-        counts_rn = draw_counts(len(results[0]), resamples, rng)
-        return [f1_of_counts(counts_rn @ items_n3) for items_n3 in results]
+        return f1_of_counts(counts_rk)
 
 
 #: Measures by the name that results store as ``statistic``.
