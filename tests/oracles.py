@@ -425,6 +425,18 @@ def guided_soft_ranking_loop(
     return total / (2 * len(source))
 
 
+def both_sides_ranking_loop(source, target, same, *, temperature) -> Tensor:
+    """Every sentence ranks those of the other side and, except itself, of its own; ``same`` are pairs that are copies."""
+    total = 0.0
+    for own, other in ((source, target), (target, source)):
+        for i in range(len(own)):
+            translation = cosine(own[i], other[i]) / temperature
+            left = [j for j in range(len(own)) if j != i and {i, j} not in same]
+            wrong = [cosine(own[i], side[j]) / temperature for side in (other, own) for j in left]
+            total = total + logsumexp([translation, *wrong]) - translation
+    return total / (2 * len(source))
+
+
 def hard_negatives_ranking_loop(source, target, negatives, excluded, *, temperature) -> Tensor:
     """Every source ranks all targets and all negatives but its ``excluded`` ones; every target ranks all sources."""
     total = 0.0

@@ -7,7 +7,7 @@ from metaphrase.encoders.starter import PROMPTS
 from metaphrase.exceptions import UsageError
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.modeling.functional import cosine_matrix, translation_ranking
-from tests.oracles import guided_soft_ranking_loop, hard_negatives_ranking_loop
+from tests.oracles import both_sides_ranking_loop, guided_soft_ranking_loop, hard_negatives_ranking_loop
 
 
 @pytest.mark.parametrize("direction", ["source_to_target", "target_to_source", "symmetric"])
@@ -95,13 +95,32 @@ def test_soft_targets_and_guidance_match_loop(make_loss, moved_encodings, bitext
         soft_weight=soft_weight,
         guided=guided,
     )
+    assert_equal_gradients(fast, slow, loss.model)
+
+
+def assert_equal_gradients(fast, slow, model):
     assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    parameters = [p for p in loss.model.parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
     got, wanted = (torch.autograd.grad(v, parameters, allow_unused=True, retain_graph=True) for v in (fast, slow))
     assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
     for ours, theirs in zip(got, wanted, strict=True):
         if theirs is not None:
             torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-12)
+
+
+@pytest.mark.parametrize("mask_duplicates", [False, True])
+def test_the_own_side_matches_loop(make_loss, moved_encodings, bitext, mask_duplicates):
+    rows = [*bitext[:5], {**bitext[5], "target": bitext[0]["target"]}]
+    loss = make_loss("tr", direction="symmetric", temperature=0.2, own_side=True, mask_duplicates=mask_duplicates)
+    new, _ = moved_encodings(loss, rows)
+    sides = (new[side].sentence_bh for side in ("source", "target"))
+    slow = both_sides_ranking_loop(*sides, [{0, 5}] if mask_duplicates else [], temperature=0.2)
+    assert_equal_gradients(loss.objectives["tr"](new), slow, loss.model)
+
+
+def test_the_own_side_has_no_part_in_soft_targets(make_loss):
+    with pytest.raises(UsageError, match="'own_side', or use hard targets"):
+        make_loss("tr", own_side=True, targets="soft")
 
 
 def test_soft_targets_without_weight_are_hard(make_loss, moved_encodings, bitext):
@@ -211,13 +230,7 @@ def test_hard_negatives_match_loop(make_loss, moved_encodings, bitext, guided):
         )
     else:
         slow = hard_negatives_ranking_loop(*sides, excluded, temperature=0.2)
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    parameters = [p for p in loss.model.parameters() if p.requires_grad]
-    got, wanted = (torch.autograd.grad(v, parameters, allow_unused=True, retain_graph=True) for v in (fast, slow))
-    assert max(grad.abs().max() for grad in wanted if grad is not None) > 1e-4
-    for ours, theirs in zip(got, wanted, strict=True):
-        if theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-12)
+    assert_equal_gradients(fast, slow, loss.model)
 
 
 def test_a_batch_without_negatives_is_ranked_as_without_the_option(make_loss, moved_encodings, bitext):

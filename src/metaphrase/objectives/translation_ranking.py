@@ -77,18 +77,20 @@ class TranslationRanking(Objective):
         soft_sides: Whose similarities the soft targets are: those of the ``"target"`` sentences (English), of the
             ``"source"`` sentences, or the mean of ``"both"``.
         guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation.
+        own_side: The other sentences of a sentence's own side are candidates too. A translation then has to come before every
+            other sentence of the same language, which is what a search among sentences of many languages needs.
         negatives: Number of hard negatives of each pair, from the column ``negatives``; every source ranks those of all pairs
             of its process as well. Copies of its translation are excluded.
 
     Inputs: the columns ``source`` and ``target``; with ``negatives``, the column of this name: sentences in the language of
     the target, separated by ``" ||| "`` (see ``metaphrase filter --negatives``).
 
-    Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``; LaBSE
-    adds the margin; the released DAP code gathers negatives without gradient. ``GISTEmbedLoss`` of sentence-transformers
+    Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``, and
+    its ``directions`` include the own side; LaBSE adds the margin; the released DAP code gathers negatives without gradient. ``GISTEmbedLoss`` of sentence-transformers
     masks with a guide model, and ranks both sides against themselves as well.
 
     Reference: Li et al. 2023 (DAP), section 3.2, equation 5; soft targets: Park et al. 2024 (IMASCL), section 3; guided:
-    Solatorio 2024 (GISTEmbed), section 3.
+    Solatorio 2024 (GISTEmbed), section 3; own side: Li et al. 2023 (GTE), section 3.3.
     """
 
     name: ClassVar[str] = "tr"
@@ -115,6 +117,7 @@ class TranslationRanking(Objective):
     soft_temperature: Temperature | None = None
     soft_sides: Literal["source", "target", "both"] = "target"
     guided: bool = False
+    own_side: bool = False
     negatives: CountOr0 = 0
 
     def __post_init__(self) -> None:
@@ -124,6 +127,11 @@ class TranslationRanking(Objective):
                 "'negatives' of 'tr' are wrong targets of a source, so they have no soft targets, and no part in "
                 f"'target_to_source'; got {self.targets!r} and {self.direction!r}. Omit 'negatives', or use hard targets "
                 "and another direction."
+            )
+        if self.own_side and self.targets == "soft":
+            raise UsageError(
+                "Soft targets of 'tr' are shares of the other side's sentences, so 'own_side' has no part in them. Omit "
+                "'own_side', or use hard targets."
             )
 
     def views(self) -> tuple[View, ...]:
@@ -155,22 +163,18 @@ class TranslationRanking(Objective):
         pools = {side: self._gathered(row_bh) for side, row_bh in rows.items()}
         batch, pool = len(rows["source"]), len(pools["source"])
         offset = dist.get_rank() * batch if pool > batch else 0
-        duplicate_bb = self._duplicates(encodings) if self.mask_duplicates else None
         soft_bb = self._soft_targets(encodings) if self.targets == "soft" else None
         directions = ("source_to_target", "target_to_source") if self.direction == "symmetric" else (self.direction,)
         losses = []
         for query, candidates in (direction.split("_to_") for direction in directions):
-            masks = [
-                duplicate_bb,
-                self._false_negatives(encodings, query, candidates, offset) if self.guided else None,
-            ]
-            excluded = [mask_bb for mask_bb in masks if mask_bb is not None]
-            excluded_bp = torch.stack(excluded).any(dim=0) if excluded else None
-            pool_ph = pools[candidates]
+            pool_ph, excluded_bp = pools[candidates], self._excluded(encodings, query, candidates, offset)
+            if self.own_side:
+                own_bp = self._excluded(encodings, query, query, offset)
+                own_bp.diagonal(offset).fill_(True)
+                pool_ph, excluded_bp = torch.cat([pool_ph, pools[query]]), torch.cat([excluded_bp, own_bp], dim=1)
             if self.negatives and query == "source":
                 negative_nh, wrong_bn = self._hard_negatives(encodings)
-                left_bp = wrong_bn.new_zeros(batch, pool) if excluded_bp is None else excluded_bp
-                pool_ph, excluded_bp = torch.cat([pool_ph, negative_nh]), torch.cat([left_bp, wrong_bn], dim=1)
+                pool_ph, excluded_bp = torch.cat([pool_ph, negative_nh]), torch.cat([excluded_bp, wrong_bn], dim=1)
             loss = functional.translation_ranking(
                 rows[query],
                 pool_ph,
@@ -191,18 +195,22 @@ class TranslationRanking(Objective):
     def _gathered(self, tensor: Tensor) -> Tensor:
         return gather_with_gradient(tensor) if self.gather else tensor
 
-    def _duplicates(self, encodings: Mapping[str, Encoding]) -> Tensor:
-        """Mask of the pairs of the pool that share a side with a pair of this batch, shape ``(batch, pool)``."""
-        sides = [encodings[side].features["text"] for side in ("source", "target")]
-        same = [side[:, None] == self._gathered(side)[None, :] for side in sides]
-        return same[0] | same[1]
+    def _excluded(self, encodings: Mapping[str, Encoding], query: str, candidates: str, offset: int) -> Tensor:
+        """Mask of the candidates that leave the denominator, shape ``(batch, pool)``.
 
-    def _false_negatives(self, encodings: Mapping[str, Encoding], query: str, candidates: str, offset: int) -> Tensor:
-        """Mask of the candidates that the original encoder prefers to the translation, shape ``(batch, pool)``."""
-        query_bh, candidate_bh = (self.original(encodings[side]).sentence_bh for side in (query, candidates))
-        cosine_bp = functional.cosine_matrix(query_bh, self._gathered(candidate_bh))
-        own_b = torch.arange(len(query_bh), device=query_bh.device) + offset
-        return cosine_bp > cosine_bp.gather(1, own_b[:, None])
+        They share a side with the ranked pair (``mask_duplicates``), or the original encoder finds them more similar to the
+        query than its translation (``guided``).
+        """
+        sides = {side: encodings[side].features["text"] for side in ("source", "target")}
+        same = [side[:, None] == self._gathered(side)[None, :] for side in sides.values()]
+        excluded_bp = same[0] | same[1] if self.mask_duplicates else torch.zeros_like(same[0])
+        if self.guided:
+            original = {side: self.original(encodings[side]).sentence_bh for side in sides}
+            translation_bh = original["target" if query == "source" else "source"]
+            limit_b1 = functional.cosine_matrix(original[query], translation_bh).diagonal()[:, None]
+            cosine_bp = functional.cosine_matrix(original[query], self._gathered(original[candidates]))
+            excluded_bp = excluded_bp | (cosine_bp > limit_b1)
+        return excluded_bp
 
     def _hard_negatives(self, encodings: Mapping[str, Encoding]) -> tuple[Tensor, Tensor]:
         """Embeddings of the negatives, shape ``(n, hidden)``, and a mask of those that a source omits, ``(batch, n)``."""
