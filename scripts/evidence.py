@@ -364,7 +364,8 @@ class Evidence:
     ) -> None:
         """Measure a benchmark and keep its scores; embeddings and whole results are kept in the work folder."""
         own = replace(self.settings, prompt=settings.get("prompt", "auto"))
-        subject = Subject.of(path.parent.name, model, self.work / "measured", own)
+        size = self.options.encoding_batch_size
+        subject = Subject.of(path.parent.name, model, self.work / "measured", own, batch_size=size)
         folder = self.work / "encoders" / str(subject.sha)
         if benchmark.name in FINE_TUNED:
             model.save_pretrained(str(folder), create_model_card=False)
@@ -597,6 +598,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS), help="Default: all.")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument(
+        "--encoding_batch_size", type=int, default=32, help="Sentences per forward pass when benchmarks are measured."
+    )
     parser.add_argument("--model", default=STARTER, help="Encoder to train: 'starter', a folder or a Hub id.")
     parser.add_argument("--reinitialise", type=int, default=0, metavar="N", help="Draw its top N layers anew first.")
     parser.add_argument(

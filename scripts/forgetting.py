@@ -2,10 +2,12 @@
 
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only "tau=0.01, anchor" "tau=0.01, nothing" --keep
+    python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --corpus FOLDER --steps 750 --batch_size 512
 
-Each recipe of the grid is a temperature and a term that holds the original encoder. It is trained on the demo's bitext and
-measured without a prompt on dev data only: for a share ``alpha`` of the way from the original encoder to the trained one, and
-with some of the directions of language identity projected out.
+Each recipe of the grid is a temperature, what a translation is ranked against, and a term that holds the original encoder. It
+is trained on the demo's bitext, or on the training sets of another folder, and measured without a prompt on dev data only:
+for a share ``alpha`` of the way from the original encoder to the trained one, and with some of the directions of language
+identity projected out.
 
 - *translations*: accuracy of retrieval on the demo's dev pairs, mean of both directions and eight languages;
 - *answers*: mean average precision of MLQA's dev questions in one pool of seven languages, the share of first answers in the
@@ -14,6 +16,7 @@ with some of the directions of language identity projected out.
 - *structure*: Spearman correlation of the cosines of the original and the changed encoder within a language.
 
 Trained weights and measurements are kept in the output folder, so that an interrupted program resumes with the missing ones.
+``--workers`` trains several recipes at a time, for a GPU that one small encoder does not fill.
 ``--keep`` writes ``scripts/results/forgetting.json`` and the table of docs/forgetting.md.
 """
 
@@ -26,7 +29,10 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import product, repeat
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +46,7 @@ from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from update_tables import fill
 
+from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions
 from metaphrase.encoders.loading import load_encoder
@@ -47,6 +54,7 @@ from metaphrase.evaluation.answer_retrieval import sentence_spans
 from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.sts import load_sts_folder
+from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, prepare_process, versions
 from metaphrase.io.files import DEMO, UDHR, write_json
 from metaphrase.mining.search import unit_rows
@@ -58,19 +66,28 @@ KEPT = ROOT / "scripts" / "results" / "forgetting.json"
 PAGE = ROOT / "docs" / "forgetting.md"
 
 TEMPERATURES = (0.01, 0.02, 0.05)
+#: What a translation is ranked against, as arguments of `tr`, by what a name of a recipe has.
+RANKINGS: dict[str, dict[str, Any]] = {
+    "": {},
+    "soft targets, ": {"targets": "soft"},
+    "own side, ": {"own_side": True},
+}
 #: What holds the original encoder, by name.
 TERMS: dict[str, list[dict[str, Any]]] = {
     "nothing": [],
     "anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "both"}}],
+    "anchor, weight 1": [{"objective": "anchor", "weight": 1.0, "args": {"sides": "both"}}],
+    "anchor, weight 10": [{"objective": "anchor", "weight": 10.0, "args": {"sides": "both"}}],
+    "anchor of tokens": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "both", "level": "tokens"}}],
     "interpolated anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "interpolated"}}],
     "similarities, weight 100": [{"objective": "similarity-preservation", "weight": 100.0, "args": {"sides": "both"}}],
     "similarities, weight 1000": [
         {"objective": "similarity-preservation", "weight": 1000.0, "args": {"sides": "both"}}
     ],
 }
-ALPHAS = (0.5, 1.0)
+ALPHAS = (0.3, 0.5, 0.7, 1.0)
 #: Numbers of directions of language identity that are projected out.
-DIRECTIONS = (0, 10, 20, 40)
+DIRECTIONS = (0, 10, 20, 30, 40, 60)
 #: Sizes of the dev samples: STS-B items and MLQA questions, and paragraphs of the declaration, of each language.
 ITEMS, QUESTIONS, PARAGRAPHS = 200, 120, 20
 #: Languages of an MLQA question that is sampled.
@@ -79,26 +96,28 @@ LANGUAGES_OF_A_QUESTION = 4
 
 @dataclass(frozen=True)
 class Cell:
-    """A recipe of the grid with a seed."""
+    """A recipe of the grid with a seed, and what it is trained on."""
 
     name: str
     terms: list[dict[str, Any]]
     seed: int
     steps: int
+    batch_size: int
+    corpus: Path
 
     @property
     def digest(self) -> str:
         """Identifies what determines the trained weights."""
-        return hashlib.sha256(json.dumps([self.terms, self.seed, self.steps]).encode()).hexdigest()[:12]
+        files = files_sha256(path for file in find_files(str(self.corpus)) for path in file.paths)
+        content = [self.terms, self.seed, self.steps, self.batch_size, files]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
 
-def grid(seeds: Iterable[int], steps: int) -> Iterator[Cell]:
+def grid(seeds: Iterable[int], **setting: Any) -> Iterator[Cell]:
     """The cells of the grid, seed by seed."""
-    for seed in seeds:
-        for tau in TEMPERATURES:
-            for name, terms in TERMS.items():
-                ranking = {"temperature": tau, "direction": "symmetric", "mask_duplicates": True}
-                yield Cell(f"tau={tau}, {name}", [{"objective": "tr", "args": ranking}, *terms], seed, steps)
+    for seed, tau, (ranked, ranking), (name, terms) in product(seeds, TEMPERATURES, RANKINGS.items(), TERMS.items()):
+        args = {"temperature": tau, "direction": "symmetric", "mask_duplicates": True, **ranking}
+        yield Cell(f"tau={tau}, {ranked}{name}", [{"objective": "tr", "args": args}, *terms], seed, **setting)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -118,6 +137,9 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias")}
     settings |= {"recipe": str(recipe), "test": [], "output_dir": str(work / "run")}
     settings |= {"max_steps": cell.steps, "seed": cell.seed, "disable_tqdm": True, "report_to": "none"}
+    settings |= {"per_device_train_batch_size": cell.batch_size}
+    if cell.corpus != DEMO:
+        settings |= {"corpus": [str(cell.corpus)], "languages": []}
     encoder, _, facts = trained(RunConfig(**settings), work / "run", output / "links")
     tensors = {name: one.detach().half().cpu() for name, one in encoder.named_parameters() if one.requires_grad}
     path.parent.mkdir(exist_ok=True)
@@ -132,12 +154,12 @@ def interpolated(
     original: SentenceTransformer, weights: Mapping[str, torch.Tensor], alpha: float
 ) -> SentenceTransformer:
     """An encoder between the original and the trained one."""
-    model = load_encoder("starter", device="cpu")
+    model = load_encoder("starter")
     start = dict(original.named_parameters())
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name in weights:
-                parameter.copy_(torch.lerp(start[name], weights[name].float(), alpha))
+                parameter.copy_(torch.lerp(start[name], weights[name].to(parameter), alpha))
     return model
 
 
@@ -225,7 +247,7 @@ class DevData:
             "answers": [[one[0] for one in self.answers.questions], [text for _, text in self.answers.candidates]],
             "languages": list(self.languages.values()),
         }
-        rows = iter(embed_sides(model, (side for group in sides.values() for side in group)))
+        rows = iter(embed_sides(model, (side for group in sides.values() for side in group), batch_size=128))
         return {name: [unit_rows(next(rows)) for _ in group] for name, group in sides.items()}
 
     def measures(self, embedded: Mapping[str, Any], original: Mapping[str, Any], directions: int) -> dict[str, float]:
@@ -264,7 +286,7 @@ class DevData:
 
 def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    original = load_encoder("starter", device="cpu")
+    original = load_encoder("starter")
     settings = json.dumps([ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *(len(side) for side in data.sts)])
     name = "starter" if cell is None else cell.digest
     path = output / "rows" / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.json"
@@ -298,6 +320,12 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
     return rows
 
 
+def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The rows of a cell, made in a process of its own."""
+    prepare_process()
+    return measured(cell, DevData(options.stsb, options.mlqa), options.output)
+
+
 def _loaded(path: Path) -> dict[str, list[NDArray[Any]]]:
     """The kept embeddings of the original encoder."""
     with np.load(path) as content:
@@ -321,11 +349,12 @@ COLUMNS = {
 def table(content: Mapping[str, Any]) -> str:
     """Format the results as Markdown."""
     machine = content["hardware"]
+    processor = machine.get("gpu") or f"{machine['cpus']} {machine['machine']} cores"
     lines = [
         f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seed "
-        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({machine['cpus']} {machine['machine']} "
-        "cores). α is the share of the way from the original encoder to the trained one. Single runs: small differences "
-        "are not meaningful.",
+        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data "
+        f"({processor}). α is the share of the way from the original encoder to the trained one. Single runs: small "
+        "differences are not meaningful.",
         "",
         f"| recipe | α | directions removed | {' | '.join(COLUMNS.values())} |",
         f"|---|--:|--:|{'--:|' * len(COLUMNS)}",
@@ -345,20 +374,25 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--only", nargs="+", default=[""], help="Train recipes whose name contains one of these texts."
     )
-    parser.add_argument("--steps", type=int, default=100, help="Steps of 64 pairs.")
+    parser.add_argument("--corpus", type=Path, default=DEMO, help="Bitext to train on (default: that of the demo).")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch_size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=1, help="Recipes that are trained and measured at a time.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument(
         "--keep", action="store_true", help="Write scripts/results/forgetting.json and docs/forgetting.md."
     )
     options = parser.parse_args(argv)
     prepare_process()
-    data = DevData(options.stsb, options.mlqa)
-    rows = []
-    chosen = [cell for cell in grid(options.seeds, options.steps) if any(text in cell.name for text in options.only)]
-    for cell in (None, *chosen):
-        rows += measured(cell, data, options.output)
-        print(json.dumps(rows[-len(DIRECTIONS) :], indent=1), flush=True)
-    content = {"steps": options.steps, "batch_size": demo_settings()["per_device_train_batch_size"]}
+    rows = measured(None, DevData(options.stsb, options.mlqa), options.output)
+    setting = {name: getattr(options, name) for name in ("corpus", "steps", "batch_size")}
+    cells = grid(options.seeds, **setting)
+    chosen = [cell for cell in cells if any(text in cell.name for text in options.only)]
+    with ProcessPoolExecutor(options.workers, get_context("spawn")) as pool:
+        for found in pool.map(measured_in_worker, chosen, repeat(options)):
+            rows += found
+            print(json.dumps(found, indent=1), flush=True)
+    content: dict[str, Any] = {"steps": options.steps, "batch_size": options.batch_size}
     content |= {"seeds": options.seeds, "rows": rows, "hardware": hardware(), "versions": versions()}
     write_json(options.output / "results.json", content)
     if options.keep:

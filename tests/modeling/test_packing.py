@@ -228,6 +228,17 @@ def test_attention_of_one_kernel_is_that_of_groups(monkeypatch, scaling):
     torch.testing.assert_close(varlen, grouped)
 
 
+def test_attention_of_the_padded_batch_is_that_of_groups():
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0], [1, 0, 1, 1, 0]])
+    packing = Packing.of(mask)
+    inputs = [torch.randn(1, 2, int(mask.sum()), 8, dtype=torch.double, requires_grad=True) for _ in range(3)]
+    padded = packing_module.padded_attention(*inputs, packing, 0.3)
+    grouped, _ = grouped_attention(None, *inputs, None, scaling=0.3, packing=packing)
+    torch.testing.assert_close(padded, grouped)
+    for ours, theirs in zip(*(torch.autograd.grad(x.sin().sum(), inputs) for x in (padded, grouped)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_the_dropout_kernel_is_differentiable():
     packing, inputs = stream([3, 1, 5, 3, 1])
     inputs = [x.to("meta", torch.bfloat16).requires_grad_() for x in inputs]
@@ -282,7 +293,7 @@ def on_cuda(lengths, dtype, heads=12, width=64):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_dropout_in_one_kernel_is_that_of_groups_on_average(monkeypatch, dtype):
+def test_dropout_in_one_kernel_is_that_of_the_padded_batch_on_average(monkeypatch, dtype):
     packing, inputs = on_cuda([3, 17, 32, 17, 1], dtype)
 
     def attend(seed, dropout, *, kernel=True):
@@ -308,7 +319,7 @@ def test_dropout_in_one_kernel_is_that_of_groups_on_average(monkeypatch, dtype):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_variable_length_kernel_gives_what_groups_give(monkeypatch, dtype):
+def test_variable_length_kernel_gives_what_the_padded_batch_gives(monkeypatch, dtype):
     calls = []
     kernel = packing_module.varlen_attn
     monkeypatch.setattr(packing_module, "varlen_attn", lambda *a, **k: calls.append(1) or kernel(*a, **k))

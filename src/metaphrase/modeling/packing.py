@@ -68,6 +68,13 @@ class Packing:
         lengths = [length for sentences, length in self.groups for _ in range(sentences)]
         return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.token_n.device)
 
+    @cached_property
+    def visible_bl(self) -> Tensor:
+        """The mask of the padded batch; one token of a sentence without any is visible, so that its attention is defined."""
+        mask_bl = self.pad(torch.ones_like(self.token_n, dtype=torch.bool))
+        mask_bl[:, 0] |= ~mask_bl.any(dim=1)
+        return mask_bl
+
     @classmethod
     def of(cls, mask_bl: Tensor) -> Packing:
         """Compute the layout of a padded batch.
@@ -113,11 +120,12 @@ def grouped_attention(
     """Attention function for the ``AttentionInterface`` of transformers: each sentence of the stream attends to itself.
 
     On a CUDA device in half precision, this is one kernel for all lengths (see `one_kernel`): `varlen_attn`, or the operator
-    that it calls if there is dropout, which `varlen_attn` does not support. Otherwise it is SDPA per group of sentences of
-    equal length.
+    that it calls if there is dropout, which `varlen_attn` does not support. In float32 there, it is SDPA of the padded batch:
+    launching a kernel for each length takes longer than the padding. Otherwise it is SDPA per group of sentences of equal
+    length.
 
-    On a CUDA device, tests compare both kernels with the groups. Without one, they check the schema of the operator, that it
-    is differentiable, and the choice between the three.
+    On a CUDA device, tests compare all kernels with the groups. Without one, they check the schema of the operator, that it
+    is differentiable, the padded batch, and the choice between them.
 
     Queries, keys and values have shape ``(1, heads, tokens, head)``, the output ``(1, tokens, heads, head)``. Without a
     packing, the batch is padded, and the mask is passed to SDPA.
@@ -127,6 +135,8 @@ def grouped_attention(
         return out.transpose(1, 2), None
     if one_kernel(query, dropout):
         return _varlen(query, key, value, packing, scaling, dropout), None
+    if query.is_cuda:
+        return padded_attention(query, key, value, packing, scaling, dropout), None
     heads, width = query.shape[1], query.shape[3]
     outputs, start = [], 0
     for sentences, length in packing.groups:
@@ -162,6 +172,16 @@ def _varlen(
     else:
         out_nah = varlen_attn(query_nah, key_nah, value_nah, *where, scale=scaling)
     return out_nah.unsqueeze(0)
+
+
+def padded_attention(
+    query: Tensor, key: Tensor, value: Tensor, packing: Packing, scaling: float | None, dropout: float = 0.0
+) -> Tensor:
+    """Attention of the padded batch; shapes as in `grouped_attention`."""
+    query_balh, key_balh, value_balh = (packing.pad(x[0].transpose(0, 1)).transpose(1, 2) for x in (query, key, value))
+    mask_b11l = packing.visible_bl[:, None, None]
+    out = F.scaled_dot_product_attention(query_balh, key_balh, value_balh, mask_b11l, dropout_p=dropout, scale=scaling)
+    return packing.flatten(out.transpose(1, 2)).unsqueeze(0)
 
 
 def _mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:

@@ -85,9 +85,9 @@ class TranslationRanking(Objective):
     Inputs: the columns ``source`` and ``target``; with ``negatives``, the column of this name: sentences in the language of
     the target, separated by ``" ||| "`` (see ``metaphrase filter --negatives``).
 
-    Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``, and
-    its ``directions`` include the own side; LaBSE adds the margin; the released DAP code gathers negatives without gradient. ``GISTEmbedLoss`` of sentence-transformers
-    masks with a guide model, and ranks both sides against themselves as well.
+    Relations: ``MultipleNegativesRankingLoss`` of sentence-transformers is the same ranking with ``scale = 1 / τ``, and its
+    ``directions`` include the own side; LaBSE adds the margin; the released DAP code gathers negatives without gradient.
+    ``GISTEmbedLoss`` of sentence-transformers masks with a guide model, and ranks both sides against themselves as well.
 
     Reference: Li et al. 2023 (DAP), section 3.2, equation 5; soft targets: Park et al. 2024 (IMASCL), section 3; guided:
     Solatorio 2024 (GISTEmbed), section 3; own side: Li et al. 2023 (GTE), section 3.3.
