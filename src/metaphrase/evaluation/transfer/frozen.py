@@ -128,7 +128,8 @@ def _probe_pairs(task: str, benchmark: TransferData, features: Features) -> dict
 
 def _probe_tags(benchmark: TransferData, features: Features) -> dict[str, Score]:
     def of(data: Dataset) -> list[tuple[list[int], Tensor]]:
-        return features.states.word_states([_joined(words) for words in data["words"]])
+        found = features.states.word_states([_joined(words) for words in data["words"]])
+        return [(words, states_wh.cpu()) for words, states_wh in found]
 
     english = benchmark.train[ENGLISH]
     states = of(english)
