@@ -5,7 +5,7 @@
 
 An option stores what the tables need of a run under ``scripts/results``; every call then rewrites the tables of all pages
 from the stored results. The tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those
-of docs/speed.md and docs/scaling.md from the results of ``scripts/benchmarks/run.py``.
+of docs/speed.md and docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_scale.py`` there.
 """
 
 from __future__ import annotations
@@ -458,6 +458,7 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
 def benchmark_tables(folder: Path) -> dict[str, str]:
     """Return the tables of speed and memory by marker."""
     files = {"bench": "cpu/table.md", "flops": "cpu/flops.md", "costs": "costs.md", "bench-gpu": "NVIDIA*/table.md"}
+    files["mining-scale"] = "mining-scale.md"
     found = {name: sorted(folder.glob(pattern)) for name, pattern in files.items()}
     return {name: paths[0].read_text(encoding="utf-8").rstrip() for name, paths in found.items() if paths}
 

@@ -62,6 +62,7 @@ ELSEWHERE = {
 PARSED_ONLY = {
     r"--suite all": "fine-tunes for minutes; tests/evaluation and tests/cli/test_evaluate.py run its parts",
     r"metaphrase compare": "reads finished runs; tests/publishing/test_run_comparison.py runs it",
+    r"--executor (slurm|ray)": "runs on a cluster; tests/mining/test_engine.py and test_ray.py run it",
     r"scripts/release\.py": "trains for minutes; tests/scripts/test_release.py runs it",
     r"scripts/ablations\.py": "trains for days; tests/scripts/test_ablations.py runs it",
     r"scripts/evidence\.py": "trains for days; tests/scripts/test_evidence.py runs it",

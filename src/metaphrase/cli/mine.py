@@ -9,7 +9,7 @@ from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
 from metaphrase.exceptions import UsageError
-from metaphrase.mining.options import MiningOptions, SearchOptions
+from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 
 if TYPE_CHECKING:
     from metaphrase.mining.workflow import MiningResult
@@ -19,6 +19,7 @@ EXAMPLES = (
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz",
     "metaphrase mine a.txt b.txt --source_lang sw --target_lang en -o mined.parquet --threshold auto --json",
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz --index ivf --half --keep_work",
+    "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz --executor local --tasks 64 --workers 8",
 )
 
 
@@ -28,14 +29,15 @@ def run(argv: Sequence[str]) -> int:
     if len(texts) > 2:
         raise UsageError(f"Expected two texts, SOURCE and TARGET, got {len(texts)}. See `metaphrase mine --help`.")
     flags = [part for pair in zip(("--source", "--target"), texts, strict=False) for part in pair]
-    options, search = parse(
+    options, search, engine = parse(
         "metaphrase mine",
-        [MiningOptions, SearchOptions],
+        [MiningOptions, SearchOptions, EngineOptions],
         [*flags, *others],
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
     options.check()  # before slow imports
+    engine.check()
     import torch
 
     from metaphrase.cli.tables import text_histogram
@@ -44,7 +46,11 @@ def run(argv: Sequence[str]) -> int:
     torch.set_flush_denormal(True)
     console = notes()
     with progress(console) as begin:
-        result = mine_files(options, search, begin=begin, note=console.print)
+        result = mine_files(options, search, engine, begin=begin, note=console.print)
+    if result is None:
+        console.print(f"Submitted to Slurm; the last job writes {options.output}.")
+        emit({"output": options.output, "submitted": True})
+        return 0
     console.print("\n".join(text_histogram(result.facts["histogram"], result.threshold)))
     for line in _describe_thresholds(result):
         console.print(line)

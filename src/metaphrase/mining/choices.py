@@ -7,3 +7,4 @@ from typing import Literal
 Margin = Literal["ratio", "distance", "absolute"]
 Retrieval = Literal["max", "forward", "backward", "intersection"]
 Index = Literal["exact", "ivf", "hnsw"]
+Executor = Literal["local", "slurm", "ray"]

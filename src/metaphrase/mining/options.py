@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, CountOr0, Finite, Length, checked
 from metaphrase.io.configuration import option
+from metaphrase.io.environment import install_command
 from metaphrase.io.outputs import check_files
-from metaphrase.mining.choices import Index, Margin, Retrieval
+from metaphrase.mining.choices import Executor, Index, Margin, Retrieval
 
 _LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.(?:txt|tsv))?(?:\.gz)?$")
 _NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])
@@ -129,6 +132,69 @@ class MiningOptions:
             if math.isfinite(threshold := float(self.threshold)):
                 return threshold
         raise UsageError(f"--threshold must be a number or 'auto', but is {self.threshold!r}.")
+
+
+@checked
+@dataclass
+class EngineOptions:
+    """Where embedding and searching run: in this process, or as tasks of datatrove."""
+
+    executor: Executor | None = option(
+        None,
+        "Divide the work into tasks, which datatrove runs in processes of this machine (local), as Slurm jobs (slurm) or on "
+        "a Ray cluster (ray). The results do not depend on it. Default: one process without tasks.",
+    )
+    tasks: Count = option(1, "Number of tasks of each stage. A task that is killed is repeated.")
+    workers: Count | None = option(
+        None, "Maximum number of tasks at a time. Default: with local the number of CPU cores, else no maximum."
+    )
+    storage: str | None = option(
+        None,
+        "Folder or fsspec URL (s3://bucket/folder) of embeddings and neighbours, which every worker can read and write. It "
+        "is kept. Default: OUTPUT.partial, which is deleted.",
+    )
+    executor_args: list[str] = option(
+        [],
+        "Further arguments of datatrove's executor as KEY=VALUE, such as partition=cpu time=04:00:00 cpus_per_task=4. "
+        "slurm requires partition and time.",
+    )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The further arguments; a value in JSON is a number, a truth value or a dictionary.
+
+        Raises:
+            UsageError: An argument is not KEY=VALUE.
+        """
+        found: dict[str, Any] = {}
+        for word in self.executor_args:
+            key, equals, value = word.partition("=")
+            if not key.isidentifier() or not equals:
+                raise UsageError(f"--executor_args must be KEY=VALUE, such as partition=cpu, but is {word!r}.")
+            found[key] = value
+            with suppress(ValueError):
+                found[key] = json.loads(value)
+        return found
+
+    def check(self) -> None:
+        """Check that the options are consistent.
+
+        Raises:
+            UsageError: An option requires another one, or is invalid.
+            ImportError: The executor is not installed.
+        """
+        given = [name for name in ("storage", "workers", "executor_args") if getattr(self, name)]
+        if self.executor is None and (self.tasks > 1 or given):
+            raise UsageError(f"--{given[0] if given else 'tasks'} requires --executor local, slurm or ray.")
+        extras = {"scale": "datatrove"} | ({"ray": "ray"} if self.executor == "ray" else {})
+        for extra, module in extras.items() if self.executor else ():
+            if find_spec(module) is None:
+                raise MissingExtraError(f"--executor {self.executor} requires {module}: {install_command(extra)}.")
+        if self.executor == "slurm" and self.storage is None:
+            raise UsageError(
+                "--executor slurm requires --storage, a folder or URL that every node can read and write."
+            )
+        _ = self.arguments
 
 
 @checked

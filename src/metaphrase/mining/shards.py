@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from metaphrase.exceptions import DataError
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
-from metaphrase.io.work_folders import read_kept, write_atomically
+from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
 from metaphrase.mining.options import SHARD, SearchOptions
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
 from metaphrase.modeling.functional import check_finite_rows
@@ -30,8 +31,14 @@ from metaphrase.modeling.packing import packed
 
 logger = logging.getLogger(__name__)
 
+SIDES = ("source", "target")
 #: Queries whose exact neighbours measure the recall of an approximate search.
 _TRIED = 1024
+#: The share of the shards that a call makes: all, or those of one of several tasks, ``slice(task, None, tasks)``.
+ALL = slice(None)
+#: Files of an approximate search: its index, and its measured recall.
+INDEX, RECALL = "pool.faiss", "recall.json"
+_Shard = TypeVar("_Shard")
 
 
 def encode_shards(
@@ -42,15 +49,16 @@ def encode_shards(
     size: int = SHARD,
     half: bool = False,
     advance: Advance = lambda n: None,
+    part: slice = ALL,
 ) -> Rows:
     """Embed texts into shards.
 
     Existing shards are reused. Returns memory-mapped unit rows; ``half`` stores float16.
     """
     paths = []
-    with exclusive(folder):
-        for at, first in enumerate(range(0, len(texts), size)):
-            paths.append(folder / f"{at:06d}.npy")
+    with exclusive(folder) if part == ALL else nullcontext():
+        for first in range(0, len(texts), size)[part]:
+            paths.append(folder / f"{first // size:06d}.npy")
             chunk = texts[first : first + size]
             if read_kept(paths[-1], partial(_read_rows, len(chunk))) is None:
                 rows_nh = unit_rows(np.asarray(encode(list(chunk))))
@@ -66,13 +74,14 @@ def neighbour_shards(
     search: Callable[[NDArray[np.float32]], Neighbours],
     *,
     advance: Advance = lambda n: None,
+    part: slice = ALL,
 ) -> Neighbours:
     """Search the neighbours of rows into shards.
 
     Existing shards are reused.
     """
     shards = []
-    for at in range(len(queries.blocks)):
+    for at in range(len(queries.blocks))[part]:
         path = folder / f"{at:06d}.npz"
         found = read_kept(path, partial(_read_neighbours, len(queries.blocks[at])))
         if found is None:
@@ -81,6 +90,39 @@ def neighbour_shards(
                 np.savez(file, similarity=found.similarity_qk, row=found.row_qk)
         shards.append(found)
         advance(len(queries.blocks[at]))
+    return _join(shards)
+
+
+def load_rows(folder: Path, count: int, size: int) -> Rows:
+    """Memory-map the embeddings of ``count`` texts, in shards of ``size``, that several tasks made.
+
+    Raises:
+        DataError: A shard is missing or damaged.
+    """
+    return Rows(_load(folder, ".npy", count, size, _read_rows))
+
+
+def load_neighbours(folder: Path, count: int, size: int) -> Neighbours:
+    """Read the neighbours of ``count`` texts, in shards of ``size``, that several tasks made.
+
+    Raises:
+        DataError: A shard is missing or damaged.
+    """
+    return _join(_load(folder, ".npz", count, size, _read_neighbours))
+
+
+def _load(folder: Path, suffix: str, count: int, size: int, read: Callable[[int, Path], _Shard]) -> list[_Shard]:
+    shards = []
+    for first in range(0, count, size):
+        path = folder / f"{first // size:06d}{suffix}"
+        shard = read_kept(path, partial(read, min(size, count - first)))
+        if shard is None:
+            raise DataError(f"{path} is missing or was damaged. Repeat the command: it makes what is missing.")
+        shards.append(shard)
+    return shards
+
+
+def _join(shards: Sequence[Neighbours]) -> Neighbours:
     return Neighbours(
         np.concatenate([shard.similarity_qk for shard in shards]), np.concatenate([shard.row_qk for shard in shards])
     )
@@ -117,7 +159,12 @@ def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Map
 
 
 def embed_texts(
-    model: SentenceTransformer, texts: Sequence[str], folder: Path, search: SearchOptions, advance: Advance
+    model: SentenceTransformer,
+    texts: Sequence[str],
+    folder: Path,
+    search: SearchOptions,
+    advance: Advance = lambda n: None,
+    part: slice = ALL,
 ) -> Rows:
     """Embed texts with a model into shards."""
     prompt = resolve_prompt(model, search.prompt_name)
@@ -128,7 +175,9 @@ def embed_texts(
         )
 
     with packed(model):
-        return encode_shards(texts, folder, encode, size=search.shard_size, half=search.half, advance=advance)
+        return encode_shards(
+            texts, folder, encode, size=search.shard_size, half=search.half, advance=advance, part=part
+        )
 
 
 def search_both(
@@ -150,7 +199,7 @@ def search_both(
     ]
     found, facts = [], {}
     for side, queries, pool in (("source", rows[0], rows[1]), ("target", rows[1], rows[0])):
-        if search.index != "exact" and not _index_path(work / side).exists():
+        if search.index != "exact" and not (work / side / INDEX).exists():
             other = "target" if side == "source" else "source"
             build_index(pool, work / side, search, begin(f"Index of {other}s", len(pool)))
         advance = begin(f"Neighbours of {side}s", len(queries))
@@ -181,20 +230,21 @@ class CountedRows(Rows):
         return super().block(at)
 
 
-def _index_path(folder: Path) -> Path:
-    return folder / "pool.faiss"
-
-
-def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance) -> Approximate:
+def build_index(pool: Rows, folder: Path, search: SearchOptions, advance: Advance = lambda n: None) -> Approximate:
     """Build the approximate index of some rows, and keep it in a folder."""
     index = Approximate.build(CountedRows(pool, advance), search.index, probes=search.probes)
-    index.save(_index_path(folder))
+    index.save(folder / INDEX)
     advance(len(pool.blocks[-1]))
     return index
 
 
 def search_shards(
-    queries: Rows, pool: Rows, folder: Path, search: SearchOptions, advance: Advance
+    queries: Rows,
+    pool: Rows,
+    folder: Path,
+    search: SearchOptions,
+    advance: Advance = lambda n: None,
+    part: slice = ALL,
 ) -> tuple[Neighbours, float | None]:
     """Find the neighbours of rows in a pool, in shards.
 
@@ -206,15 +256,25 @@ def search_shards(
         return nearest_neighbours(query_qh, pool, search.k, device=device)
 
     if search.index == "exact":
-        return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance), None
+        return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance, part=part), None
 
-    index = read_kept(_index_path(folder), partial(_read_index, len(pool)))
+    index = read_kept(folder / INDEX, partial(_read_index, len(pool)))
     if index is None:
-        index = build_index(pool, folder, search, lambda n: None)
+        index = build_index(pool, folder, search)
 
     def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
         return index.search(query_qh, pool, search.k)
 
-    found = neighbour_shards(queries, folder / "neighbours", approximately, advance=advance)
-    tried_qh = queries.block(0)[:_TRIED]
-    return found, recall(found.take(slice(len(tried_qh))), exactly(tried_qh))
+    found = neighbour_shards(queries, folder / "neighbours", approximately, advance=advance, part=part)
+    share = load_recall(folder)
+    if share is None and not part.start:  # these are the neighbours of the first shard
+        tried_qh = queries.block(0)[:_TRIED]
+        share = recall(found.take(slice(len(tried_qh))), exactly(tried_qh))
+        write_part(folder / RECALL, {"recall": share})
+    return found, share
+
+
+def load_recall(folder: Path) -> float | None:
+    """Read the recall of an approximate search; None if it was exact."""
+    kept = read_part(folder / RECALL)
+    return kept["recall"] if kept else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -22,16 +23,14 @@ from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_threshold
-from metaphrase.mining.options import MiningOptions, SearchOptions
+from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours
 from metaphrase.mining.sentences import Sentences, read_sentences
-from metaphrase.mining.shards import search_both, work_manifest
+from metaphrase.mining.shards import SIDES, search_both, work_manifest
 
 logger = logging.getLogger(__name__)
-
-SIDES = ("source", "target")
 
 
 @dataclass(frozen=True)
@@ -60,10 +59,11 @@ class MiningResult:
 def mine_files(
     options: MiningOptions,
     search: SearchOptions | None = None,
+    engine: EngineOptions | None = None,
     *,
     begin: Begin = no_progress,
     note: Callable[[str], Any] = logger.info,
-) -> MiningResult:
+) -> MiningResult | None:
     """Mine the translations in two monolingual texts, and write them with a summary, a sample and a histogram.
 
     Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. If a call is killed, the
@@ -72,31 +72,37 @@ def mine_files(
     Args:
         options: The texts, the output, and which pairs are kept.
         search: The encoder, and how neighbours are searched.
+        engine: Where embedding and searching run.
         begin: Starts a progress bar.
         note: Receives remarks during the run: the number of sentences, the disk space needed, the recall of an index.
 
     Returns:
-        The pairs and facts.
+        The pairs and facts; None if Slurm jobs were submitted, the last of which writes the pairs.
 
     Raises:
         ValueError: An option or a text is invalid, an output is an input, or no threshold can be suggested.
         CheckpointError: Another process writes the output, or its folder is not writable.
         StorageError: There is not enough disk space.
+        WorkerError: Tasks of the engine failed repeatedly.
+        ImportError: The engine is not installed.
     """
     search = SearchOptions() if search is None else search
+    engine = EngineOptions() if engine is None else engine
     threshold = options.check()
+    engine.check()
     with work_folder_of(options.output) as work:
-        return _mine(options, search, threshold, work, begin, note)
+        return _mine(options, search, engine, threshold, work, begin, note)
 
 
 def _mine(
     options: MiningOptions,
     search: SearchOptions,
+    engine: EngineOptions,
     threshold: float | Literal["auto"] | None,
     work: Path,
     begin: Begin,
     note: Callable[[str], Any],
-) -> MiningResult:
+) -> MiningResult | None:
     """Mine with a work folder that no other process uses."""
     start = time.perf_counter()
     languages = options.languages
@@ -110,14 +116,29 @@ def _mine(
     files = [
         {"sha256": pin.sha256, "bytes": pin.size, "column": at} for pin, (_, at) in zip(pins, inputs, strict=True)
     ]
-    open_work_folder(work, work_manifest(model, search, {"inputs": files}))
+    manifest = work_manifest(model, search, {"inputs": files})
+    open_work_folder(work, manifest)
 
     with unchanged(pins):
         sources, targets = (Sentences.write(work / side, text) for side, text in zip(SIDES, read, strict=True))
     note(f"source: {_describe(sources.facts)}\ntarget: {_describe(targets.facts)}")
     size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
-    check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
-    forward, backward, recalls = search_both(model, sources, targets, work, search, begin, note)
+    if engine.storage is None:
+        check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
+    found: tuple[Neighbours, Neighbours, dict[str, float]] | None
+    if engine.executor is None:
+        found = search_both(model, sources, targets, work, search, begin, note)
+    else:
+        os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
+        from metaphrase.mining.engine import Work, run_stages  # of an extra
+
+        counts = {"source": len(sources), "target": len(targets)}
+        given = Work(engine.storage or str(work.resolve()), search, manifest["weights"], counts)
+        last = partial(mine_files, options, search, replace(engine, executor="local", executor_args=[]))
+        found = run_stages(engine, given, work, finish=last, note=note)
+    if found is None:
+        return None
+    forward, backward, recalls = found
     chosen = _select(forward, backward, sources, targets, options, threshold)
     write_scored_pairs(chosen.kept, sources, targets, languages, output, work)
     texts = zip(SIDES, languages, (options.source, options.target), files, (sources, targets), strict=True)

@@ -1,0 +1,379 @@
+"""Mining as tasks of datatrove: on this machine, as Slurm jobs or on a Ray cluster.
+
+The command reads the texts, drops repeated sentences, and puts the rest into a storage: a folder or an fsspec URL. Then
+each stage divides its files among tasks:
+
+1. `Embed`: embeddings, a shard of sentences per file.
+2. `Index`: the approximate index of each side, unless the search is exact.
+3. `Search`: neighbours, a shard of queries per file, among all embeddings of the other side.
+
+At last the command joins the neighbours, and scores, selects and writes the pairs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, SlurmPipelineExecutor
+from datatrove.executor.base import PipelineExecutor
+from datatrove.io import DataFolder, get_datafolder
+from datatrove.pipeline.base import PipelineStep
+from sentence_transformers import SentenceTransformer
+
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.exceptions import DataError, DataMismatchError, UsageError, WorkerError
+from metaphrase.io.digests import weights_digest
+from metaphrase.io.work_folders import MANIFEST
+from metaphrase.mining.options import EngineOptions, SearchOptions
+from metaphrase.mining.search import Neighbours, Rows, faiss
+from metaphrase.mining.sentences import Sentences
+from metaphrase.mining.shards import (
+    INDEX,
+    RECALL,
+    SIDES,
+    build_index,
+    embed_texts,
+    load_neighbours,
+    load_recall,
+    load_rows,
+    search_shards,
+)
+
+TEXTS = ("sentences.txt", "ends.npy", "sentences.json")
+#: Number of times that the tasks of killed workers are run.
+_ATTEMPTS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every task must know.
+
+    Attributes:
+        storage: Folder or URL of all files.
+        search: The encoder, and how neighbours are searched.
+        weights: Digest of the encoder's weights.
+        sentences: Number of sentences of each side.
+    """
+
+    storage: str
+    search: SearchOptions
+    weights: str
+    sentences: dict[str, int]
+
+
+# ---------------------------------------------------------------------------------------------------- stages
+
+
+class Step(PipelineStep):
+    """A stage. Each of its tasks makes every ``world_size``-th file, counted over both sides.
+
+    A file does not depend on the task that makes it: its texts are encoded in the same batches, or its queries are compared
+    with the same blocks, on a number of threads that the executor fixes.
+    """
+
+    type = "Mining"
+    #: Files of both sides that a task reads.
+    needs: tuple[str, ...]
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self.work = work
+
+    @abstractmethod
+    def files(self, side: str) -> list[str]:
+        """The files of a side, made by all tasks."""
+
+    @abstractmethod
+    def make(self, folder: Path, side: str, part: slice) -> None:
+        """Make some of the files of a side."""
+
+    def parts(self, rank: int, tasks: int) -> dict[str, slice]:
+        """The files of each side that a task makes."""
+        first = {"source": rank, "target": (rank - len(self.files("source"))) % tasks}
+        return {side: slice(at, None, tasks) for side, at in first.items() if self.files(side)[at:]}
+
+    def made(self, rank: int, tasks: int) -> list[str]:
+        """The paths that a task makes."""
+        parts = self.parts(rank, tasks)
+        return [f"{side}/{name}" for side, part in parts.items() for name in self.files(side)[part]]
+
+    def shards(self, side: str, name: str) -> list[str]:
+        """The names of all shards of a side."""
+        return [name.format(at) for at in range(-(-self.work.sentences[side] // self.work.search.shard_size))]
+
+    def rows(self, folder: Path, side: str) -> tuple[Rows, Rows]:
+        """The embeddings of a side, and those of the other, in which neighbours are searched."""
+        size, count = self.work.search.shard_size, self.work.sentences
+        queries, pool = (
+            load_rows(folder / one / "embeddings", count[one], size) for one in (side, *set(SIDES) - {side})
+        )
+        return queries, pool
+
+    def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
+        """Run a task."""
+        if parts := self.parts(rank, world_size):
+            needs = [f"{side}/{name}" for side in SIDES for name in self.needs]
+            with self.track_time("task"), _threads(), staged(get_datafolder(self.work.storage), needs) as folder:
+                for side, part in parts.items():
+                    self.make(folder, side, part)
+
+
+class Embed(Step):
+    """Embed sentences."""
+
+    name = "embed"
+    needs = TEXTS
+
+    def files(self, side: str) -> list[str]:
+        """One shard of rows each."""
+        return self.shards(side, "embeddings/{:06d}.npy")
+
+    def make(self, folder: Path, side: str, part: slice) -> None:
+        """Embed some shards."""
+        search = self.work.search
+        model = _encoder(search.model, search.max_length, self.work.weights)
+        embed_texts(model, Sentences(folder / side), folder / side / "embeddings", search, part=part)
+
+
+class Index(Step):
+    """Build approximate indexes."""
+
+    name = "index"
+    needs = ("embeddings/*.npy",)
+
+    def files(self, side: str) -> list[str]:
+        """The index that this side's sentences are searched in."""
+        return [INDEX]
+
+    def make(self, folder: Path, side: str, part: slice) -> None:
+        """Build the index of the other side."""
+        build_index(self.rows(folder, side)[1], folder / side, self.work.search)
+
+
+class Search(Step):
+    """Search neighbours."""
+
+    name = "search"
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self.needs = Index.needs if work.search.index == "exact" else (*Index.needs, INDEX)
+
+    def files(self, side: str) -> list[str]:
+        """The neighbours of one shard of queries each."""
+        return self.shards(side, "neighbours/{:06d}.npz")
+
+    def make(self, folder: Path, side: str, part: slice) -> None:
+        """Search the neighbours of some shards."""
+        search_shards(*self.rows(folder, side), folder / side, self.work.search, part=part)
+
+
+# ---------------------------------------------------------------------------------------------------- running
+
+
+def run_stages(
+    engine: EngineOptions,
+    work: Work,
+    texts: Path,
+    *,
+    finish: Callable[[], Any],
+    note: Callable[[str], Any],
+) -> tuple[Neighbours, Neighbours, dict[str, float]] | None:
+    """Run all stages; what is in the storage already is reused.
+
+    Args:
+        engine: The executor and its options.
+        work: What every task must know.
+        texts: Folder with the sentences and their manifest.
+        finish: Called by the last Slurm job.
+        note: Receives remarks: the number of tasks, and where their logs are.
+
+    Returns:
+        Neighbours of the sources and of the targets, and the recall of an approximate search per side; None if the stages
+        were submitted to Slurm.
+
+    Raises:
+        DataMismatchError: The storage holds the work of another command.
+        DataError: A file of the storage is missing or damaged.
+        WorkerError: Some tasks failed repeatedly.
+        UsageError: The executor does not accept its arguments.
+    """
+    storage = get_datafolder(work.storage)
+    _copy_texts(texts, storage)
+    before: PipelineExecutor | None = None
+    for step in (Embed(work), *([] if work.search.index == "exact" else [Index(work)]), Search(work)):
+        logs = storage.resolve_paths(
+            f"logs/{step.name}-{engine.tasks}"
+        )  # marks of another number of tasks are not ours
+        stage = _executor(engine, step, logs, engine.tasks, before)
+        _forget_lost(stage, step, storage)
+        if left := stage.get_incomplete_ranks():
+            note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
+        stage.run()
+        if engine.executor != "slurm" and (left := stage.get_incomplete_ranks()):
+            raise WorkerError(
+                f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
+                f"{logs}; the same command repeats only these tasks."
+            )
+        before = stage
+    if engine.executor == "slurm":
+        logs = storage.resolve_paths("logs/finish")
+        _executor(engine, partial(_finish, finish), logs, 1, before, skip_completed=False).run()
+        return None
+    results = ("neighbours/*.npz", *([] if work.search.index == "exact" else [RECALL]))
+    with staged(storage, [f"{side}/{name}" for side in SIDES for name in results]) as folder:
+        ways = [
+            load_neighbours(folder / side / "neighbours", work.sentences[side], work.search.shard_size)
+            for side in SIDES
+        ]
+        recalls = {f"{side}_recall": load_recall(folder / side) for side in SIDES}
+    return ways[0], ways[1], {key: round(share, 4) for key, share in recalls.items() if share is not None}
+
+
+def _finish(finish: Callable[[], Any], data: Any, rank: int, world_size: int) -> None:
+    finish()
+
+
+def _executor(
+    engine: EngineOptions, step: Any, logs: str, tasks: int, before: PipelineExecutor | None, **more: Any
+) -> PipelineExecutor:
+    """Create an executor of datatrove for one stage."""
+    settings = {"pipeline": [step], "tasks": tasks, "workers": engine.workers or -1, "logging_dir": logs, **more}
+    cls = {"local": LocalExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}[str(engine.executor)]
+    if cls is LocalExecutor:
+        settings["workers"] = engine.workers or os.cpu_count()
+    elif cls is SlurmPipelineExecutor:
+        settings |= {"job_name": f"mine-{Path(logs).name}", "depends": before}
+    try:
+        return cls(**settings, **engine.arguments)
+    except TypeError as error:
+        raise UsageError(f"--executor_args do not fit datatrove's {cls.__name__}: {error}.") from error
+
+
+class LocalExecutor(LocalPipelineExecutor):
+    """datatrove's local executor, whose tasks survive a killed worker: datatrove's own pool would wait for it forever."""
+
+    def run(self) -> None:
+        """Run the tasks that are not done."""
+        task = partial(self._run_for_rank, local_rank=1)  # of which only errors are printed
+        for _ in range(_ATTEMPTS):
+            ranks = self.get_incomplete_ranks()
+            if self.workers == 1 or not ranks:
+                list(map(task, ranks))
+                return
+            workers = min(self.workers, len(ranks))
+            context = multiprocessing.get_context(self.start_method)
+            context.set_forkserver_preload([__name__])
+            with suppress(BrokenProcessPool), ProcessPoolExecutor(workers, context, _end_with_parent) as pool:
+                list(pool.map(task, ranks))
+                return
+
+
+def _end_with_parent() -> None:
+    """End a worker when the command is killed."""
+
+    def wait() -> None:
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+@contextmanager
+def staged(storage: DataFolder, patterns: Sequence[str]) -> Iterator[Path]:
+    """Copy files of a storage to a temporary folder, and store what is new in it at the end. A local storage is used itself.
+
+    Raises:
+        DataError: There are no such files.
+    """
+    given: set[str] = set()
+    for pattern in patterns:
+        if not (found := storage.glob(pattern)):
+            raise DataError(
+                f"{storage.resolve_paths(pattern)} does not exist. Every worker must be able to read and write the storage."
+            )
+        given.update(found)
+    if storage.is_local():
+        yield Path(storage.resolve_paths(""))
+        return
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        for path in given:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            storage.get_file(path, str(folder / path))
+        yield folder
+        for file in sorted(folder.rglob("*")):
+            path = file.relative_to(folder).as_posix()
+            if file.is_file() and path not in given:
+                storage.put_file(str(file), path)
+
+
+def _copy_texts(texts: Path, storage: DataFolder) -> None:
+    """Put the sentences into a storage of another place, unless it has them."""
+    if storage.is_local() and Path(storage.resolve_paths("")) == texts.resolve():
+        return
+    manifest = (texts / MANIFEST).read_bytes()
+    if storage.isfile(MANIFEST):
+        if storage.cat_file(MANIFEST) != manifest:
+            raise DataMismatchError(
+                f"{storage.resolve_paths('')} holds the work of another command: other texts, another encoder or other "
+                "options of the search. Use another --storage, or delete it."
+            )
+        return
+    for path in (
+        *(f"{side}/{name}" for side in SIDES for name in TEXTS),
+        MANIFEST,
+    ):  # the manifest says that all are there
+        storage.makedirs(str(Path(path).parent), exist_ok=True)
+        storage.put_file(str(texts / path), path)
+
+
+def _forget_lost(stage: PipelineExecutor, step: Step, storage: DataFolder) -> None:
+    """Remove datatrove's marks of tasks whose files no longer exist."""
+    kept = set(storage.list_files())
+    for rank in range(stage.world_size):
+        if not kept.issuperset(step.made(rank, stage.world_size)) and stage.is_rank_completed(rank):
+            stage.logging_dir.rm_file(f"completions/{rank:05d}")
+
+
+@lru_cache(maxsize=1)
+def _encoder(name: str, max_length: int | None, weights: str) -> SentenceTransformer:
+    """Load the encoder, once for all tasks of a worker."""
+    model = load_encoder(name, max_length=max_length)
+    if weights_digest(model) != weights:
+        raise DataMismatchError(
+            f"The encoder {name!r} has other weights on this machine than where mining was started."
+        )
+    return model
+
+
+@contextmanager
+def _threads() -> Iterator[None]:
+    """Use the threads that the executor gives a task, one with ``local``: their number changes the last bits of a sum."""
+    count = max(1, int(os.environ.get("DATATROVE_CPUS_PER_TASK", 1)))
+    kinds = [(torch.get_num_threads, torch.set_num_threads)]
+    kinds += [(faiss.omp_get_max_threads, faiss.omp_set_num_threads)] if faiss is not None else []
+    before = [get() for get, _ in kinds]
+    torch.set_flush_denormal(True)
+    try:
+        for _, put in kinds:
+            put(count)
+        yield
+    finally:
+        for (_, put), threads in zip(kinds, before, strict=True):
+            put(threads)
