@@ -2,6 +2,7 @@
 
     python scripts/evidence.py --data benchmarks --plan      # what is kept, what is missing, and how long it takes
     python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
+    python scripts/evidence.py --time                        # measure the time of a step; run nothing else meanwhile
     python scripts/evidence.py --write                       # only write docs/evidence.md and the model cards
 
 The recipes are those of ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
@@ -34,7 +35,7 @@ import torch
 import yaml
 from ablations import trained, varied
 from evidence_cards import SETTING, write_cards
-from evidence_table import CONFIG, VARIANTS, stored_scores, write_page
+from evidence_table import CONFIG, STEP_TIMES, VARIANTS, stored_scores, write_page
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import find_files
@@ -103,6 +104,8 @@ FINE_TUNED = ("xnli", "xquad")
 PROMPTS = {"prompt": "auto", "plain": None}
 #: Bytes of a text of development data, for the estimate of the duration.
 TEXT_BYTES = 60
+#: Measurements of the time of a step.
+ROUNDS = 2
 
 
 @dataclass(frozen=True)
@@ -247,11 +250,12 @@ class Evidence:
     def training_settings(self, cell: Cell) -> dict[str, Any]:
         """What determines the weights of a cell."""
         recipe = cell.recipe.to_dict()
+        training = {key: value for key, value in recipe["training"].items() if key != "per_device_train_batch_size"}
         return {
             "model": self.start_digest,
             "corpus": self.corpus_digest,
             "terms": recipe["terms"],
-            "training": recipe["training"],
+            "training": training,
             "steps": self.options.steps,
             "batch_size": self.options.batch_size,
             "max_length": LENGTH,
@@ -305,7 +309,6 @@ class Evidence:
         content |= {
             "settings": self.training_settings(cell),
             "vector": file_sha256(path),
-            "step_seconds": round(facts["training_seconds"] / steps, 3),
             "encoder_calls": passes["calls"] / steps,
             "tokens": passes["tokens"] / steps,
             "loss": losses[-1] if losses else None,
@@ -390,6 +393,21 @@ class Evidence:
                         make()
                 except CheckpointError as error:
                     print(f"{name} is left out: {error}", flush=True)
+
+    def time_steps(self) -> None:
+        """Measure the time of a training step of each recipe: the shortest of some rounds over all recipes."""
+        linked = next(cell for cell in self.cells if "alignment" in cell.recipe.columns)
+        config = self.run_config(linked, self.work / "training" / "timed")
+        corpus = read_bitext(config, self.start, config.training_arguments())
+        recipes = {cell.name: cell.recipe for cell in self.cells}
+        seconds = dict.fromkeys(recipes, float("inf"))
+        for _ in range(ROUNDS):
+            for name, recipe in recipes.items():
+                each = step_seconds(self.start, recipe, corpus, self.options.batch_size, freeze=True, seed=0)
+                seconds[name] = round(min(seconds[name], each), 3)
+                print(f"{time.strftime('%H:%M:%S')} {name}: {each:.2f} seconds", flush=True)
+        facts = {"seconds": seconds, "rounds": ROUNDS, "batch_size": self.options.batch_size}
+        write_part(self.folder / STEP_TIMES, facts | {"hardware": hardware(), "versions": versions()})
 
     def order(self) -> Iterator[tuple[list[Benchmark], list[Cell]]]:
         """Groups of benchmarks with the cells that they are measured for: packaged recipes first, and cheap benchmarks."""
@@ -617,6 +635,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--plan", action="store_true", help="Only print what is kept, what is missing, and an estimate."
     )
+    parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page from what is kept.")
     return parser.parse_args(argv)
 
@@ -632,7 +651,7 @@ def main(argv: Sequence[str]) -> int:
             if options.plan:
                 print(evidence.plan())
                 return 0
-            evidence.run()
+            evidence.time_steps() if options.time else evidence.run()
             failed = evidence.failed
         write_page(Path(options.results), Path(options.page))
         if Path(options.results) == RESULTS:

@@ -17,6 +17,8 @@ from metaphrase.training.recipe import Recipe
 
 #: Folder of the results of which cards are written.
 SETTING = "starter-100x64"
+#: Fewest seeds of a card.
+SEEDS = 3
 
 TEXT = """\
 ---
@@ -61,10 +63,10 @@ python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 
 
 def write_cards(results: Path, folder: Path = CARDS) -> list[Path]:
-    """Write the cards of the packaged recipes of which results are stored, and return their paths."""
+    """Write the cards of the packaged recipes that were trained with enough seeds, and return their paths."""
     stored = Stored.read(results)
     entries = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))["recipes"]
-    names = [name for name, entry in entries.items() if entry.get("packaged") and stored.seeds(name)]
+    names = [name for name, entry in entries.items() if entry.get("packaged") and len(stored.seeds(name)) >= SEEDS]
     paths = []
     for name in names if stored.scores else []:
         paths.append(folder / f"multilingual-e5-small-{name}.md")

@@ -71,6 +71,8 @@ AXES = ("tatoeba", "stsb")
 STARTER, REFERENCE = "starter", "tr"
 #: Start of the names of scores of a group of languages of Tatoeba.
 GROUP = "tatoeba, the "
+#: File of the time of a step of each recipe.
+STEP_TIMES = "step_times.json"
 EMPTY = "No results are stored yet: `python scripts/evidence.py --data benchmarks` writes them, and this table."
 
 
@@ -219,6 +221,8 @@ class Stored:
         scores: Scores by name, then by recipe, variant and seed. The starter has the seed -1, and each of its scores is the
             better one of those with and without its prompt.
         hardware: Descriptions of the machines.
+        step_seconds: Time of a step of each recipe, measured alone on one machine, if it was measured.
+        timed_on: Description of that machine.
     """
 
     folder: Path
@@ -226,6 +230,8 @@ class Stored:
     alphas: Mapping[tuple[str, int], float]
     scores: Mapping[str, Mapping[tuple[str, str, int], Mapping[str, Any]]]
     hardware: Sequence[str]
+    step_seconds: Mapping[str, float]
+    timed_on: str
 
     @classmethod
     def read(cls, folder: Path) -> Stored:
@@ -256,7 +262,9 @@ class Stored:
                 sign = -1 if score["lower_is_better"] else 1
                 if key not in own or sign * score["score"] > sign * own[key]["score"]:
                     own[key] = score
-        return cls(folder, training, alphas, scores, sorted(machines))
+        timed = read_part(folder / STEP_TIMES) or {"seconds": {}}
+        timed_on = _machine(timed) if timed["seconds"] else ""
+        return cls(folder, training, alphas, scores, sorted(machines), timed["seconds"], timed_on)
 
     def seeds(self, recipe: str) -> list[int]:
         """Seeds with which a recipe was trained."""
@@ -332,14 +340,17 @@ def page_tables(stored: Stored, recipes: Sequence[str], claims: Sequence[Mapping
 
 
 def _cost_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
+    if stored.timed_on:
+        yield from (f"Step times: {stored.timed_on}, nothing else running.", "")
     yield "| recipe | seeds | seconds per step | time of `tr` | encoder calls per step | tokens per step | alpha |"
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for recipe in recipes:
         alphas = [stored.alphas[recipe, seed] for seed in stored.seeds(recipe) if (recipe, seed) in stored.alphas]
         calls, tokens = (_mean_fact(stored, recipe, fact) for fact in ("encoder_calls", "tokens"))
+        seconds = f"{stored.step_seconds[recipe]:.2f}" if recipe in stored.step_seconds else ""
         yield (
-            f"| `{recipe}` | {len(stored.seeds(recipe))} | {_mean_fact(stored, recipe, 'step_seconds'):.2f} | "
-            f"{_times(stored, recipe)} | {calls:.1f} | {tokens:,.0f} | {', '.join(f'{alpha:g}' for alpha in alphas)} |"
+            f"| `{recipe}` | {len(stored.seeds(recipe))} | {seconds} | {_times(stored, recipe)} | {calls:.1f} | "
+            f"{tokens:,.0f} | {', '.join(f'{alpha:g}' for alpha in alphas)} |"
         )
 
 
@@ -348,11 +359,10 @@ def _mean_fact(stored: Stored, recipe: str, fact: str) -> float:
 
 
 def _times(stored: Stored, recipe: str) -> str:
-    """Time of a step in multiples of that of `tr`, if both were trained on machines of one description."""
-    machines = {_machine(stored.training[one, seed]) for one in (recipe, REFERENCE) for seed in stored.seeds(one)}
-    if not stored.seeds(REFERENCE) or len(machines) > 1:
+    """Time of a step in multiples of that of `tr`, if both were measured."""
+    if not {recipe, REFERENCE} <= stored.step_seconds.keys():
         return ""
-    return f"{_mean_fact(stored, recipe, 'step_seconds') / _mean_fact(stored, REFERENCE, 'step_seconds'):.1f} ×"
+    return f"{stored.step_seconds[recipe] / stored.step_seconds[REFERENCE]:.1f} ×"
 
 
 def _difference_tables(

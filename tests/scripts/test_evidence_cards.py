@@ -28,7 +28,7 @@ def results(tmp_path) -> Path:
         scores = {"score": level, "lower_is_better": path.stem == "error", "blocks": " ".join([f"{level}"] * 9)}
         write_part(path, {"settings": settings, "hardware": machine, "scores": {path.stem: scores}})
 
-    for recipe in ("dap", "tr+anchor"):
+    for recipe in ("dap", "tr", "tr+anchor"):
         settings = {"terms": Recipe.load("dap").to_dict()["terms"], "max_length": 32}
         facts = {
             "steps": 100,
@@ -37,9 +37,11 @@ def results(tmp_path) -> Path:
             "versions": {"torch": "2"},
             "settings": settings,
         }
-        write_part(folder / recipe / "seed0" / "train.json", facts | {"vector": "abc", "hardware": machine})
-        for name, level in (("tatoeba", 82.0), ("stsb", 70.0), ("error", 9.0)):
-            measured(folder / recipe / "seed0" / "raw" / f"{name}.json", level, vector="abc")
+        for seed in range(3 if recipe == "dap" else 2):
+            cell = folder / recipe / f"seed{seed}"
+            write_part(cell / "train.json", facts | {"vector": "abc", "hardware": machine})
+            for name, level in (("tatoeba", 82.0), ("stsb", 70.0), ("error", 9.0)):
+                measured(cell / "raw" / f"{name}.json", level, vector="abc")
     for name, level in (("tatoeba", 80.0), ("stsb", 75.0), ("error", 8.0)):
         measured(folder / "starter" / "plain" / f"{name}.json", level)
     return folder
@@ -47,13 +49,13 @@ def results(tmp_path) -> Path:
 
 def test_a_card_shows_gains_and_losses(script, results, tmp_path):
     (path,) = script.write_cards(results, tmp_path)
-    assert path.name == "multilingual-e5-small-dap.md"  # tr+anchor is no packaged recipe
+    assert path.name == "multilingual-e5-small-dap.md"  # tr has too few seeds, tr+anchor is no packaged recipe
     card = ModelCard.load(path)
-    assert card.data.to_dict()["metaphrase"]["vectors"] == {0: "abc"}
+    assert card.data.to_dict()["metaphrase"]["vectors"] == dict.fromkeys(range(3), "abc")
     for row in ("| tatoeba | 80.0 | 82.0 | +2.0 [+2.0, +2.0] |", "| stsb | 75.0 | 70.0 | -5.0 [-5.0, -5.0] |"):
         assert row in card.text.replace("\\", "")
     assert "| error, lower is better | 8.0 | 9.0 |" in card.text
-    assert "--only dap --seeds 0" in card.text
+    assert "--only dap --seeds 0 1 2" in card.text
     assert "@inproceedings" in card.text
 
 
