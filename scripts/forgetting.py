@@ -36,10 +36,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import numpy as np
 import torch
 import yaml
 from ablations import trained
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -55,7 +57,7 @@ from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.io.digests import files_sha256
-from metaphrase.io.environment import hardware, prepare_process, versions
+from metaphrase.io.environment import hardware, prepare_process
 from metaphrase.io.files import DEMO, UDHR, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
@@ -64,6 +66,7 @@ from metaphrase.training.demo import demo_settings
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "forgetting.json"
 PAGE = ROOT / "docs" / "forgetting.md"
+PLOT = ROOT / "docs" / "forgetting" / "frontier.svg"
 
 TEMPERATURES = (0.01, 0.02, 0.05)
 #: What a translation is ranked against, as arguments of `tr`, by what a name of a recipe has.
@@ -286,12 +289,12 @@ class DevData:
 
 def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
-    original = load_encoder("starter")
     settings = json.dumps([ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *(len(side) for side in data.sts)])
     name = "starter" if cell is None else cell.digest
     path = output / "rows" / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.json"
     if path.is_file():
         return list(json.loads(path.read_text(encoding="utf-8")))
+    original = load_encoder("starter")
     before_path = output / "rows" / "starter.npz"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = data.embed(original) if not before_path.is_file() else _loaded(before_path)
@@ -299,10 +302,8 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
         np.savez(before_path, **{f"{name}-{at}": x for name, group in before.items() for at, x in enumerate(group)})
     rows = []
     if cell is None:
-        rows = [
-            {"recipe": "starter", "alpha": 0.0, "directions": k, **data.measures(before, before, k)}
-            for k in DIRECTIONS
-        ]
+        about = {"recipe": "starter", "alpha": 0.0, "hardware": hardware()}
+        rows = [about | {"directions": k} | data.measures(before, before, k) for k in DIRECTIONS]
     else:
         weights = trained_weights(cell, output)
         with safe_open(weights, framework="pt") as file:
@@ -314,6 +315,7 @@ def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, A
                 "seed": cell.seed,
                 "alpha": alpha,
                 "training_seconds": facts["training_seconds"],
+                "hardware": hardware(),
             }
             rows += [about | {"directions": k} | data.measures(after, before, k) for k in DIRECTIONS]
     write_json(path, rows)
@@ -346,23 +348,55 @@ COLUMNS = {
 }
 
 
+def guarded(row: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
+    """Whether an encoder is no worse than the original within a language, at answers and at similarities."""
+    return all(row[key] >= start[key] for key in ("answers_in_own_language", "similarity"))
+
+
 def table(content: Mapping[str, Any]) -> str:
-    """Format the results as Markdown."""
-    machine = content["hardware"]
-    processor = machine.get("gpu") or f"{machine['cpus']} {machine['machine']} cores"
+    """Format the best encoders of each recipe as Markdown: of those that lose nothing, and of all."""
+    start, *_ = rows = content["rows"]
+    machines = [row["hardware"] for row in rows]
+    names = {one.get("gpu") or f"{one['cpus']} {one['machine']} cores" for one in machines}
     lines = [
         f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seed "
-        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data "
-        f"({processor}). α is the share of the way from the original encoder to the trained one. Single runs: small "
-        "differences are not meaningful.",
+        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({', '.join(sorted(names))}). α is the share of "
+        "the way from the original encoder to the trained one. Each recipe has up to two rows: the α and the number of "
+        "directions with the largest sum of translations and answers, first among those with which neither answers nor "
+        "similarities within a language are worse than the starter's, then among all. Single runs: small differences are not "
+        "meaningful.",
         "",
         f"| recipe | α | directions removed | {' | '.join(COLUMNS.values())} |",
         f"|---|--:|--:|{'--:|' * len(COLUMNS)}",
     ]
-    for row in content["rows"]:
+    shown = [row for row in rows if row["recipe"] == "starter"]
+    for recipe in dict.fromkeys(row["recipe"] for row in rows if row["recipe"] != "starter"):
+        own = [row for row in rows if row["recipe"] == recipe]
+        for group in ([row for row in own if guarded(row, start)], own):
+            shown += sorted(group, key=lambda row: row["translations"] + row["answers"])[-1:]
+    for row in shown:
         numbers = " | ".join(f"{row[key]:.1f}" for key in COLUMNS)
         lines.append(f"| {row['recipe']} | {row['alpha']:g} | {row['directions']} | {numbers} |")
     return "\n".join(lines)
+
+
+def plot(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw what every encoder gains and costs: the mean of translations and answers over similarities, as SVG."""
+    with matplotlib.rc_context({"svg.hashsalt": "forgetting", "svg.fonttype": "none"}):
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
+        groups: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            kind = next((name for name in RANKINGS if name and name in row["recipe"]), "the other side alone")
+            label = "starter" if row["recipe"] == "starter" else kind.removesuffix(", ")
+            groups.setdefault(label, []).append((row["similarity"], (row["translations"] + row["answers"]) / 2))
+        for label, points in groups.items():
+            axes.scatter(*zip(*points, strict=True), s=14, label=label, alpha=0.7)
+        axes.axvline(rows[0]["similarity"], color="grey", linewidth=1)
+        axes.set(xlabel="STS-B, dev", ylabel="mean of translations and answers, dev")
+        axes.legend(title="ranked against", loc="lower left")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main(argv: Sequence[str]) -> int:
@@ -393,11 +427,12 @@ def main(argv: Sequence[str]) -> int:
             rows += found
             print(json.dumps(found, indent=1), flush=True)
     content: dict[str, Any] = {"steps": options.steps, "batch_size": options.batch_size}
-    content |= {"seeds": options.seeds, "rows": rows, "hardware": hardware(), "versions": versions()}
+    content |= {"seeds": options.seeds, "rows": rows}
     write_json(options.output / "results.json", content)
     if options.keep:
         write_json(KEPT, content)
         fill(PAGE, {"forgetting": table(content)})
+        plot(content["rows"], PLOT)
     return 0
 
 
