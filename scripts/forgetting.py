@@ -360,8 +360,8 @@ def table(content: Mapping[str, Any]) -> str:
     names = {one.get("gpu") or f"{one['cpus']} {one['machine']} cores" for one in machines}
     lines = [
         f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seed "
-        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({', '.join(sorted(names))}). α is the share of "
-        "the way from the original encoder to the trained one. Each recipe has up to two rows: the α and the number of "
+        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({', '.join(sorted(names))}). α is the share "
+        "of the way from the original encoder to the trained one. Each recipe has up to two rows: the α and the number of "
         "directions with the largest sum of translations and answers, first among those with which neither answers nor "
         "similarities within a language are worse than the starter's, then among all. Single runs: small differences are not "
         "meaningful.",

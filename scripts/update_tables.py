@@ -34,8 +34,8 @@ class Options:
 
     demo: str | None = field(default=None, metadata={"help": "report.json of `make demo`."})
     swahili: str | None = field(default=None, metadata={"help": "report.json of scripts/swahili.sh."})
-    adapted: str | None = field(
-        default=None, metadata={"help": "Output folder of `metaphrase adapt`, for docs/my-language.md."}
+    adapted: list[str] = field(
+        default_factory=list, metadata={"help": "Output folders of `metaphrase adapt` (scripts/my_language.sh)."}
     )
     suites: list[str] = field(
         default_factory=list,
@@ -128,29 +128,32 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join(lines).rstrip()
 
 
-def keep_adapted(output: Path, path: Path) -> None:
-    """Store a verdict and the facts of its run, without sentences of the corpus."""
-    verdict = json.loads((output / "verdict.json").read_text(encoding="utf-8"))
-    run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
-    kept = {key: run[key] for key in ("command", "seed", "steps", "training_seconds", "hardware", "versions")}
-    kept["pairs"] = {language: file["pairs"] for file in run["files"] for language in [file["language"]]}
-    kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
-    if verdict["retention"]:
-        kept["retention"] = {key: value for key, value in verdict["retention"].items() if key != "languages"}
-    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
+    """Store verdicts and the facts of their runs, without sentences of the corpora."""
+    runs = []
+    for output in outputs:
+        verdict = json.loads((output / "verdict.json").read_text(encoding="utf-8"))
+        run = json.loads((output / "report.json").read_text(encoding="utf-8"))["run"]
+        kept = {key: run[key] for key in ("seed", "steps", "training_seconds", "hardware", "versions")}
+        kept["pairs"] = {file["language"]: file["pairs"] for file in run["files"]}
+        kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
+        if verdict["retention"]:
+            kept["retention"] = {key: value for key, value in verdict["retention"].items() if key != "languages"}
+        runs.append(kept)
+    path.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def adapted_words(content: dict[str, Any]) -> str:
-    """Format a verdict as the command prints it, with the cost of the run."""
-    own = ", ".join(f"{content['pairs'][language]:,} of {language}" for language in content["languages"])
-    verdict = "\n".join(content["verdict"])
-    return (
-        f"```text\n{verdict}\n```\n\n"
-        f"This example uses the first 5,000 pairs of LAFAND-MT's Swahili training split (news), of which {own} were used for "
-        f"training: one run of `{content['command']}` with seed {content['seed']}, {content['steps']} steps, "
-        f"{content['seconds'] / 60:.0f} minutes in "
-        f"total on {content['hardware']['cpus']} {content['hardware']['machine']} cores."
-    )
+def adapted_words(runs: Sequence[dict[str, Any]]) -> str:
+    """Format verdicts as the command prints them, with the cost of each run."""
+    parts = []
+    for run in runs:
+        own = ", ".join(f"{run['pairs'][language]:,} pairs of {language}" for language in run["languages"])
+        verdict = "\n".join(run["verdict"])
+        parts.append(
+            f"```text\n{verdict}\n```\n\n{own} were used for training: seed {run['seed']}, {run['steps']} steps, "
+            f"{run['seconds'] / 60:.0f} minutes in total on {run['hardware']['cpus']} {run['hardware']['machine']} cores."
+        )
+    return "\n\n".join(parts)
 
 
 #: The baseline and the release in stored results.
@@ -478,7 +481,7 @@ def store(options: Options) -> None:
         if report := getattr(options, name):
             keep(Path(report), RESULTS / f"{name}.json")
     if options.adapted:
-        keep_adapted(Path(options.adapted), RESULTS / "adapt.json")
+        keep_adapted([Path(one) for one in options.adapted], RESULTS / "adapt.json")
     for name, files in (("suites", options.suites), ("suites-dap", options.dap_suites)):
         if files:
             keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
