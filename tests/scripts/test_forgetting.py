@@ -73,13 +73,27 @@ def test_sentences_cover_a_text(script):
     assert len(spans) == 3
 
 
-def test_the_grid_varies_temperature_and_term(script):
-    cells = list(script.grid([1, 2], 100))
-    assert len(cells) == len({cell.digest for cell in cells}) == 2 * len(script.TEMPERATURES) * len(script.TERMS)
+SETTING = {"steps": 100, "batch_size": 64}
+
+
+def test_the_grid_varies_temperature_ranking_and_term(script):
+    cells = list(script.grid([1, 2], **SETTING, corpus=script.DEMO))
+    assert len({cell.name for cell in cells}) * 2 == len(cells)
+    assert len({json.dumps([cell.terms, cell.seed]) for cell in cells}) == len(cells)
+    (own,) = [cell for cell in cells if (cell.name, cell.seed) == ("tau=0.02, own side, anchor, weight 10", 2)]
+    assert own.terms[0]["args"] | own.terms[1] == {
+        "temperature": 0.02,
+        "direction": "symmetric",
+        "mask_duplicates": True,
+        "own_side": True,
+        "objective": "anchor",
+        "weight": 10.0,
+        "args": {"sides": "both"},
+    }
 
 
 def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
-    cell = next(script.grid([1], 100))
+    cell = next(script.grid([1], **SETTING, corpus=script.DEMO))
     path = tmp_path / "weights" / f"{cell.digest}.safetensors"
     path.parent.mkdir()
     save_file({"x": torch.zeros(1)}, path)
@@ -87,11 +101,28 @@ def test_kept_weights_are_not_trained_again(script, tmp_path, monkeypatch):
     assert script.trained_weights(cell, tmp_path) == path
 
 
-def test_the_table_has_a_row_for_each_measurement(script):
-    row = {"recipe": "starter", "alpha": 0.0, "directions": 20} | dict.fromkeys(script.COLUMNS, 50.0)
+def test_other_corpora_and_sizes_are_other_cells(script, tmp_path):
+    (tmp_path / "sw-en.train.tsv").write_text("source\ttarget\nMvua\tRain\n")
+    settings = [{"corpus": script.DEMO}, {"corpus": tmp_path}, {"corpus": script.DEMO, "batch_size": 128}]
+    assert len({next(script.grid([1], **SETTING | one)).digest for one in settings}) == 3
+
+
+def test_the_table_has_the_best_encoders_of_a_recipe(script):
     machine = {"cpus": 2, "machine": "x86_64"}
-    content = {"rows": [row] * 3, "steps": 100, "batch_size": 64, "seeds": [1], "hardware": machine}
-    lines = script.table(content).splitlines()
-    assert [line for line in lines if "starter" in line] == [
-        "| starter | 0 | 20 |" + " 50.0 |" * len(script.COLUMNS)
-    ] * 3
+    start = {"recipe": "starter", "alpha": 0.0, "directions": 0, "hardware": machine} | dict.fromkeys(
+        script.COLUMNS, 50.0
+    )
+    kept = start | {"recipe": "tr", "alpha": 0.5, "translations": 60.0}
+    gained = kept | {"alpha": 1.0, "translations": 70.0, "similarity": 49.0}
+    content = {"rows": [start, kept, kept | {"answers": 49.0}, gained], **SETTING, "seeds": [1]}
+    lines = [line for line in script.table(content).splitlines() if line.startswith(("| starter", "| tr"))]
+    assert [line.split(" | ")[1:4] for line in lines] == [["0", "0", "50.0"], ["0.5", "0", "60.0"], ["1", "0", "70.0"]]
+
+
+def test_the_plot_shows_every_encoder(script, tmp_path):
+    rows = [
+        {"recipe": name, "similarity": 80.0, "translations": 90.0, "answers": 50.0}
+        for name in ("starter", "own side, x")
+    ]
+    script.plot(rows, tmp_path / "plots" / "frontier.svg")
+    assert "own side" in (tmp_path / "plots" / "frontier.svg").read_text()
