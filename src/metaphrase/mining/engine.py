@@ -223,6 +223,7 @@ def run_stages(
         if left := stage.get_incomplete_ranks():
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
         stage.run()
+        storage.fs.invalidate_cache()  # of listings: others have written
         if engine.executor != "slurm" and (left := stage.get_incomplete_ranks()):
             raise WorkerError(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
@@ -345,6 +346,7 @@ def _copy_texts(texts: Path, storage: DataFolder) -> None:
 
 def _forget_lost(stage: PipelineExecutor, step: Step, storage: DataFolder) -> None:
     """Remove datatrove's marks of tasks whose files no longer exist."""
+    storage.fs.invalidate_cache()
     kept = set(storage.list_files())
     for rank in range(stage.world_size):
         if not kept.issuperset(step.made(rank, stage.world_size)) and stage.is_rank_completed(rank):
