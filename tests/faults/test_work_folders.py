@@ -78,7 +78,7 @@ def test_a_command_killed_anywhere_goes_on_to_the_same_file(arguments, step, tmp
 def test_a_manifest_that_was_not_finished_is_not_in_the_way(tmp_path):
     folder = tmp_path / "out.partial"
     folder.mkdir()
-    (folder / ".manifest.json.part").write_text('{"inputs": [')
+    (folder / ".manifest.json.123.part").write_text('{"inputs": [')
     assert open_work_folder(folder, MANIFEST) == folder
     assert open_work_folder(folder, MANIFEST) == folder
     other = tmp_path / "mine"

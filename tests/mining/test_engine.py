@@ -106,6 +106,11 @@ def test_lost_and_damaged_files_are_made_again(mine, words, tmp_path, capsys, fa
             (storage / path).unlink()
         assert mine(*options) == expected
         assert shards(storage) == made
+    approximate = [*options[:-1], tmp_path / "ivf", "--index", "ivf"]
+    expected_of_index = mine(*approximate)
+    (tmp_path / "ivf" / "target" / "recall.json").unlink()
+    assert mine(*approximate) == expected_of_index
+    assert (tmp_path / "ivf" / "target" / "recall.json").exists()
     for damaged in (embeddings, neighbours):
         (storage / damaged).write_bytes(made[damaged][:90])
         (storage / neighbours.with_stem("000000")).unlink()

@@ -61,7 +61,9 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
                 f"command to finish it, or delete {folder} to start over."
             )
         return folder
-    if folder.exists() and any(other.name not in (LOCK, f".{MANIFEST}.part") for other in folder.iterdir()):
+    if folder.exists() and any(
+        other.name != LOCK and not other.name.startswith(f".{MANIFEST}.") for other in folder.iterdir()
+    ):
         raise DataMismatchError(f"{folder} exists, but is needed for unfinished work. Move it.")
     with write_atomically(path) as file:
         file.write((json.dumps(manifest, indent=1) + "\n").encode())
@@ -95,8 +97,8 @@ def damage_in(path: str | Path) -> Iterator[None]:
 
 @contextmanager
 def write_atomically(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that exists only once it is complete."""
-    with replacing(path) as partial, partial.open("wb") as file:
+    """Open a file for writing that exists only once it is complete, even if several processes write it."""
+    with replacing(path, unique=True) as partial, partial.open("wb") as file:
         yield file
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,6 +176,12 @@ class Search(Step):
         """The neighbours of one shard of queries each."""
         return self.shards(side, "neighbours/{:06d}.npz")
 
+    def made(self, rank: int, tasks: int) -> list[str]:
+        """The paths that a task makes; that of the first shard of a side also measures the recall of its index."""
+        is_exact, parts = self.work.search.index == "exact", self.parts(rank, tasks)
+        measured = [f"{side}/{RECALL}" for side, part in parts.items() if not (part.start or is_exact)]
+        return super().made(rank, tasks) + measured
+
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Search the neighbours of some shards."""
         search_shards(*self.rows(folder, side), folder / side, self.work.search, part=part)
@@ -212,17 +218,18 @@ def run_stages(
         UsageError: The executor does not accept its arguments.
     """
     storage = get_datafolder(work.storage)
+    work = replace(work, storage=storage.resolve_paths(""))  # a relative path may be another one elsewhere
     _copy_texts(texts, storage)
     before: PipelineExecutor | None = None
     for step in (Embed(work), *([] if work.search.index == "exact" else [Index(work)]), Search(work)):
-        logs = storage.resolve_paths(
-            f"logs/{step.name}-{engine.tasks}"
-        )  # marks of another number of tasks are not ours
+        # a mark of datatrove is the number of a task, which stands for other shards if there are more or fewer tasks
+        logs = storage.resolve_paths(f"logs/{step.name}-{engine.tasks}")
         stage = _executor(engine, step, logs, engine.tasks, before)
         _forget_lost(stage, step, storage)
         if left := stage.get_incomplete_ranks():
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
         stage.run()
+        storage.fs.invalidate_cache()  # of listings: others have written
         if engine.executor != "slurm" and (left := stage.get_incomplete_ranks()):
             raise WorkerError(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
@@ -345,6 +352,7 @@ def _copy_texts(texts: Path, storage: DataFolder) -> None:
 
 def _forget_lost(stage: PipelineExecutor, step: Step, storage: DataFolder) -> None:
     """Remove datatrove's marks of tasks whose files no longer exist."""
+    storage.fs.invalidate_cache()
     kept = set(storage.list_files())
     for rank in range(stage.world_size):
         if not kept.issuperset(step.made(rank, stage.world_size)) and stage.is_rank_completed(rank):

@@ -188,7 +188,7 @@ class Approximate:
 
     def save(self, path: str | Path) -> None:
         """Write the index atomically."""
-        with replacing(path) as partial:
+        with replacing(path, unique=True) as partial:
             faiss.write_index(self.index, str(partial))
 
     @classmethod
