@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The examples of docs/my-language.md: a few thousand pairs each, `metaphrase adapt` with its defaults, and the verdicts.
+# The examples of docs/my-language.md: a few thousand pairs each, eight minutes of training, and the verdicts.
 #   scripts/my_language.sh LAFAND SOFTWARE [OUTPUT]
 # LAFAND contains sw-en.train.tsv.gz (LAFAND-MT), SOFTWARE xx-en.train.tsv.gz of Basque and Kazakh (translations inside free
 # software). Each file starts with the header `source target`. An interrupted run resumes.
@@ -9,7 +9,7 @@ lafand=$1 software=$2 output=${3:-out/my-language}
 mkdir -p "$output"
 first() {  # language, pairs, folder
     zcat "$3/$1-en.train.tsv.gz" 2>/dev/null | cut -f1,2 | sed "$(($2 + 1))q" > "$output/$1.tsv" || true
-    "$bin"metaphrase adapt --corpus "$output/$1.tsv" --languages "$1" --output_dir "$output/adapt-$1"
+    "$bin"metaphrase adapt --corpus "$output/$1.tsv" --languages "$1" --minutes 8 --output_dir "$output/adapt-$1"
 }
 first sw 5000 "$lafand"
 first eu 3000 "$software"
