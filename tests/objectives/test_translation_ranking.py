@@ -118,6 +118,19 @@ def test_the_own_side_matches_loop(make_loss, moved_encodings, bitext, mask_dupl
     assert_equal_gradients(loss.objectives["tr"](new), slow, loss.model)
 
 
+def test_guidance_excludes_sentences_of_the_own_side(make_loss, moved_encodings, bitext):
+    losses = {}
+    for guided in (False, True):
+        loss = make_loss("tr", direction="symmetric", temperature=0.2, own_side=True, guided=guided)
+        new, old = moved_encodings(loss, bitext[:6])
+        losses[guided] = loss.objectives["tr"](new)
+    source, target = (old[side].sentence_bh for side in ("source", "target"))
+    own = cosine_matrix(source, target).diagonal()
+    preferred = [(cosine_matrix(side, side) > own[:, None]).sum() - len(own) for side in (source, target)]
+    assert max(preferred) > 0  # beside each sentence itself
+    assert losses[True] < losses[False]
+
+
 def test_the_own_side_has_no_part_in_soft_targets(make_loss):
     with pytest.raises(UsageError, match="'own_side', or use hard targets"):
         make_loss("tr", own_side=True, targets="soft")
