@@ -62,7 +62,7 @@ COSTS = {
 VARIANTS = {
     "raw": "As trained",
     "merged": "Merged",
-    "released": "As the demo releases it",
+    "released": "As released",
 }
 #: Groups of the languages of SIB-200 that are kept.
 RESOURCES = ("trained", "in XLM-R", "not in XLM-R")
@@ -473,7 +473,7 @@ def draw(stored: Stored, recipes: Sequence[str], path: Path) -> Path | None:
         xlabel=f"{headings[AXES[1]]}, difference to the starter",
         ylabel=f"{headings[AXES[0]]}, difference to the starter",
     )
-    axes.set_title("Circles: as trained; squares: merged; star: as the demo releases it", fontsize=9)
+    axes.set_title("Circles: as trained; squares: merged; star: as released", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
     return path

@@ -95,6 +95,24 @@ def test_a_storage_in_memory(mine, tmp_path):
     memory.rm("/mining", recursive=True)
 
 
+def test_what_a_storage_in_memory_has_is_not_made_again(mine, words, tmp_path, capsys):
+    memory = fsspec.filesystem("memory")
+    options = ["--storage", "memory://reused", "--tasks"]
+    expected = mine(*LOCAL, *options, 3)
+    damaged, embeddings = "/reused/target/neighbours/000001.npz", "/reused/target/embeddings/000001.npy"
+    made = {path: (memory.cat(path), memory.created(path)) for path in memory.glob("/reused/*/*/*.np[yz]")}
+    memory.pipe(damaged, made[damaged][0][:90])
+    assert mine(*LOCAL, *options, 2) == expected
+    assert [path for path, (_, time_) in made.items() if memory.created(path) != time_] == [damaged]
+    memory.pipe(embeddings, made[embeddings][0][:90])
+    memory.rm("/reused/source/neighbours/000000.npz")
+    assert main([*words, "-o", str(tmp_path / "x.tsv"), *LOCAL, *options, "2"]) == 2
+    assert "Repeat the command: it makes what is missing." in " ".join(capsys.readouterr().err.split())
+    assert mine(*LOCAL, *options, 2) == expected
+    assert {path: memory.cat(path) for path in made} == {path: content for path, (content, _) in made.items()}
+    memory.rm("/reused", recursive=True)
+
+
 def test_lost_and_damaged_files_are_made_again(mine, words, tmp_path, capsys, fault):
     storage = tmp_path / "storage"
     options = [*LOCAL, "--tasks", 3, "--storage", storage]
@@ -147,6 +165,12 @@ def test_mistakes_are_one_clear_line(words, tmp_path, capsys, options, message):
     assert main([*words, "-o", str(tmp_path / "x.tsv"), *(option.format(d=tmp_path) for option in options)]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "x.tsv").exists()
+
+
+def test_the_package_of_a_storage_is_named(words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    assert main([*words, "-o", str(tmp_path / "x.tsv"), *LOCAL, "--storage", "gs://bucket/mine"]) == 2
+    assert "requires another package: Please install gcsfs" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_extra_is_named(words, tmp_path, capsys, monkeypatch):
@@ -315,6 +339,14 @@ def test_scripts_of_slurm(slurm, submitted, tmp_path, capsys):
     assert "--dependency=afterok:1000" in search.splitlines()[0]
     assert "--dependency=afterok:1002" in finish.splitlines()[0]
     assert not (tmp_path / "mined.tsv").exists()
+
+
+@pytest.mark.parametrize("sbatch", ["#!/bin/bash\nexit 1\n", None])
+def test_a_job_that_slurm_does_not_accept(slurm, submitted, tmp_path, capsys, sbatch):
+    program = tmp_path / "bin" / "sbatch"
+    program.unlink() if sbatch is None else program.write_text(sbatch)
+    assert slurm() == 2
+    assert "Slurm did not accept the job" in " ".join(capsys.readouterr().err.split())
 
 
 def run_job(script, tasks):

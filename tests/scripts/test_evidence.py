@@ -170,7 +170,7 @@ def test_every_benchmark_is_measured(script, table, argv, data, tmp_path):
     headings = [heading for name, heading in {**table.GAINS, **table.COSTS}.items() if name not in missing]
     text = page.read_text()
     assert [heading for heading in headings if f" {heading} |" not in text] == []
-    assert "### As the demo releases it, against the starter" in text
+    assert "### As released, against the starter" in text
     lines = text.count("| `metaphrase` | 1 | ")
     assert lines == 1 + 2 * 5  # its costs; gains and losses of three encoders, of two also against `tr`
     assert not list((tmp_path / "work" / "encoders").iterdir())

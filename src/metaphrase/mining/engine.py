@@ -23,6 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from subprocess import CalledProcessError
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -125,8 +126,9 @@ class Step(PipelineStep):
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Run a task."""
         if parts := self.parts(rank, world_size):
+            storage, made = get_datafolder(self.work.storage), self.made(rank, world_size)
             needs = [f"{side}/{name}" for side in SIDES for name in self.needs]
-            with self.track_time("task"), _threads(), staged(get_datafolder(self.work.storage), needs) as folder:
+            with self.track_time("task"), _threads(), staged(storage, needs, made) as folder:
                 for side, part in parts.items():
                     self.make(folder, side, part)
 
@@ -215,9 +217,12 @@ def run_stages(
         DataMismatchError: The storage holds the work of another command.
         DataError: A file of the storage is missing or damaged.
         WorkerError: Some tasks failed repeatedly.
-        UsageError: The executor does not accept its arguments.
+        UsageError: The executor does not accept its arguments, Slurm not the job, or the storage requires another package.
     """
-    storage = get_datafolder(work.storage)
+    try:
+        storage = get_datafolder(work.storage)
+    except ImportError as error:
+        raise UsageError(f"--storage {work.storage} requires another package: {error}.") from error
     work = replace(work, storage=storage.resolve_paths(""))  # a relative path may be another one elsewhere
     _copy_texts(texts, storage)
     before: PipelineExecutor | None = None
@@ -228,7 +233,7 @@ def run_stages(
         _forget_lost(stage, step, storage)
         if left := stage.get_incomplete_ranks():
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
-        stage.run()
+        _run(stage)
         storage.fs.invalidate_cache()  # of listings: others have written
         if engine.executor != "slurm" and (left := stage.get_incomplete_ranks()):
             raise WorkerError(
@@ -238,7 +243,7 @@ def run_stages(
         before = stage
     if engine.executor == "slurm":
         logs = storage.resolve_paths("logs/finish")
-        _executor(engine, partial(_finish, finish), logs, 1, before, skip_completed=False).run()
+        _run(_executor(engine, partial(_finish, finish), logs, 1, before, skip_completed=False))
         return None
     results = ("neighbours/*.npz", *([] if work.search.index == "exact" else [RECALL]))
     with staged(storage, [f"{side}/{name}" for side in SIDES for name in results]) as folder:
@@ -268,6 +273,19 @@ def _executor(
         return cls(**settings, **engine.arguments)
     except TypeError as error:
         raise UsageError(f"--executor_args do not fit datatrove's {cls.__name__}: {error}.") from error
+
+
+def _run(stage: PipelineExecutor) -> None:
+    """Run a stage, or submit it to Slurm."""
+    try:
+        stage.run()
+    except (CalledProcessError, FileNotFoundError) as error:
+        if not isinstance(stage, SlurmPipelineExecutor):
+            raise
+        raise UsageError(
+            f"Slurm did not accept the job ({error}). See the message of sbatch above, check --executor_args, and run the "
+            "command on a machine that can submit jobs."
+        ) from error
 
 
 class LocalExecutor(LocalPipelineExecutor):
@@ -302,13 +320,18 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def staged(storage: DataFolder, patterns: Sequence[str]) -> Iterator[Path]:
-    """Copy files of a storage to a temporary folder, and store what is new in it at the end. A local storage is used itself.
+def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = ()) -> Iterator[Path]:
+    """Copy files of a storage to a temporary folder, and repeat its changes at the end. A local storage is used itself.
+
+    Args:
+        storage: The storage.
+        patterns: Files that must exist.
+        made: Files that are copied if they exist.
 
     Raises:
         DataError: There are no such files.
     """
-    given: set[str] = set()
+    given = set(filter(storage.isfile, made))
     for pattern in patterns:
         if not (found := storage.glob(pattern)):
             raise DataError(
@@ -323,11 +346,21 @@ def staged(storage: DataFolder, patterns: Sequence[str]) -> Iterator[Path]:
         for path in given:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             storage.get_file(path, str(folder / path))
-        yield folder
-        for file in sorted(folder.rglob("*")):
-            path = file.relative_to(folder).as_posix()
-            if file.is_file() and path not in given:
-                storage.put_file(str(file), path)
+        before = _changes(folder)
+        try:
+            yield folder
+        finally:
+            after = _changes(folder)
+            for path in sorted(before.keys() - after.keys()):  # damaged
+                storage.rm_file(path)
+            for path in sorted(path for path in after if after[path] != before.get(path)):
+                storage.put_file(str(folder / path), path)
+
+
+def _changes(folder: Path) -> dict[str, tuple[int, int]]:
+    """When each file was changed, and its inode."""
+    stats = {file.relative_to(folder).as_posix(): file.stat() for file in folder.rglob("*") if file.is_file()}
+    return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in stats.items()}
 
 
 def _copy_texts(texts: Path, storage: DataFolder) -> None:

@@ -120,9 +120,9 @@ def grouped_attention(
     """Attention function for the ``AttentionInterface`` of transformers: each sentence of the stream attends to itself.
 
     On a CUDA device in half precision, this is one kernel for all lengths (see `one_kernel`): `varlen_attn`, or the operator
-    that it calls if there is dropout, which `varlen_attn` does not support. In float32 there, it is SDPA of the padded batch:
-    launching a kernel for each length takes longer than the padding. Otherwise it is SDPA per group of sentences of equal
-    length.
+    that it calls if there is dropout, which `varlen_attn` does not support. Where that is not available, as in
+    float32, it is SDPA of the padded batch: launching a kernel for each length takes longer than the padding. On other
+    devices it is SDPA per group of sentences of equal length.
 
     On a CUDA device, tests compare all kernels with the groups. Without one, they check the schema of the operator, that it
     is differentiable, the padded batch, and the choice between them.
