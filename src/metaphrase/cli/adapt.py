@@ -19,7 +19,7 @@ SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, 
 EXAMPLES = [
     "metaphrase adapt --corpus my.tsv --languages sw",
     "metaphrase adapt --corpus my.tsv --languages sw --plan_only",
-    "metaphrase adapt --model BAAI/bge-m3 --corpus my.tsv --languages wo --minutes 120 --anchor 1 --output_dir runs/wo",
+    "metaphrase adapt --model BAAI/bge-m3 --corpus my.tsv --languages wo --minutes 120 --anchor 30 --output_dir runs/wo",
 ]
 
 

@@ -235,7 +235,7 @@ def run_stages(
             note(f"{step.name}: {len(left)} of {engine.tasks} tasks ({engine.executor}; logs: {logs})")
         _run(stage)
         storage.fs.invalidate_cache()  # of listings: others have written
-        if engine.executor != "slurm" and (left := stage.get_incomplete_ranks()):
+        if engine.executor != "slurm" and (left := stage.get_incomplete_ranks(skip_completed=True)):
             raise WorkerError(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
                 f"{logs}; the same command repeats only these tasks."
