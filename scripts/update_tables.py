@@ -138,7 +138,8 @@ def keep_adapted(outputs: Sequence[Path], path: Path) -> None:
         kept["pairs"] = {file["language"]: file["pairs"] for file in run["files"]}
         kept |= {key: verdict[key] for key in ("verdict", "languages", "plan", "seconds")}
         if verdict["retention"]:
-            kept["retention"] = {key: value for key, value in verdict["retention"].items() if key != "languages"}
+            omitted = ("languages", "models")  # the latter name the output folder
+            kept["retention"] = {key: value for key, value in verdict["retention"].items() if key not in omitted}
         runs.append(kept)
     path.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 

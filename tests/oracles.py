@@ -425,6 +425,15 @@ def guided_soft_ranking_loop(
     return total / (2 * len(source))
 
 
+def assert_same_loss(fast: Tensor, slow: Tensor, leaves: list[Tensor]) -> None:
+    """Assert that value and gradients of a loss are those of its reference."""
+    assert math.isclose(fast.item(), slow.item(), rel_tol=1e-9)
+    got, wanted = (torch.autograd.grad(value, leaves) for value in (fast, slow))
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert theirs.abs().max() > 0
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
 def both_sides_ranking_loop(source, target, same, *, temperature) -> Tensor:
     """Every sentence ranks those of the other side and, except itself, of its own; ``same`` are pairs that are copies."""
     total = 0.0

@@ -94,3 +94,8 @@ def test_pages_show_the_stored_results():
             shown[name] = content.rstrip("\n")
     assert tables.keys() <= shown.keys()
     assert [name for name, content in tables.items() if shown[name] != content] == []
+
+
+def test_stored_results_name_no_folder_of_the_machine():
+    for path in (ROOT / "scripts").rglob("results/**/*.json"):
+        assert re.findall(r'"/\w+/[^"]*"', path.read_text(encoding="utf-8")) == [], path

@@ -98,13 +98,13 @@ def commands(model: Path, pairs: Path, out: Path) -> dict[str, list[str]]:
 
 @pytest.fixture
 def refused(model, pairs, tmp_path, capsys, monkeypatch):
-    """Check that a model is refused, in Python and by a command, with the same sentence and without a trace."""
+    """The sentence with which a model is refused: the same one in Python and by a command, without a trace."""
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
 
-    def refused(pattern: str, kind: type[MetaphraseError] = ModelError, folder: Path = model) -> None:
-        with pytest.raises(kind, match=pattern) as caught:
+    def refused(kind: type[MetaphraseError] = ModelError, folder: Path = model) -> str:
+        with pytest.raises(kind) as caught:
             load_encoder(folder, device="cpu")
         message = str(caught.value)
         assert str(temporary) not in message
@@ -115,6 +115,7 @@ def refused(model, pairs, tmp_path, capsys, monkeypatch):
         assert "Traceback" not in "".join(error)
         assert not [path for path in tmp_path.glob("out/**/*") if path.is_file()]
         assert list(temporary.iterdir()) == []
+        return message
 
     return refused
 
@@ -163,7 +164,7 @@ def test_pickles_are_not_read(model, refused, tmp_path, fault, where, hostile):
         (folder / name).write_bytes(pickle.dumps(Payload(tmp_path / "executed")))
     else:
         torch.save(tensors, folder / name)
-    refused(pattern, ModelFileError)
+    assert re.search(pattern, refused(ModelFileError))
     assert not (tmp_path / "executed").exists()
     fault("J1", f"a pickle with {'code' if hostile else 'tensors'}: {where}", tried=2, survived=2)
 
@@ -241,7 +242,7 @@ def test_settings_that_would_change_the_model_are_refused(model, refused, fault,
     if not (model / file).exists():
         (model / file).write_text("{}")
     edit(model / file, **changes)
-    refused(pattern)
+    assert re.search(pattern, refused())
     fault("J2", f"`{next(iter(changes))}` in `{file}`: refused", tried=2, survived=2)
 
 
@@ -263,7 +264,7 @@ def test_modules_are_those_of_a_table_in_the_folder(model, refused, fault, at, c
     modules = json.loads((model / MODULES).read_text())
     modules[at] |= changes
     (model / MODULES).write_text(json.dumps(modules))
-    refused(pattern)
+    assert re.search(pattern, refused())
     fault("J2", "a module that is not part of sentence-transformers, or not in the folder", tried=2, survived=2)
 
 
@@ -271,7 +272,9 @@ def test_modules_are_those_of_a_table_in_the_folder(model, refused, fault, at, c
 def test_links_do_not_leave_the_folder(model, refused, tmp_path, fault, path):
     outside = (model / path).rename(tmp_path / "outside")
     (model / path).symlink_to(outside)
-    refused(rf"of .* is a link to {outside}.*, outside the model's folder. Copy the file into the folder")
+    assert re.search(
+        rf"of .* is a link to {outside}.*, outside the model's folder. Copy the file into the folder", refused()
+    )
     (model / path).unlink()
     inside = outside.rename(model / "inside")
     (model / path).symlink_to(inside)
@@ -318,7 +321,7 @@ def add(tensors):
 def test_no_weight_is_random_or_left_out(model, refused, fault, module, change):
     edit_weights(model / module / WEIGHTS, change)
     names = {remove: "(?i)missing", rename: "_renamed", reshape: "7", add: "linear.more"}
-    refused(names[change], ModelFileError)
+    assert re.search(names[change], refused(ModelFileError))
     fault("J3", f"weights of a module: {change.__name__}", tried=2, survived=2)
 
 
@@ -334,7 +337,7 @@ def test_the_names_of_weights_are_few_and_counted(model):
 
 def test_a_config_of_fewer_layers_is_refused(model, refused):
     edit(model / CONFIG, num_hidden_layers=1)
-    refused(r"16 not part of the model \(encoder\.layer\.1\.", ModelFileError)
+    assert re.search(r"16 not part of the model \(encoder\.layer\.1\.", refused(ModelFileError))
 
 
 def pooler(tensors):
@@ -456,7 +459,7 @@ def test_a_head_of_masked_language_modelling_fits_its_encoder(tiny_mlm_dir, tmp_
 def test_an_encoder_without_its_tokenizer_is_refused(model, refused, fault):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (model / name).unlink()
-    refused("has no tokenizer: none of tokenizer.json, vocab.txt, .* exists", ModelFileError)
+    assert re.search("has no tokenizer: none of tokenizer.json, vocab.txt, .* exists", refused(ModelFileError))
     fault("J4", "no files of a tokenizer", tried=2, survived=2)
 
 
@@ -506,7 +509,7 @@ def charsmap(content):
 )
 def test_a_tokenizer_that_cannot_work_is_refused(model, refused, fault, change, pattern):
     change_tokenizer(model, change)
-    refused(pattern)
+    assert re.search(pattern, refused())
     fault("J4", f"a tokenizer with {change.__name__.replace('_', ' ')}", tried=2, survived=2)
 
 
@@ -516,14 +519,14 @@ def test_an_empty_vocabulary_file_is_refused(tiny_bert_dir, tmp_path, refused, f
     for path in folder.glob("tokenizer*"):
         path.unlink()
     (folder / "vocab.txt").write_text("")
-    refused("knows no word|cannot be loaded", ModelFileError, folder)
+    assert re.search("knows no word|cannot be loaded", refused(ModelFileError, folder))
     fault("J4", "an empty vocabulary file", tried=2, survived=2)
 
 
 def test_no_padding_token(model, refused):
     edit(model / "tokenizer_config.json", pad_token="deleted")
     edit(model / "tokenizer.json", padding=None)  # which would name the token
-    refused("has no padding token. Set its pad_token, and save it")
+    assert re.search("has no padding token. Set its pad_token, and save it", refused())
 
 
 def test_a_fine_tuned_encoder_needs_its_tokenizer(model):
@@ -543,7 +546,7 @@ def test_damaged_weights_are_called_damaged(model, refused, fault, path, damage)
     (model / path).write_bytes(
         {"cut": data[:-5], "empty": b"", "garbage": os.urandom(500), "header": b"\xff" * 8 + data[8:]}[damage]
     )
-    refused(f"{path} of .* is damaged: ", ModelFileError)
+    assert re.search(f"{path} of .* is damaged: ", refused(ModelFileError))
     fault("J5", f"weights: {damage}", tried=2, survived=2)
 
 
@@ -566,7 +569,7 @@ WRONG_MODULES = [
 @pytest.mark.parametrize(("content", "pattern"), WRONG_MODULES, ids=range(len(WRONG_MODULES)))
 def test_a_list_of_modules_of_another_kind(model, refused, fault, content, pattern):
     (model / MODULES).write_text(content, encoding="utf-8")
-    refused(f"modules.json of .* {pattern}", ModelFileError)
+    assert re.search(f"modules.json of .* {pattern}", refused(ModelFileError))
     fault("J5", "modules.json that is not a list of modules", tried=2, survived=2)
 
 
@@ -594,7 +597,7 @@ IMPOSSIBLE = [
 @pytest.mark.parametrize(("changes", "pattern"), IMPOSSIBLE, ids=[str(changes) for changes, _ in IMPOSSIBLE])
 def test_impossible_settings_of_a_model(model, refused, fault, changes, pattern):
     edit(model / CONFIG, **changes)
-    refused(pattern)
+    assert re.search(pattern, refused())
     fault("J5", "impossible values in config.json", tried=2, survived=2)
 
 
@@ -625,18 +628,18 @@ def test_files_without_permission_are_called_that(template, fault, path):
 
 
 def test_a_file_is_not_a_model(model, refused):
-    refused("is a file, but a model is a folder", ModelFileError, model / CONFIG)
+    assert re.search("is a file, but a model is a folder", refused(ModelFileError, model / CONFIG))
 
 
 def test_a_folder_is_not_a_file(model, refused):
     (model / WEIGHTS).unlink()
     (model / WEIGHTS).mkdir()
-    refused("model.safetensors of .* must be a file", ModelFileError)
+    assert re.search("model.safetensors of .* must be a file", refused(ModelFileError))
 
 
 def test_a_folder_without_a_model(tmp_path, refused):
     (tmp_path / "empty").mkdir()
-    refused("has no config.json, so it is not a model", ModelFileError, tmp_path / "empty")
+    assert re.search("has no config.json, so it is not a model", refused(ModelFileError, tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("command", ["evaluate", "mine", "filter", "train"])
@@ -699,12 +702,12 @@ def test_weights_that_are_not_finite_are_refused(model, pairs, tmp_path, capsys,
 @pytest.mark.parametrize("path", ["2_Dense/model.safetensors", "3_LayerNorm/model.safetensors"])
 def test_weights_of_later_modules_are_finite(model, refused, path):
     edit_weights(model / path, lambda tensors: next(iter(tensors.values())).fill_(torch.nan))
-    refused("has NaN or infinite weights", NonFiniteError)
+    assert re.search("has NaN or infinite weights", refused(NonFiniteError))
 
 
 def test_finite_weights_whose_embeddings_are_not(model, refused, fault):
     edit_weights(model / "3_LayerNorm" / WEIGHTS, lambda tensors: tensors["norm.weight"].fill_(3e38))
-    refused("The embeddings of .* are NaN or infinite", NonFiniteError)
+    assert re.search("The embeddings of .* are NaN or infinite", refused(NonFiniteError))
     fault("J6", "finite weights with infinite embeddings", tried=2, survived=2)
 
 

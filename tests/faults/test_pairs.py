@@ -56,28 +56,26 @@ def learned(trainer, caplog):
 
 
 def test_links_of_words_without_pieces_are_dropped_and_counted(tokenizer, fault):
-    survived = 0
     for word in NOTHING:
         row = {"source": f"der {word} Hund", "target": "the dog", "alignment": "0-0 1-0 1-1 2-1"}
         built = build(links_view(32), [{**row, "source_lang": "de", "target_lang": "en"}], tokenizer)
-        survived += (
-            built["links"][0].tolist() == [[0, 0], [2, 1]]
-            and built["dropped"].tolist() == [2]
-            and built["source_spans"][0, 1].tolist() == [0, 0]
-        )
-    fault("D2", "a word without any piece", tried=len(NOTHING), survived=survived)
+        assert built["links"][0].tolist() == [[0, 0], [2, 1]]
+        assert built["dropped"].tolist() == [2]
+        assert built["source_spans"][0, 1].tolist() == [0, 0]
+    fault("D2", "a word without any piece", tried=len(NOTHING), survived=len(NOTHING))
 
 
 def test_links_of_words_that_are_unknown_stay(tokenizer, fault):
     """One unknown piece is a piece: the link has something to stand on."""
     words = ["😀", "👩‍👩‍👧", "安", "ⴰ", "\U0001f1f9\U0001f1ff"]
-    survived = 0
     for word in words:
         row = {"source": f"der {word} Hund", "target": "the dog", "alignment": "0-0 1-0 2-1"}
         built = build(links_view(32), [{**row, "source_lang": "de", "target_lang": "en"}], tokenizer)
         start, end = built["source_spans"][0, 1].tolist()
-        survived += end > start and built["dropped"].tolist() == [0] and len(built["links"][0]) == 3
-    fault("D2", "a word unknown to the tokenizer", tried=len(words), survived=survived)
+        assert end > start
+        assert built["dropped"].tolist() == [0]
+        assert len(built["links"][0]) == 3
+    fault("D2", "a word unknown to the tokenizer", tried=len(words), survived=len(words))
 
 
 @pytest.mark.parametrize("length", [3, 5])
@@ -103,7 +101,8 @@ def test_pairs_without_a_link_are_trained_on(make_trainer, full_bitext, caplog, 
         for at, row in enumerate(full_bitext)
     ]
     trainer = make_trainer(recipe=recipe, dataset=Dataset.from_list(rows), save_strategy="no")
-    fault("D3", f"{without} pairs of a corpus without links", tried=1, survived=int(learned(trainer, caplog)))
+    assert learned(trainer, caplog)
+    fault("D3", f"{without} pairs of a corpus without links", tried=1, survived=1)
 
 
 @pytest.mark.parametrize("recipe", LINKED)
@@ -113,7 +112,8 @@ def test_pairs_whose_links_are_all_cut_are_trained_on(make_trainer, full_bitext,
         for row in full_bitext
     ]
     trainer = make_trainer(recipe=recipe, dataset=Dataset.from_list(rows), save_strategy="no")
-    fault("D3", "pairs whose links are all truncated", tried=1, survived=int(learned(trainer, caplog)))
+    assert learned(trainer, caplog)
+    fault("D3", "pairs whose links are all truncated", tried=1, survived=1)
 
 
 # ------------------------------------------------------------------------------------------------------------- sentences

@@ -46,7 +46,7 @@ def stacks(model: SentenceTransformer) -> dict[str, SentenceTransformer]:
     }
 
 
-def close(ours, theirs, name=""):
+def assert_close(ours, theirs, name=""):
     assert ours.shape == theirs.shape
     assert np.abs(theirs).max() > 1e-3
     np.testing.assert_allclose(ours, theirs, atol=1e-6, rtol=0, err_msg=name)
@@ -59,13 +59,13 @@ def test_equals_sentence_transformers_for_every_stack(request, encoder, prompt):
             theirs = model.encode(TEXTS, prompt=prompt, normalize_embeddings=normalize)
             ours = encode(model, TEXTS, prompt=prompt, normalize_embeddings=normalize, tokens=24)
             assert ours.dtype == theirs.dtype == np.float32
-            close(ours, theirs, name)
+            assert_close(ours, theirs, name)
 
 
 def test_layers_that_are_pooled_together(tiny_encoder):
     tiny_encoder[0].auto_model.config.output_hidden_states = True
     model = with_modules(tiny_encoder, WeightedLayerPooling(32, num_hidden_layers=2, layer_start=1), Pooling(32))
-    close(encode(model, TEXTS), model.encode(TEXTS))
+    assert_close(encode(model, TEXTS), model.encode(TEXTS))
 
 
 def test_precision_is_that_of_double(tiny_encoder):
@@ -80,10 +80,10 @@ def test_half_precision_becomes_an_array(tiny_encoder):
 
 def test_prompts_by_name_and_by_default(tiny_encoder):
     model = SentenceTransformer(modules=list(tiny_encoder), prompts={"query": "ja "}, device="cpu")
-    close(encode(model, TEXTS, prompt_name="query"), model.encode(TEXTS, prompt_name="query"))
+    assert_close(encode(model, TEXTS, prompt_name="query"), model.encode(TEXTS, prompt_name="query"))
     assert np.abs(encode(model, TEXTS, prompt_name="query") - encode(model, TEXTS)).max() > 1e-3
     model.default_prompt_name = "query"
-    close(encode(model, TEXTS), model.encode(TEXTS))
+    assert_close(encode(model, TEXTS), model.encode(TEXTS))
     with pytest.raises(ValueError, match="does not store the prompt"):
         encode(model, TEXTS, prompt_name="no such")
 
@@ -93,7 +93,7 @@ def test_truncated_texts_and_embeddings(tiny_encoder):
     tiny_encoder.truncate_dim = 20
     ours = encode(tiny_encoder, TEXTS, normalize_embeddings=True)
     assert ours.shape == (len(TEXTS), 20)
-    close(ours, tiny_encoder.encode(TEXTS, normalize_embeddings=True))
+    assert_close(ours, tiny_encoder.encode(TEXTS, normalize_embeddings=True))
 
 
 def test_tensors_and_training_mode(tiny_encoder):
@@ -106,7 +106,7 @@ def test_tensors_and_training_mode(tiny_encoder):
 def test_no_and_one_sentence(tiny_encoder):
     assert encode(tiny_encoder, []).shape == (0, 32)
     assert encode(tiny_encoder, [], convert_to_tensor=True).shape == (0, 32)
-    close(encode(tiny_encoder, TEXTS[:1]), tiny_encoder.encode(TEXTS[:1]))
+    assert_close(encode(tiny_encoder, TEXTS[:1]), tiny_encoder.encode(TEXTS[:1]))
     with pytest.raises(ValueError, match="list of sentences"):
         encode(tiny_encoder, "ja")
 
@@ -140,7 +140,7 @@ def test_windows_do_not_show(tiny_encoder, monkeypatch):
     whole = encode(tiny_encoder, TEXTS)
     monkeypatch.setattr(bulk, "WINDOW", 3)
     told = []
-    close(encode(tiny_encoder, TEXTS, advance=told.append), whole)
+    assert_close(encode(tiny_encoder, TEXTS, advance=told.append), whole)
     assert told == [3, 3, 1]
 
 
@@ -148,7 +148,7 @@ def test_an_encoder_that_cannot_be_packed_is_padded(tiny_encoder, monkeypatch, c
     monkeypatch.setattr(type(tiny_encoder[0].auto_model), "_supports_attention_backend", False)
     notice.cache_clear()
     for _ in range(2):
-        close(encode(tiny_encoder, TEXTS, tokens=24), tiny_encoder.encode(TEXTS))
+        assert_close(encode(tiny_encoder, TEXTS, tokens=24), tiny_encoder.encode(TEXTS))
     assert caplog.messages == ["BertModel cannot run without padding; sentences are padded."]
 
 
@@ -157,6 +157,6 @@ def test_other_models_are_handed_on(tokenizer, tiny_encoder):
     static = SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)], device="cpu")
     assert not is_sortable(static)
     assert is_sortable(tiny_encoder)
-    close(encode(static, TEXTS[:3]), static.encode(TEXTS[:3]))
+    assert_close(encode(static, TEXTS[:3]), static.encode(TEXTS[:3]))
     tiny_encoder.tokenizer.padding_side = "left"
     assert not is_sortable(tiny_encoder)

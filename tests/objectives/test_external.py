@@ -122,7 +122,9 @@ def test_an_installed_package_adds_an_objective(package, tmp_path):
         assert "whose name is 'projected-distance'" in str(error)
     """
     path = os.pathsep.join([str(package), os.environ.get("PYTHONPATH", "")])
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, env={**os.environ, "PYTHONPATH": path})
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, check=False, capture_output=True, env={**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.modeling.encoding import encode_views
 from metaphrase.objectives.sentence_contrast import BackTranslations, SentenceContrast
-from tests.oracles import sentence_contrast_loop
+from tests.oracles import assert_same_loss, sentence_contrast_loop
 from tests.processes import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -36,20 +36,12 @@ def leaves_of(encodings):
     return [encoding.tokens_blh for encoding in encodings.values()]
 
 
-def compare(fast, slow, leaves):
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    got, wanted = (torch.autograd.grad(value, leaves) for value in (fast, slow))
-    for ours, theirs in zip(got, wanted, strict=True):
-        assert theirs.abs().max() > 0
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("batch", [2, 7])
 def test_matches_loop(make_loss, encodings_of, bitext, batch):
     loss = make_loss(NAME, back_translation="none")
     encodings = encodings_of(loss, bitext[:batch])
     sentences = [[real(encodings[side], row) for row in range(batch)] for side in ("source", "target")]
-    compare(loss.objectives[NAME](encodings), sentence_contrast_loop(*sentences), leaves_of(encodings))
+    assert_same_loss(loss.objectives[NAME](encodings), sentence_contrast_loop(*sentences), leaves_of(encodings))
 
 
 @pytest.mark.parametrize("mode", ["sample", "all"])
@@ -69,7 +61,7 @@ def test_matches_loop_with_back_translations(make_loss, encodings_of, noisy, mod
     else:
         choices = [(x, y) for x in (originals, back) for y in (originals, back)]
         slow = sum(sentence_contrast_loop(x["source"], y["target"]) for x, y in choices)
-    compare(loss.objectives[NAME](encodings), slow, leaves_of(encodings))
+    assert_same_loss(loss.objectives[NAME](encodings), slow, leaves_of(encodings))
 
 
 def test_numbers_by_hand(make_loss, encodings_of, bitext):

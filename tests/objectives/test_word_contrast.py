@@ -13,7 +13,7 @@ from metaphrase.objectives.word_contrast import (
     soft_word_contrast,
     word_states,
 )
-from tests.oracles import hard_word_contrast_loop, soft_word_contrast_loop
+from tests.oracles import assert_same_loss, hard_word_contrast_loop, soft_word_contrast_loop
 
 ROWS = (6, 15, 22, 19)
 
@@ -33,14 +33,6 @@ def words_of(states, row, side, tokenizer, units="mean"):
     return words, pieces
 
 
-def compare(fast, slow, leaves):
-    assert fast.item() == pytest.approx(slow.item(), rel=1e-9)
-    got, wanted = (torch.autograd.grad(value, leaves) for value in (fast, slow))
-    for ours, theirs in zip(got, wanted, strict=True):
-        assert theirs.abs().max() > 0
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("units", ["mean", "first"])
 @pytest.mark.parametrize("reduction", ["token_mean", "sum"])
 def test_hard_matches_loop(make_loss, encodings_of, bitext, tokenizer, units, reduction):
@@ -55,7 +47,7 @@ def test_hard_matches_loop(make_loss, encodings_of, bitext, tokenizer, units, re
     links = [parse_links(row["alignment"]) for row in rows]
     assert any(len(pairs) < len(row["target"].split()) for pairs, row in zip(links, rows, strict=True))
     slow = hard_word_contrast_loop(*words, links, summed=reduction == "sum")
-    compare(loss.objectives["word-contrast"](encodings), slow, leaves)
+    assert_same_loss(loss.objectives["word-contrast"](encodings), slow, leaves)
 
 
 def test_mutual_anchors_match_loop(make_loss, encodings_of, bitext, tokenizer):
@@ -72,7 +64,7 @@ def test_mutual_anchors_match_loop(make_loss, encodings_of, bitext, tokenizer):
         [words_of(leaf[i], row, side, tokenizer)[0] for i, row in enumerate(rows)]
         for leaf, side in zip(leaves, ("source", "target"), strict=True)
     ]
-    compare(loss.objectives["word-contrast"](encodings), hard_word_contrast_loop(*words, mutual), leaves)
+    assert_same_loss(loss.objectives["word-contrast"](encodings), hard_word_contrast_loop(*words, mutual), leaves)
 
 
 @pytest.mark.parametrize("units", ["mean", "first"])
@@ -90,7 +82,7 @@ def test_soft_matches_loop(make_loss, encodings_of, bitext, tokenizer, units, re
         for leaf, side in zip(leaves, ("source", "target"), strict=True)
     ]
     slow = soft_word_contrast_loop(head, *words, summed=reduction == "sum")
-    compare(loss.objectives["word-contrast"](encodings), slow, [*leaves, *head.parameters()])
+    assert_same_loss(loss.objectives["word-contrast"](encodings), slow, [*leaves, *head.parameters()])
 
 
 def states(*words):

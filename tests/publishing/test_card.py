@@ -326,13 +326,13 @@ def test_hostile_data_stay_in_their_places(card, tmp_path, fault):
     def explore(data):
         nonlocal tried
         tried += 1
-        hostile_data_stay_in_their_places(card, tmp_path, data)
+        assert_data_stay_in_their_places(card, tmp_path, data)
 
     explore()
     fault("H5", "hostile names, languages, commands and licences in a card", tried=tried, survived=tried)
 
 
-def hostile_data_stay_in_their_places(card, tmp_path, data):
+def assert_data_stay_in_their_places(card, tmp_path, data):
     text = st.text(max_size=40) | st.sampled_from(HOSTILE)
     name, language, command, note, base = (data.draw(text) for _ in range(5))
     card.base_model = card.base_model_revision = card.license = base

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 from functools import partial
@@ -37,16 +38,17 @@ def secret(tmp_path) -> Path:
 
 @pytest.fixture
 def refused(online, released, capsys):
-    """Checks that Python and the command line refuse to push the release, in the same words, before any request."""
+    """The words in which Python and the command line refuse to push the release, the same and before any request."""
 
-    def check(message: str, *options: str) -> None:
-        with pytest.raises(MetaphraseError, match=message) as caught:
+    def refused(*options: str) -> str:
+        with pytest.raises(MetaphraseError) as caught:
             push(released, "acme/tiny", with_heads="--with_heads" in options)
         assert main(["push", str(released), "--repo", "acme/tiny", "--no_check", *options]) == 2
         assert capsys.readouterr().err.strip() == f"metaphrase push: {caught.value}"
         assert online.requests == []
+        return str(caught.value)
 
-    return check
+    return refused
 
 
 def contents(hub: Hub) -> dict[str, bytes]:
@@ -84,7 +86,7 @@ def test_symbolic_links_are_not_followed(released, secret, refused, fault, name,
     path.symlink_to({"file": secret, "folder": secret.parent, "device": "/dev/zero"}.get(kind, "/nowhere"))
     if kind == "file":
         list_in_manifest(released, name, file_facts(path))  # by somebody who knows the file
-    refused("missing recipe.yaml" if kind == "missing file" else rf"{name} is a symbolic link")
+    assert re.search("missing recipe.yaml" if kind == "missing file" else rf"{name} is a symbolic link", refused())
     fault("G8", f"a symbolic link to a {kind} in a release folder", tried=2, survived=2)
 
 
@@ -92,7 +94,7 @@ def test_linked_folders_are_not_entered(released, secret, refused, fault):
     shutil.rmtree(released / "1_Pooling")
     (released / "1_Pooling").symlink_to(secret.parent)
     write_manifest(released)
-    refused(r"1_Pooling/config.json is a symbolic link, or in a linked folder")
+    assert re.search(r"1_Pooling/config.json is a symbolic link, or in a linked folder", refused())
     fault("G8", "a link to another folder in a release folder", tried=2, survived=2)
 
 
@@ -110,7 +112,7 @@ def test_only_regular_files_are_read(released, secret, refused, fault, monkeypat
         Path("README.md").mkdir()
     else:
         os.link(secret, "README.md")
-    refused("README.md (is not a regular file|cannot be copied)")
+    assert re.search("README.md (is not a regular file|cannot be copied)", refused())
     fault("G8", f"a {kind} in place of a release's file", tried=2, survived=2)
 
 
@@ -134,7 +136,7 @@ def test_only_names_of_release_files_are_accepted(online, released, secret, refu
         ) as caught:
             push(released, "acme/tiny")
         assert str(caught.value).isprintable()
-    refused(r"release.json lists '.*', which is not a file of a release")
+    assert re.search(r"release.json lists '.*', which is not a file of a release", refused())
     fault("G8", "a manifest with the name of another file", tried=len(names), survived=len(names))
 
 
@@ -149,7 +151,7 @@ def test_a_damaged_manifest_is_refused(released, refused, fault):
         (released / MANIFEST).write_bytes(manifest.encode(errors="surrogatepass"))
         with pytest.raises(MetaphraseError, match=r"release.json is damaged. Release the model again"):
             push(released, "acme/tiny")
-    refused(r"release.json is damaged. Release the model again")
+    assert re.search(r"release.json is damaged. Release the model again", refused())
     fault("G8", "a damaged manifest of a release", tried=len(MANIFESTS), survived=len(MANIFESTS))
 
 
@@ -169,7 +171,9 @@ def test_every_altered_file_is_found(online, released, template, fault):
 
 def test_an_altered_file_is_one_line(released, refused):
     (released / "config.json").write_text("{}")
-    refused(r"config.json was altered after the release was written: its digest differs from release.json")
+    assert re.search(
+        r"config.json was altered after the release was written: its digest differs from release.json", refused()
+    )
 
 
 def test_the_card_may_be_edited(online, released):
@@ -181,7 +185,7 @@ def test_the_card_may_be_edited(online, released):
 
 def test_a_card_in_another_encoding_is_refused(released, refused):
     (released / "README.md").write_bytes("---\nlicense: mit\n---\nÉvaluation\n".encode("latin-1"))
-    refused(r"README.md is not in UTF-8")
+    assert re.search(r"README.md is not in UTF-8", refused())
 
 
 @pytest.mark.parametrize(
@@ -246,12 +250,12 @@ class TestHeads:
         else:
             (heads / name).unlink()
             (heads / name).symlink_to(secret) if kind == "link" else os.link(secret, heads / name)
-        refused(r"heads/\S+ is (a symbolic link|not a regular file)", "--with_heads")
+        assert re.search(r"heads/\S+ is (a symbolic link|not a regular file)", refused("--with_heads"))
         fault("G8", f"a {kind} in place of heads", tried=2, survived=2)
 
     def test_damaged_weights_are_refused(self, heads, refused):
         (heads / "model.safetensors").write_bytes(SECRET)
-        refused(r"heads/model.safetensors is damaged", "--with_heads")
+        assert re.search(r"heads/model.safetensors is damaged", refused("--with_heads"))
 
     def test_those_of_a_checkpoint_are_verified(self, released, refused, tmp_path):
         folder = tmp_path / "partial"
@@ -261,4 +265,4 @@ class TestHeads:
         publish(folder, released / "checkpoint-1", {"step": 1})
         weights = released / "checkpoint-1" / "heads" / "model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-        refused(r"checkpoint-1/heads/model.safetensors was altered", "--with_heads")
+        assert re.search(r"checkpoint-1/heads/model.safetensors was altered", refused("--with_heads"))
