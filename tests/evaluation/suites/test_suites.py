@@ -243,6 +243,19 @@ def test_quick_is_a_sample_of_the_suites_that_only_encode(data, subject):
     assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", "swh_Latn"}
 
 
+def test_a_folder_has_a_sample_of_its_own(data):
+    samples = {"news": QUICK["retrieval"]._replace(items=5, languages=None)}
+    whole = {part.name: part for part in find_benchmarks(data, ["retrieval", "xsim++"], SETTINGS)[0]}
+    parts, _ = find_benchmarks(data, ["retrieval", "xsim++"], SETTINGS, samples)
+    assert [part.name for part in parts] == list(whole)
+    assert {part.name for part in parts if "; sample: the first 5 items" in part.protocol} == {"news", "news xsim++"}
+    assert all(
+        part.protocol == whole[part.name].protocol
+        for part in parts
+        if part.suite == "retrieval" and part.name != "news"
+    )
+
+
 def test_the_better_result_of_a_baseline_counts():
     def evaluation(name, accuracy, error):
         scores = {

@@ -75,7 +75,7 @@ def strip_quotes(sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
 def parallel_folders(
     data: Path | None, settings: Settings
 ) -> dict[str, tuple[dict[str, ParallelSet], tuple[Path, ...]]]:
-    """Test sets in a folder and its subfolders, with their files.
+    """Test sets in a folder and its subfolders, of at most ``settings.first`` pairs, with their files.
 
     A folder that itself holds parallel files is the only test set; without ``settings.split``, its files without a split
     are read, or else those of the split ``test``. In subfolders, the split ``test`` is read first. Files without a split
@@ -91,7 +91,13 @@ def parallel_folders(
         found = dict(_subfolders(folders(data), settings))
     if settings.strip_quotes:
         found = {name: strip_quotes(sets) for name, sets in found.items()}
-    return {name: (sets, tuple(one.path for one in sets.values() if one.path)) for name, sets in found.items()}
+    return {
+        name: (
+            {code: one.rows(range(len(one.sources))[: settings.first]) for code, one in sets.items()},
+            tuple(one.path for one in sets.values() if one.path),
+        )
+        for name, sets in found.items()
+    }
 
 
 def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tuple[str, dict[str, ParallelSet]]]:
@@ -119,8 +125,7 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     retrieved_by = "cosine" if settings.margin_k is None else f"ratio margin, k={settings.margin_k}"
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
-    for name, (found, files) in parallel_folders(data, settings).items():
-        sets = {code: one.rows(range(len(one.sources))[: settings.first]) for code, one in found.items()}
+    for name, (sets, files) in parallel_folders(data, settings).items():
         yield Benchmark(name, "retrieval", protocol, files, text_size(files), partial(_measure_retrieval, name, sets))
 
 

@@ -116,7 +116,7 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         folder = one.files[0].parent
         languages = [language for language in topic_files(folder) if language != ENGLISH]
         languages = [language for language in languages if any(path.name.startswith(language) for path in one.files)]
-        found = _xsimpp(one.name, one.files, partial(_measure_sib200_xsimpp, folder, languages))
+        found = _xsimpp(one.name, one.files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
         yield replace(found, work=found.work / 8)  # one split of two or three
 
 
@@ -129,7 +129,10 @@ def _measure_xsimpp(name: str, sets: Mapping[str, ParallelSet], subject: Subject
     return {f"{name} xsim++": evaluate_xsimpp(subject.model, sets, **subject.options(STS_RESAMPLES))}
 
 
-def _measure_sib200_xsimpp(folder: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+def _measure_sib200_xsimpp(
+    folder: Path, languages: Sequence[str], first: int | None, subject: Subject
+) -> dict[str, Result]:
     sets = load_topic_folder(folder, languages)
     split = measured(sets[ENGLISH])
-    return _measure_xsimpp("sib200", topic_pairs({code: one.split_only(split) for code, one in sets.items()}), subject)
+    tested = {code: one.split_only(split).first_sentences(first) for code, one in sets.items()}
+    return _measure_xsimpp("sib200", topic_pairs(tested), subject)

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
 from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
-from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, sampled, sampled_settings
+from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
 from metaphrase.io.arguments import Count, LayerNumber, Length, checked
@@ -109,8 +110,8 @@ class EvaluateOptions(Settings):
         "and topics in 205 languages; xsim++: retrieval among English sentences that differ in a number, a name, a negation, "
         "a comparison or a cause; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
         "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
-        "sample of the suites that only encode, in minutes; all: all suites, SIB-200 with a sample of its "
-        "sentences. If a data set fails, the others are still "
+        "sample of the suites that only encode, in minutes; all: all suites, the largest data with a "
+        "sample. If a data set fails, the others are still "
         "measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
@@ -352,7 +353,7 @@ def find_benchmarks(
 ) -> tuple[list[Benchmark], dict[str, str]]:
     """The benchmarks of some suites that a folder has data for.
 
-    Without a folder, these are the ones whose data are on the Hub. ``samples``, by suite, are measured instead of all items.
+    Without a folder, these are the ones whose data are on the Hub. ``samples``, by suite or folder, replace all items.
     Returns also, for each suite without data, a description of the data that it needs.
     """
     folder = Path(data) if data is not None else None
@@ -363,9 +364,7 @@ def find_benchmarks(
     for name in suites:
         suite = SUITES[name]
         embedded = {path for benchmark in benchmarks for path in benchmark.files}
-        sample = (samples or {}).get(name)
-        found = list(suite.find(folder, sampled_settings(sample, settings) if sample else settings))
-        found = [sampled(one, sample) for one in found] if sample else found
+        found = with_samples(partial(suite.find, folder), settings, samples or {})
         # The embeddings of earlier suites are cached.
         benchmarks += [
             replace(one, work=one.work * _NEW_TEXTS.get(name, 1)) if embedded.issuperset(one.files) else one

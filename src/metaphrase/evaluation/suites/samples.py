@@ -1,7 +1,8 @@
-"""Fixed samples of suites: ``quick``, to choose between two runs in minutes, and the sample of SIB-200 in ``all``."""
+"""Fixed samples of suites: ``quick``, to choose between two runs in minutes, and the largest data sets of ``all``."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -33,17 +34,39 @@ QUICK: dict[str, Sample] = {
 }
 
 
-#: The samples of the suites that are several. SIB-200's 164,000 sentences take longer than all other data together.
-SAMPLES: dict[str, dict[str, Sample]] = {"quick": QUICK, "all": {"sib200": Sample(100, 0.25)}}
+#: The samples of ``quick`` and ``all``, by suite or folder. SIB-200's 164,000 sentences take longer than all other data
+#: together, the 43,000 long pairs of software longer than all other retrieval.
+SAMPLES: dict[str, dict[str, Sample]] = {
+    "quick": QUICK,
+    "all": {"sib200": Sample(100, 0.25), "software": Sample(500, 0.4)},
+}
 
 
-def sampled_settings(sample: Sample, settings: Settings) -> Settings:
+def with_samples(
+    find: Callable[[Settings], Iterable[Benchmark]], settings: Settings, samples: Mapping[str, Sample]
+) -> list[Benchmark]:
+    """Find the benchmarks of a suite; of those that have a sample, only the sample is measured."""
+    whole = list(find(settings))
+    found = {one.name: one for one in whole}
+    for key, sample in samples.items():
+        if named := {one.name for one in whole if key in _keys(one)}:
+            parts = [_sampled(one, sample) for one in find(_settings(sample, settings)) if one.name in named]
+            found = {name: one for name, one in found.items() if name not in named} | {one.name: one for one in parts}
+    return [found[one.name] for one in whole if one.name in found]
+
+
+def _keys(benchmark: Benchmark) -> tuple[str, str]:
+    """The names that a sample of a benchmark has: its suite, or its folder."""
+    return benchmark.suite, benchmark.name.split()[0]
+
+
+def _settings(sample: Sample, settings: Settings) -> Settings:
     """The settings that find the sample of a suite; ``--languages`` overrides its languages."""
     languages = settings.languages or (list(sample.languages) if sample.languages else None)
     return replace(settings, first=sample.items, languages=languages)
 
 
-def sampled(benchmark: Benchmark, sample: Sample) -> Benchmark:
+def _sampled(benchmark: Benchmark, sample: Sample) -> Benchmark:
     """A benchmark of a sample, which is cached apart from that of all items."""
     return replace(
         benchmark,
