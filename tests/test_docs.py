@@ -85,6 +85,11 @@ def test_the_readme_is_a_front_page():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_the_verdict_in_the_readme_is_a_stored_result():
+    verdict = re.search(r"^```text\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    assert verdict[1] in (ROOT / "docs" / "my-language.md").read_text("utf-8")
+
+
 def test_pages_show_the_stored_results():
     """Tables are those that ``scripts/update_tables.py`` writes."""
     tables = runpy.run_path(str(ROOT / "scripts" / "update_tables.py"))["stored_tables"]()
