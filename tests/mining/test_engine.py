@@ -181,7 +181,7 @@ def test_the_extra_is_named(words, tmp_path, capsys, monkeypatch):
 
 def test_an_encoder_of_a_node_with_other_weights_is_refused(mine, tiny_encoder_dir, tmp_path):
     mine(*LOCAL, "--storage", tmp_path)
-    step = Embed(Work(str(tmp_path), SearchOptions(str(tiny_encoder_dir)), "0", {"source": 25, "target": 25}))
+    step = Embed(Work(str(tmp_path), SearchOptions(str(tiny_encoder_dir)), "0", {"source": 25, "target": 25}, {}))
     with pytest.raises(DataMismatchError, match="has other weights on this machine"):
         step.run(None)
 
@@ -329,7 +329,7 @@ def test_scripts_of_slurm(slurm, submitted, tmp_path, capsys):
         "time=04:00:00",
         "cpus-per-task=1",
         "account=me",
-        "job-name=mine-embed-4",
+        "job-name=metaphrase-embed-4",
     } <= {*directives}
     logs = tmp_path / "storage" / "logs"
     assert f"launch_pickled_pipeline {logs}/embed-4/executor.pik" in embed

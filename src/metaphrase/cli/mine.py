@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
-from metaphrase.cli.output import emit, notes, progress
+from metaphrase.cli.output import emit, emit_submitted, notes, progress
 from metaphrase.exceptions import UsageError
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 
@@ -48,9 +48,7 @@ def run(argv: Sequence[str]) -> int:
     with progress(console) as begin:
         result = mine_files(options, search, engine, begin=begin, note=console.print)
     if result is None:
-        console.print(f"Submitted to Slurm; the last job writes {options.output}.")
-        emit({"output": options.output, "submitted": True})
-        return 0
+        return emit_submitted(options.output)
     console.print("\n".join(text_histogram(result.facts["histogram"], result.threshold)))
     for line in _describe_thresholds(result):
         console.print(line)

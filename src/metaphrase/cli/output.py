@@ -111,6 +111,13 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
     stdout.flush()
 
 
+def emit_submitted(output: str) -> int:
+    """Print the result of a command that submitted its work to Slurm. Returns its exit status."""
+    notes().print(f"Submitted to Slurm; the last job writes {output}.")
+    emit({"output": output, "submitted": True})
+    return 0
+
+
 def show_progress() -> bool:
     """Whether progress bars are shown: on a terminal, without ``--quiet``."""
     return not _output.quiet and sys.stderr.isatty()

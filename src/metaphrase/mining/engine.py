@@ -1,13 +1,14 @@
-"""Mining as tasks of datatrove: on this machine, as Slurm jobs or on a Ray cluster.
+"""Embedding and searching as tasks of datatrove: on this machine, as Slurm jobs or on a Ray cluster.
 
-The command reads the texts, drops repeated sentences, and puts the rest into a storage: a folder or an fsspec URL. Then
-each stage divides its files among tasks:
+The command reads the texts, drops repeated sentences, and puts the rest into a storage: a folder or an fsspec URL, with a
+folder for each *side*, such as ``source`` of mining, or ``sw-en/source`` of filtering. Then each stage divides its files
+among tasks:
 
 1. `Embed`: embeddings, a shard of sentences per file.
-2. `Index`: the approximate index of each side, unless the search is exact.
+2. `Index`: the approximate index that a side's sentences are searched in, unless the search is exact.
 3. `Search`: neighbours, a shard of queries per file, among all embeddings of the other side.
 
-At last the command joins the neighbours, and scores, selects and writes the pairs.
+At last the command reads the files that it needs, and writes its result.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import multiprocessing
 import os
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 from pathlib import Path
 from subprocess import CalledProcessError
@@ -32,6 +34,7 @@ from datatrove.executor import LocalPipelineExecutor, RayPipelineExecutor, Slurm
 from datatrove.executor.base import PipelineExecutor
 from datatrove.io import DataFolder, get_datafolder
 from datatrove.pipeline.base import PipelineStep
+from joblib import cpu_count
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.loading import load_encoder
@@ -39,21 +42,12 @@ from metaphrase.exceptions import DataError, DataMismatchError, UsageError, Work
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
-from metaphrase.mining.search import Neighbours, Rows, faiss
+from metaphrase.mining.search import Rows, faiss
 from metaphrase.mining.sentences import Sentences
-from metaphrase.mining.shards import (
-    INDEX,
-    RECALL,
-    SIDES,
-    build_index,
-    embed_texts,
-    load_neighbours,
-    load_recall,
-    load_rows,
-    search_shards,
-)
+from metaphrase.mining.shards import INDEX, RECALL, build_index, embed_texts, load_rows, search_shards
 
 TEXTS = ("sentences.txt", "ends.npy", "sentences.json")
+EMBEDDINGS, NEIGHBOURS = "embeddings/*.npy", "neighbours/*.npz"
 #: Number of times that the tasks of killed workers are run.
 _ATTEMPTS = 3
 
@@ -67,27 +61,32 @@ class Work:
         search: The encoder, and how neighbours are searched.
         weights: Digest of the encoder's weights.
         sentences: Number of sentences of each side.
+        pools: For each side whose neighbours are searched, the side that they are searched in.
     """
 
     storage: str
     search: SearchOptions
     weights: str
-    sentences: dict[str, int]
+    sentences: Mapping[str, int]
+    pools: Mapping[str, str]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether neighbours are searched without an index."""
+        return self.search.index == "exact"
 
 
 # ---------------------------------------------------------------------------------------------------- stages
 
 
 class Step(PipelineStep):
-    """A stage. Each of its tasks makes every ``world_size``-th file, counted over both sides.
+    """A stage. Each of its tasks makes every ``world_size``-th file, counted over all sides.
 
     A file does not depend on the task that makes it: its texts are encoded in the same batches, or its queries are compared
     with the same blocks, on a number of threads that the executor fixes.
     """
 
     type = "Mining"
-    #: Files of both sides that a task reads.
-    needs: tuple[str, ...]
 
     def __init__(self, work: Work) -> None:
         super().__init__()
@@ -98,13 +97,22 @@ class Step(PipelineStep):
         """The files of a side, made by all tasks."""
 
     @abstractmethod
+    def needs(self, side: str) -> list[str]:
+        """Patterns of the files that the files of a side are made of."""
+
+    @abstractmethod
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Make some of the files of a side."""
 
     def parts(self, rank: int, tasks: int) -> dict[str, slice]:
         """The files of each side that a task makes."""
-        first = {"source": rank, "target": (rank - len(self.files("source"))) % tasks}
-        return {side: slice(at, None, tasks) for side, at in first.items() if self.files(side)[at:]}
+        parts, before = {}, 0
+        for side in self.work.sentences:
+            count, first = len(self.files(side)), (rank - before) % tasks
+            before += count
+            if first < count:
+                parts[side] = slice(first, None, tasks)
+        return parts
 
     def made(self, rank: int, tasks: int) -> list[str]:
         """The paths that a task makes."""
@@ -115,19 +123,15 @@ class Step(PipelineStep):
         """The names of all shards of a side."""
         return [name.format(at) for at in range(-(-self.work.sentences[side] // self.work.search.shard_size))]
 
-    def rows(self, folder: Path, side: str) -> tuple[Rows, Rows]:
-        """The embeddings of a side, and those of the other, in which neighbours are searched."""
-        size, count = self.work.search.shard_size, self.work.sentences
-        queries, pool = (
-            load_rows(folder / one / "embeddings", count[one], size) for one in (side, *set(SIDES) - {side})
-        )
-        return queries, pool
+    def rows(self, folder: Path, side: str) -> Rows:
+        """The embeddings of a side."""
+        return load_rows(folder / side / "embeddings", self.work.sentences[side], self.work.search.shard_size)
 
     def run(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
         """Run a task."""
         if parts := self.parts(rank, world_size):
             storage, made = get_datafolder(self.work.storage), self.made(rank, world_size)
-            needs = [f"{side}/{name}" for side in SIDES for name in self.needs]
+            needs = [path for side in parts for path in self.needs(side)]
             with self.track_time("task"), _threads(), staged(storage, needs, made) as folder:
                 for side, part in parts.items():
                     self.make(folder, side, part)
@@ -137,11 +141,14 @@ class Embed(Step):
     """Embed sentences."""
 
     name = "embed"
-    needs = TEXTS
 
     def files(self, side: str) -> list[str]:
         """One shard of rows each."""
         return self.shards(side, "embeddings/{:06d}.npy")
+
+    def needs(self, side: str) -> list[str]:
+        """The texts."""
+        return [f"{side}/{name}" for name in TEXTS]
 
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Embed some shards."""
@@ -154,15 +161,18 @@ class Index(Step):
     """Build approximate indexes."""
 
     name = "index"
-    needs = ("embeddings/*.npy",)
 
     def files(self, side: str) -> list[str]:
         """The index that this side's sentences are searched in."""
-        return [INDEX]
+        return [INDEX] if side in self.work.pools and not self.work.is_exact else []
+
+    def needs(self, side: str) -> list[str]:
+        """The embeddings of the other side."""
+        return [f"{self.work.pools[side]}/{EMBEDDINGS}"]
 
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Build the index of the other side."""
-        build_index(self.rows(folder, side)[1], folder / side, self.work.search)
+        build_index(self.rows(folder, self.work.pools[side]), folder / side, self.work.search)
 
 
 class Search(Step):
@@ -170,23 +180,25 @@ class Search(Step):
 
     name = "search"
 
-    def __init__(self, work: Work) -> None:
-        super().__init__(work)
-        self.needs = Index.needs if work.search.index == "exact" else (*Index.needs, INDEX)
-
     def files(self, side: str) -> list[str]:
         """The neighbours of one shard of queries each."""
-        return self.shards(side, "neighbours/{:06d}.npz")
+        return self.shards(side, "neighbours/{:06d}.npz") if side in self.work.pools else []
+
+    def needs(self, side: str) -> list[str]:
+        """The embeddings of both sides, and the index."""
+        embeddings = [f"{one}/{EMBEDDINGS}" for one in (side, self.work.pools[side])]
+        return embeddings if self.work.is_exact else [*embeddings, f"{side}/{INDEX}"]
 
     def made(self, rank: int, tasks: int) -> list[str]:
         """The paths that a task makes; that of the first shard of a side also measures the recall of its index."""
-        is_exact, parts = self.work.search.index == "exact", self.parts(rank, tasks)
-        measured = [f"{side}/{RECALL}" for side, part in parts.items() if not (part.start or is_exact)]
+        parts = self.parts(rank, tasks)
+        measured = [f"{side}/{RECALL}" for side, part in parts.items() if not (part.start or self.work.is_exact)]
         return super().made(rank, tasks) + measured
 
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Search the neighbours of some shards."""
-        search_shards(*self.rows(folder, side), folder / side, self.work.search, part=part)
+        queries, pool = (self.rows(folder, one) for one in (side, self.work.pools[side]))
+        search_shards(queries, pool, folder / side, self.work.search, part=part)
 
 
 # ---------------------------------------------------------------------------------------------------- running
@@ -197,21 +209,23 @@ def run_stages(
     work: Work,
     texts: Path,
     *,
+    with_rows: bool,
     finish: Callable[[], Any],
     note: Callable[[str], Any],
-) -> tuple[Neighbours, Neighbours, dict[str, float]] | None:
-    """Run all stages; what is in the storage already is reused.
+) -> AbstractContextManager[Path] | None:
+    """Run the stages that have files; what is in the storage already is reused.
 
     Args:
         engine: The executor and its options.
         work: What every task must know.
         texts: Folder with the sentences and their manifest.
+        with_rows: The result has the embeddings, too.
         finish: Called by the last Slurm job.
         note: Receives remarks: the number of tasks, and where their logs are.
 
     Returns:
-        Neighbours of the sources and of the targets, and the recall of an approximate search per side; None if the stages
-        were submitted to Slurm.
+        A context with a folder of the neighbours, and the recall of an approximate search; None if the stages were submitted
+        to Slurm.
 
     Raises:
         DataMismatchError: The storage holds the work of another command.
@@ -224,9 +238,10 @@ def run_stages(
     except ImportError as error:
         raise UsageError(f"--storage {work.storage} requires another package: {error}.") from error
     work = replace(work, storage=storage.resolve_paths(""))  # a relative path may be another one elsewhere
-    _copy_texts(texts, storage)
+    _copy_texts(texts, storage, work.sentences)
     before: PipelineExecutor | None = None
-    for step in (Embed(work), *([] if work.search.index == "exact" else [Index(work)]), Search(work)):
+    steps: list[Step] = [Embed(work), Index(work), Search(work)]
+    for step in (step for step in steps if any(map(step.files, work.sentences))):
         # a mark of datatrove is the number of a task, which stands for other shards if there are more or fewer tasks
         logs = storage.resolve_paths(f"logs/{step.name}-{engine.tasks}")
         stage = _executor(engine, step, logs, engine.tasks, before)
@@ -245,14 +260,9 @@ def run_stages(
         logs = storage.resolve_paths("logs/finish")
         _run(_executor(engine, partial(_finish, finish), logs, 1, before, skip_completed=False))
         return None
-    results = ("neighbours/*.npz", *([] if work.search.index == "exact" else [RECALL]))
-    with staged(storage, [f"{side}/{name}" for side in SIDES for name in results]) as folder:
-        ways = [
-            load_neighbours(folder / side / "neighbours", work.sentences[side], work.search.shard_size)
-            for side in SIDES
-        ]
-        recalls = {f"{side}_recall": load_recall(folder / side) for side in SIDES}
-    return ways[0], ways[1], {key: round(share, 4) for key, share in recalls.items() if share is not None}
+    results = [f"{side}/{name}" for side in work.pools for name in (NEIGHBOURS, *([] if work.is_exact else [RECALL]))]
+    rows = [f"{side}/{EMBEDDINGS}" for side in work.sentences] if with_rows else []
+    return staged(storage, [*results, *rows])
 
 
 def _finish(finish: Callable[[], Any], data: Any, rank: int, world_size: int) -> None:
@@ -266,9 +276,9 @@ def _executor(
     settings = {"pipeline": [step], "tasks": tasks, "workers": engine.workers or -1, "logging_dir": logs, **more}
     cls = {"local": LocalExecutor, "slurm": SlurmPipelineExecutor, "ray": RayPipelineExecutor}[str(engine.executor)]
     if cls is LocalExecutor:
-        settings["workers"] = engine.workers or os.cpu_count()
+        settings["workers"] = engine.workers or default_workers()
     elif cls is SlurmPipelineExecutor:
-        settings |= {"job_name": f"mine-{Path(logs).name}", "depends": before}
+        settings |= {"job_name": f"metaphrase-{Path(logs).name}", "depends": before}
     try:
         return cls(**settings, **engine.arguments)
     except TypeError as error:
@@ -302,13 +312,30 @@ class LocalExecutor(LocalPipelineExecutor):
             workers = min(self.workers, len(ranks))
             context = multiprocessing.get_context(self.start_method)
             context.set_forkserver_preload([__name__])
-            with suppress(BrokenProcessPool), ProcessPoolExecutor(workers, context, _end_with_parent) as pool:
+            given = (context.Value("i", 0), _gpus())
+            with suppress(BrokenProcessPool), ProcessPoolExecutor(workers, context, _prepare_worker, given) as pool:
                 list(pool.map(task, ranks))
                 return
 
 
-def _end_with_parent() -> None:
-    """End a worker when the command is killed."""
+def default_workers() -> int:
+    """A worker for each GPU, or for each CPU that the affinity of this process and the quota of its container allow."""
+    return len(_gpus()) or cpu_count()
+
+
+def _gpus() -> list[str]:
+    """The GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them."""
+    count, names = torch.cuda.device_count(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (names.split(",") if names else list(map(str, range(count))))[:count]
+
+
+def _prepare_worker(started: Any, devices: Sequence[str]) -> None:
+    """Give a worker its GPU, and end it when the command is killed."""
+    with started.get_lock():
+        number = started.value
+        started.value += 1
+    if devices:
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices[number % len(devices)]
 
     def wait() -> None:
         parent = multiprocessing.parent_process()
@@ -332,8 +359,9 @@ def staged(storage: DataFolder, patterns: Sequence[str], made: Sequence[str] = (
         DataError: There are no such files.
     """
     given = set(filter(storage.isfile, made))
-    for pattern in patterns:
-        if not (found := storage.glob(pattern)):
+    for pattern in patterns:  # not `glob`, to which the brackets of a folder's name are a pattern
+        paths = storage.find(str(Path(pattern).parent))
+        if not (found := [path for path in paths if fnmatchcase(path, pattern)]):
             raise DataError(
                 f"{storage.resolve_paths(pattern)} does not exist. Every worker must be able to read and write the storage."
             )
@@ -363,7 +391,7 @@ def _changes(folder: Path) -> dict[str, tuple[int, int]]:
     return {path: (stat.st_mtime_ns, stat.st_ino) for path, stat in stats.items()}
 
 
-def _copy_texts(texts: Path, storage: DataFolder) -> None:
+def _copy_texts(texts: Path, storage: DataFolder, sides: Iterable[str]) -> None:
     """Put the sentences into a storage of another place, unless it has them."""
     if storage.is_local() and Path(storage.resolve_paths("")) == texts.resolve():
         return
@@ -375,10 +403,7 @@ def _copy_texts(texts: Path, storage: DataFolder) -> None:
                 "options of the search. Use another --storage, or delete it."
             )
         return
-    for path in (
-        *(f"{side}/{name}" for side in SIDES for name in TEXTS),
-        MANIFEST,
-    ):  # the manifest says that all are there
+    for path in (*(f"{side}/{name}" for side in sides for name in TEXTS), MANIFEST):  # the last: all are there
         storage.makedirs(str(Path(path).parent), exist_ok=True)
         storage.put_file(str(texts / path), path)
 
@@ -398,7 +423,7 @@ def _encoder(name: str, max_length: int | None, weights: str) -> SentenceTransfo
     model = load_encoder(name, max_length=max_length)
     if weights_digest(model) != weights:
         raise DataMismatchError(
-            f"The encoder {name!r} has other weights on this machine than where mining was started."
+            f"The encoder {name!r} has other weights on this machine than where the command was started."
         )
     return model
 

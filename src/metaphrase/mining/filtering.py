@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +20,19 @@ from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.encoders.loading import load_encoder
+from metaphrase.io.digests import weights_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.mining.margins import margin_score
-from metaphrase.mining.options import FilterOptions, SearchOptions
+from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours
-from metaphrase.mining.shards import describe_recall, embed_texts, search_shards, work_manifest
+from metaphrase.mining.shards import SIDES, describe_recall, embed_texts, search_shards, work_manifest
+from metaphrase.mining.tasks import run_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -59,10 +63,11 @@ class FilterResult:
 def filter_corpus(
     options: FilterOptions,
     search: SearchOptions | None = None,
+    engine: EngineOptions | None = None,
     *,
     begin: Begin = no_progress,
     note: Callable[[str], Any] = logger.info,
-) -> FilterResult:
+) -> FilterResult | None:
     """Score the pairs of a bitext, and write the kept ones in input order, with a summary.
 
     Embeddings and neighbours are kept in ``OUTPUT.partial`` until the pairs are written. If a call is killed, the
@@ -71,26 +76,36 @@ def filter_corpus(
     Args:
         options: The bitext, the output, and which pairs are kept.
         search: The encoder, and how neighbours are searched.
+        engine: Where embedding and searching run.
         begin: Starts a progress bar.
         note: Receives remarks during the run: the disk space needed, the recall of an index.
 
     Returns:
-        The scores and facts.
+        The scores and facts; None if Slurm jobs were submitted, the last of which writes the pairs.
 
     Raises:
         ValueError: An option or the corpus is invalid, or an output is an input.
         CheckpointError: Another process writes the output, or its folder is not writable.
         StorageError: There is not enough disk space.
+        WorkerError: Tasks of the engine failed repeatedly.
+        ImportError: The engine is not installed.
     """
     search = SearchOptions() if search is None else search
+    engine = EngineOptions() if engine is None else engine
     options.check()
+    engine.check()
     with work_folder_of(options.output) as work:
-        return _filter(options, search, work, begin, note)
+        return _filter(options, search, engine, work, begin, note)
 
 
 def _filter(
-    options: FilterOptions, search: SearchOptions, work: Path, begin: Begin, note: Callable[[str], Any]
-) -> FilterResult:
+    options: FilterOptions,
+    search: SearchOptions,
+    engine: EngineOptions,
+    work: Path,
+    begin: Begin,
+    note: Callable[[str], Any],
+) -> FilterResult | None:
     """Filter with a work folder that no other process uses."""
     start = time.perf_counter()
     corpus = options.load_bitext(options.corpus)
@@ -101,15 +116,18 @@ def _filter(
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
     loaded = {"inputs": inputs, "languages": options.languages, "limit": options.limit, "deep": options.negatives > 0}
     open_work_folder(work, work_manifest(model, search, loaded))
-    score_n, negatives = score_pairs(dataset, model, work, options, search, begin=begin, note=note)
+    scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
+    if scored is None:
+        return None
+    score_n, negatives = scored
     if options.negatives:
         dataset = dataset.remove_columns([name for name in ("negatives",) if name in dataset.column_names])
         dataset = dataset.add_column("negatives", negatives, feature=Value("string"))
 
     kept_n = np.argsort(-score_n, kind="stable")[: options.top]
     kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
-    scored = add_scores(dataset, score_n, as_string=".tsv" in output.suffixes[-2:])
-    write_corpus(scored.select(kept_n), output)
+    dataset = add_scores(dataset, score_n, as_string=".tsv" in output.suffixes[-2:])
+    write_corpus(dataset.select(kept_n), output)
     facts = {
         "output": output.name,
         "inputs": inputs,
@@ -133,28 +151,79 @@ def score_pairs(
     work: Path,
     options: FilterOptions,
     search: SearchOptions,
+    engine: EngineOptions,
     *,
     begin: Begin = no_progress,
     note: Callable[[str], Any] = logger.info,
-) -> tuple[NDArray[np.float64], list[str]]:
-    """Score every pair, and find its hard negatives; neighbours are searched among the pairs of the same languages."""
+) -> tuple[NDArray[np.float64], list[str]] | None:
+    """Score every pair, and find its hard negatives; neighbours are searched among the pairs of the same languages.
+
+    Returns None if Slurm jobs were submitted.
+    """
     labels = [language_pair(*codes) for codes in zip(dataset["source_lang"], dataset["target_lang"], strict=True)]
     rows_of: dict[str, list[int]] = {}
     for at, label in enumerate(labels):
         rows_of.setdefault(label, []).append(at)
-    check_disk(_needs(dataset, rows_of, model, search), work, note)
+    if engine.storage is None:
+        check_disk(_needs(dataset, rows_of, model, search), work, note)
+    made = _run_tasks(dataset, rows_of, model, work, options, search, engine, note)
+    if made is None:
+        return None
     score_n = np.empty(len(labels))
     negatives = [""] * len(labels)
-    for label, rows in rows_of.items():
-        sides = {side: list(dataset.select(rows)[side]) for side in ("source", "target")}
+    with made as folder:
+        for label, rows in rows_of.items():
+            sides = {side: list(dataset.select(rows)[side]) for side in SIDES}
 
-        def begin_side(task: str, total: int, label: str = label) -> Callable[[int], None]:
-            return begin(f"{label}: {task}", total)
+            def begin_side(task: str, total: int, label: str = label) -> Callable[[int], None]:
+                return begin(f"{label}: {task}", total)
 
-        score_n[rows], found = _score_language(sides, model, work / label, options, search, begin_side, note)
-        for row, texts in zip(rows, found, strict=True):
-            negatives[row] = SEPARATOR.join(texts)
+            score_n[rows], found = _score_language(sides, model, folder / label, options, search, begin_side, note)
+            for row, texts in zip(rows, found, strict=True):
+                negatives[row] = SEPARATOR.join(texts)
     return score_n, negatives
+
+
+def _run_tasks(
+    dataset: Dataset,
+    rows_of: Mapping[str, Sequence[int]],
+    model: SentenceTransformer,
+    work: Path,
+    options: FilterOptions,
+    search: SearchOptions,
+    engine: EngineOptions,
+    note: Callable[[str], Any],
+) -> AbstractContextManager[Path] | None:
+    """Make the embeddings and neighbours of all languages in the tasks of an engine."""
+    searched = _searched(options).items()
+    return run_tasks(
+        engine,
+        _deep(options, search),
+        weights_digest(model),
+        (
+            (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
+            for label, rows in rows_of.items()
+            for side in SIDES
+        ),
+        {f"{label}/{side}": f"{label}/{other}" for label in rows_of for side, other in searched},
+        work,
+        with_rows=True,
+        finish=partial(filter_corpus, options, search),
+        note=note,
+    )
+
+
+def _searched(options: FilterOptions) -> dict[str, str]:
+    """The sides whose neighbours are searched, and the sides that they are searched in."""
+    sides = {"source": "target", "target": "source"}
+    if options.score != "cosine":
+        return sides
+    return {"source": "target"} if options.negatives else {}
+
+
+def _deep(options: FilterOptions, search: SearchOptions) -> SearchOptions:
+    """The search, with as many neighbours as negatives are chosen from."""
+    return replace(search, k=max(search.k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
 
 
 def _needs(
@@ -182,28 +251,24 @@ def _score_language(
     note: Callable[[str], Any],
 ) -> tuple[NDArray[Any], list[list[str]]]:
     """Scores and negatives of the pairs of two languages; a repeated text is embedded once and counts as one neighbour."""
-    rows, row_of = [], []
+    rows, row_of = {}, []
     targets: list[str] = []
     for side, texts in texts_of.items():
-        distinct, (row_n,) = distinct_texts([texts])
-        targets = list(distinct)
-        advance = begin(f"embedding {side}s", len(distinct))
-        rows.append(embed_texts(model, distinct, work / side / "embeddings", search, advance))
+        targets, (row_n,) = distinct_texts([texts])
+        advance = begin(f"embedding {side}s", len(targets))
+        rows[side] = embed_texts(model, targets, work / side / "embeddings", search, advance)
         row_of.append(row_n)
     source_n, target_n = row_of
     cosine_n = np.empty(len(source_n), dtype=np.float32)
     for first in range(0, len(cosine_n), search.shard_size):
         chunk = slice(first, first + search.shard_size)
-        cosine_n[chunk] = np.einsum("nh,nh->n", rows[0].take(source_n[chunk]), rows[1].take(target_n[chunk]))
-    k = search.k
-    search = replace(search, k=max(k, NEGATIVE_NEIGHBOURS)) if options.negatives else search
-    sides = {"source": (rows[0], rows[1]), "target": (rows[1], rows[0])}
+        vectors = (rows[side].take(row_n[chunk]) for side, row_n in zip(SIDES, row_of, strict=True))
+        cosine_n[chunk] = np.einsum("nh,nh->n", *vectors)
+    k, search = search.k, _deep(options, search)
     found = {}
-    for side, (queries, pool) in sides.items():
-        if options.score == "cosine" and not (options.negatives and side == "source"):
-            continue
-        advance = begin(f"neighbours of {side}s", len(queries))
-        found[side], share = search_shards(queries, pool, work / side, search, advance)
+    for side, other in _searched(options).items():
+        advance = begin(f"neighbours of {side}s", len(rows[side]))
+        found[side], share = search_shards(rows[side], rows[other], work / side, search, advance)
         if share is not None:
             note(describe_recall(search, share, side))
     negatives: list[list[str]] = [[]] * len(cosine_n)

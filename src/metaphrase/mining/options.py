@@ -146,12 +146,14 @@ class EngineOptions:
     )
     tasks: Count = option(1, "Number of tasks of each stage. A task that is killed is repeated.")
     workers: Count | None = option(
-        None, "Maximum number of tasks at a time. Default: with local the number of CPU cores, else no maximum."
+        None,
+        "Maximum number of tasks at a time. Default: with local the number of GPUs, or without one that of the CPU cores "
+        "that this process may use; else no maximum.",
     )
     storage: str | None = option(
         None,
-        "Folder or fsspec URL (s3://bucket/folder) of embeddings and neighbours, which every worker can read and write. It "
-        "is kept. Default: OUTPUT.partial, which is deleted.",
+        "Folder or fsspec URL (s3://bucket/folder) of embeddings and neighbours, which every worker can read and write. A "
+        "storage that you name is kept; the default, OUTPUT.partial, is deleted at the end.",
     )
     executor_args: list[str] = option(
         [],

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -211,6 +211,19 @@ def search_both(
     return found[0], found[1], facts
 
 
+def load_both(
+    folder: Path, sentences: Mapping[str, int], search: SearchOptions
+) -> tuple[Neighbours, Neighbours, dict[str, float]]:
+    """Read what `search_both` returns, and several tasks made.
+
+    Raises:
+        DataError: A shard is missing or damaged.
+    """
+    found = [load_neighbours(folder / side / "neighbours", sentences[side], search.shard_size) for side in SIDES]
+    recalls = {f"{side}_recall": load_recall(folder / side) for side in SIDES}
+    return found[0], found[1], {key: round(share, 4) for key, share in recalls.items() if share is not None}
+
+
 def describe_recall(search: SearchOptions, share: float, side: str) -> str:
     """The recall of an approximate search as a sentence."""
     return f"The {search.index} index finds {share:.1%} of the {side}s' {search.k} neighbours."
@@ -258,12 +271,12 @@ def search_shards(
     if search.index == "exact":
         return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance, part=part), None
 
-    index = read_kept(folder / INDEX, partial(_read_index, len(pool)))
-    if index is None:
-        index = build_index(pool, folder, search)
+    @cache  # not read if all neighbours are there
+    def index() -> Approximate:
+        return read_kept(folder / INDEX, partial(_read_index, len(pool))) or build_index(pool, folder, search)
 
     def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
-        return index.search(query_qh, pool, search.k)
+        return index().search(query_qh, pool, search.k)
 
     found = neighbour_shards(queries, folder / "neighbours", approximately, advance=advance, part=part)
     share = load_recall(folder)

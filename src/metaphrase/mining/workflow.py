@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -28,7 +27,8 @@ from metaphrase.mining.output import draw_histogram, histogram, quantiles, write
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours
 from metaphrase.mining.sentences import Sentences, read_sentences
-from metaphrase.mining.shards import SIDES, search_both, work_manifest
+from metaphrase.mining.shards import SIDES, load_both, search_both, work_manifest
+from metaphrase.mining.tasks import run_tasks
 
 logger = logging.getLogger(__name__)
 
@@ -125,19 +125,19 @@ def _mine(
     size = sum((work / side / "sentences.txt").stat().st_size for side in SIDES)
     if engine.storage is None:
         check_disk(estimate_needs(len(sources), len(targets), model, search, size), work, note)
-    found: tuple[Neighbours, Neighbours, dict[str, float]] | None
-    if engine.executor is None:
-        found = search_both(model, sources, targets, work, search, begin, note)
-    else:
-        os.environ.setdefault("LOGURU_DIAGNOSE", "NO")  # else datatrove logs the variables of a failed task, too
-        from metaphrase.mining.engine import Work, run_stages  # of an extra
-
-        counts = {"source": len(sources), "target": len(targets)}
-        given = Work(engine.storage or str(work.resolve()), search, manifest["weights"], counts)
-        last = partial(mine_files, options, search, replace(engine, executor="local", executor_args=[]))
-        found = run_stages(engine, given, work, finish=last, note=note)
-    if found is None:
+    given = {"source": sources, "target": targets}
+    pools = {"source": "target", "target": "source"}
+    finish = partial(mine_files, options, search)
+    made = run_tasks(
+        engine, search, manifest["weights"], given.items(), pools, work, with_rows=False, finish=finish, note=note
+    )
+    if made is None:
         return None
+    with made as folder:
+        if engine.executor is None:
+            found = search_both(model, sources, targets, folder, search, begin, note)
+        else:
+            found = load_both(folder, {side: len(given[side]) for side in SIDES}, search)
     forward, backward, recalls = found
     chosen = _select(forward, backward, sources, targets, options, threshold)
     write_scored_pairs(chosen.kept, sources, targets, languages, output, work)

@@ -1,0 +1,101 @@
+"""Embeddings of a text on disk: a file in, an array out. A killed run resumes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from metaphrase.corpus.writing import text_writer
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.io.digests import PinnedFile, unchanged
+from metaphrase.io.files import replacing
+from metaphrase.io.outputs import check_files
+from metaphrase.io.progress import Begin, no_progress
+from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
+from metaphrase.mining.options import EngineOptions, SearchOptions
+from metaphrase.mining.sentences import Sentences, read_sentences
+from metaphrase.mining.shards import embed_texts, work_manifest
+from metaphrase.mining.tasks import run_tasks
+
+logger = logging.getLogger(__name__)
+
+
+def encode_file(
+    text: str,
+    output: str,
+    search: SearchOptions | None = None,
+    engine: EngineOptions | None = None,
+    *,
+    column: str | None = None,
+    begin: Begin = no_progress,
+    note: Callable[[str], Any] = logger.info,
+) -> tuple[Path, Path] | None:
+    """Embed the distinct sentences of a monolingual text, which need not fit in memory.
+
+    Embeddings are kept in ``OUTPUT.partial`` until all are there. If a call is killed, the same call resumes. A second
+    process with the same output is refused.
+
+    Args:
+        text: One sentence per line, or TSV; also .gz. Empty, unreadable and repeated lines are skipped.
+        output: ``.npy`` file of unit rows, shape ``(sentences, hidden)``, float32, or float16 with ``search.half``.
+        search: The encoder; what concerns neighbours is ignored.
+        engine: Where embedding runs.
+        column: Column of a TSV file: its name in the header, or its number, from 1.
+        begin: Starts a progress bar.
+        note: Receives remarks during the run.
+
+    Returns:
+        The embeddings, and ``OUTPUT.txt``, whose lines are the sentences of the rows; None if Slurm jobs were submitted, the
+        last of which writes both.
+
+    Raises:
+        ValueError: An option or the text is invalid, or an output is the text.
+        CheckpointError: Another process writes the output, or its folder is not writable.
+        WorkerError: Tasks of the engine failed repeatedly.
+        ImportError: The engine is not installed.
+    """
+    search = SearchOptions() if search is None else search
+    engine = EngineOptions() if engine is None else engine
+    engine.check()
+    written = Path(output), Path(f"{output}.txt")
+    check_files(written, [text])
+    read = partial(read_sentences, text, column)
+    next(read(), None)  # fail on a missing file or column before the model is loaded
+    with work_folder_of(output) as work:
+        pin = PinnedFile.of(text)
+        model = load_encoder(search.model, max_length=search.max_length)
+        manifest = work_manifest(model, search, {"input": pin.sha256, "column": column})
+        open_work_folder(work, manifest)
+        with unchanged([pin]):
+            sentences = Sentences.write(work / "text", read)
+        finish = partial(encode_file, text, output, search, column=column)
+        made = run_tasks(
+            engine,
+            search,
+            manifest["weights"],
+            [("text", sentences)],
+            {},
+            work,
+            with_rows=True,
+            finish=finish,
+            note=note,
+        )
+        if made is None:
+            return None
+        with made as folder, replacing(written[0]) as partial_file:
+            advance = begin("Embedding", len(sentences))
+            blocks = embed_texts(model, sentences, folder / "text" / "embeddings", search, advance).blocks
+            shape = (len(sentences), blocks[0].shape[1])
+            rows_nh = np.lib.format.open_memmap(partial_file, "w+", blocks[0].dtype, shape)
+            for at, block in enumerate(blocks):
+                rows_nh[at * search.shard_size :][: len(block)] = block
+            rows_nh.flush()
+        with replacing(written[1]) as partial_file, text_writer(partial_file, packed=False) as lines:
+            lines.writelines(f"{sentence}\n" for sentence in sentences)
+        clear_work_folder(work)
+    return written
