@@ -130,7 +130,7 @@ class Subject:
     encode: Encode
     folder: Path | None
     settings: Settings
-    batch_size: int = 32
+    batch_size: int = 64
     show_progress: bool = False
 
     @classmethod
@@ -141,7 +141,7 @@ class Subject:
         output: str | Path | None,
         settings: Settings,
         *,
-        batch_size: int = 32,
+        batch_size: int = 64,
         show_progress: bool = False,
     ) -> Subject:
         """Make a subject whose results are cached in a subfolder of ``output`` that is named after the model's digest.

@@ -127,7 +127,7 @@ class EvaluateOptions(Settings):
     max_length: Length | None = option(
         None, "Number of tokens at which a sentence is truncated, also for the baseline (DAP: 32)."
     )
-    batch_size: Count = option(32, "Sentences per forward pass.")
+    batch_size: Count = option(64, "Sentences per forward pass.")
     output: str | None = option(None, "JSON file to write.")
     output_dir: str = option(
         "runs/evaluation", "Folder of cached results, by digest of the model, and of results.json."
@@ -386,7 +386,7 @@ def compare_scores(
     }
 
 
-def encoding_speed(model: SentenceTransformer, *, batch_size: int = 32) -> float:
+def encoding_speed(model: SentenceTransformer, *, batch_size: int = 64) -> float:
     """Seconds per byte of text, measured by encoding some of the packaged sentences."""
     sets = load_parallel_folder(UDHR, ["sw", "de", "hi", "zh"])
     texts = [
