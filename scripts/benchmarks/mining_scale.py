@@ -1,6 +1,7 @@
 """Measure how `metaphrase mine --executor local` grows: time, memory, disk, and what the approximate index misses.
 
     python scripts/benchmarks/mining_scale.py                              # 10,000 to 1,000,000 lines a side; hours
+    python scripts/benchmarks/mining_scale.py --data bucc2018-sample       # also BUCC's sample, embedded by the starter
     python scripts/benchmarks/mining_scale.py --sizes 2000 --results out   # a trial
 
 The texts are simulated: lines of 6 to 12 made-up words, whose frequencies follow Zipf's law. Half of the lines of a side
@@ -8,9 +9,13 @@ are translations of lines of the other side, in another order and with some word
 with 384 dimensions, in which a word and its translation are similar: it costs little, so that the search dominates. F1
 shows what an approximate index changes, not the quality on real texts.
 
-Each row, a size and an index, is kept in ``results/mining-scale.json`` when it is complete; an interrupted run goes on with
-the next one. The table is ``mining-scale.md`` there, and the plot ``docs/scaling/mining.svg``; ``scripts/update_tables.py``
-copies the table to docs/scaling.md.
+From the same texts, the search alone is compared with programs that others write (`mining_peers.py`): each mines the same
+embeddings in a process of its own, with as many threads as the command has workers. F1 is that of the best threshold.
+
+Each row, a size and an index or program, is kept in ``results/mining-scale.json`` when it is complete; an interrupted run
+resumes with the next one. An estimate is printed before each size, and rows of more than ``--most_hours`` are left out. The
+tables are ``mining-scale.md`` and ``mining-peers.md`` there, the plots ``docs/scaling/*.svg``; ``scripts/update_tables.py``
+copies the tables to docs/scaling.md.
 """
 
 from __future__ import annotations
@@ -23,7 +28,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,17 +37,28 @@ import numpy as np
 import torch
 from matplotlib.figure import Figure
 from measuring import facts
+from mining_peers import ENGINES, STOPES
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, HfArgumentParser, PreTrainedTokenizerFast
 
+from metaphrase import load_encoder
+from metaphrase.evaluation.bucc import MiningSet, load_bucc_folder
+from metaphrase.io.files import write_json
+from metaphrase.mining.bulk import encode
+from metaphrase.mining.margins import best_threshold
+
 RESULTS = Path(__file__).parent / "results"
-PLOT = Path(__file__).parents[2] / "docs" / "scaling" / "mining.svg"
+PLOTS = Path(__file__).parents[2] / "docs" / "scaling"
 WORDS, HIDDEN = 20_000, 384
 #: Share of the words of a translation that are replaced, and length of the difference between a word and its translation.
 REPLACED, NOISE = 0.3, 0.7
+#: Assumed speed of a core, for the first estimate of a duration.
+FLOPS = 5e10
+#: What is mined.
+SIMULATED, BUCC = "simulated", "BUCC 2018 sample"
 
 
 @dataclass
@@ -51,11 +67,17 @@ class Options:
 
     sizes: list[int] = field(default_factory=lambda: [10_000, 100_000, 1_000_000], metadata={"help": "Lines a side."})
     indexes: list[str] = field(default_factory=lambda: ["exact", "ivf"], metadata={"help": "Kinds of search."})
-    most_exact: int = field(default=200_000, metadata={"help": "Largest size that is searched exactly."})
+    peers: list[str] = field(
+        default_factory=lambda: list(ENGINES), metadata={"help": f"Programs: {', '.join(ENGINES)}."}
+    )
+    data: str | None = field(
+        default=None, metadata={"help": "Folder of BUCC 2018's sample, to mine with all programs."}
+    )
+    most_hours: float = field(default=1.0, metadata={"help": "Leave out rows that are estimated to take longer."})
     tasks: int = field(default=8, metadata={"help": "Tasks of each stage."})
     workers: int = field(default=2, metadata={"help": "Tasks at a time."})
     results: str = field(default=str(RESULTS), metadata={"help": "Folder of the results."})
-    plot: str | None = field(default=None, metadata={"help": "The plot. Default: docs/scaling/mining.svg."})
+    plots: str = field(default=str(PLOTS), metadata={"help": "Folder of the plots."})
     work: str = field(default="out/mining-scale", metadata={"help": "Folder of texts and shards, deleted at the end."})
 
 
@@ -142,6 +164,24 @@ class PeakMemory(threading.Thread):
             self.peak = max(self.peak, sum(sizes.get(one, 0) for one in tree))
 
 
+def measured(command: Sequence[str], threads: int = 1) -> tuple[str, int]:
+    """Run a program. Returns what it prints, and its peak memory.
+
+    Raises:
+        SystemExit: It failed.
+    """
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    memory = PeakMemory(program.pid)
+    memory.start()
+    printed, _ = program.communicate()
+    memory.ended.set()
+    memory.join()
+    if program.returncode:
+        raise SystemExit(f"A program failed, see its message above: {' '.join(command)}")
+    return printed, memory.peak
+
+
 def folder_bytes(folder: Path, pattern: str = "*") -> int:
     """Add up the sizes of files."""
     return sum(path.stat().st_size for path in folder.rglob(pattern) if path.is_file())
@@ -158,16 +198,8 @@ def measure(size: int, index: str, encoder: Path, options: Options) -> dict[str,
     words += ["--index", index, "--threshold", "auto", "--executor", "local", "--storage", storage]
     words += ["--tasks", options.tasks, "--workers", options.workers]
     start = time.monotonic()
-    command = subprocess.Popen([sys.executable, "-m", "metaphrase", *map(str, words)])
-    memory = PeakMemory(command.pid)
-    memory.start()
-    if command.wait():
-        raise SystemExit(
-            f"`metaphrase mine` failed on {size:,} lines with the index {index!r}; see its message above."
-        )
+    _, memory = measured([sys.executable, "-m", "metaphrase", *map(str, words)])
     seconds = time.monotonic() - start
-    memory.ended.set()
-    memory.join()
     with output.open(encoding="utf-8", newline="") as file:
         found = {
             (row["source"], row["target"]) for row in csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE)
@@ -184,7 +216,7 @@ def measure(size: int, index: str, encoder: Path, options: Options) -> dict[str,
         "index": index,
         "seconds": round(seconds, 1),
         "task_seconds": stages,
-        "memory": memory.peak,
+        "memory": memory,
         "disk": folder_bytes(storage),
         "index_bytes": folder_bytes(storage, "*.faiss"),
         "recall": round(sum(recalls) / 2, 4) if recalls else None,
@@ -193,6 +225,74 @@ def measure(size: int, index: str, encoder: Path, options: Options) -> dict[str,
     }
     shutil.rmtree(folder)
     return row
+
+
+Embedded = tuple[Path, set[tuple[int, int]]]
+
+
+def embedded(name: str, folder: Path, model: SentenceTransformer, sides: Any, gold: set[tuple[int, int]]) -> Embedded:
+    """Embed both sides, unless an earlier run has. Returns the folder of the embeddings, and the gold pairs' rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for side, texts in zip(("source", "target"), sides, strict=True):
+        path = folder / f"{side}.npy"
+        if not path.exists():
+            print(f"Embedding {len(texts):,} lines of {name} …", flush=True)
+            np.save(folder / "partial.npy", encode(model, texts, normalize_embeddings=True))
+            (folder / "partial.npy").replace(path)
+    return folder, gold
+
+
+def simulated(size: int, options: Options) -> Embedded:
+    """Embed simulated texts. Line ``at`` of the second side is the translation of line ``order[at]`` of the first."""
+    both = list(lines(size))
+    order = np.random.default_rng(0).permutation(size)
+    sides = [source for source, _ in both], [both[at][1] for at in order]
+    model = SentenceTransformer(str(Path(options.work) / "encoder"), device="cpu")
+    gold = {(int(row), at) for at, row in enumerate(order) if row < size // 2}
+    return embedded("simulated texts", Path(options.work) / f"{size}-embedded", model, sides, gold)
+
+
+def bucc(one: MiningSet, options: Options) -> Embedded:
+    """Embed a sample of BUCC with the starter."""
+    rows = [{name: at for at, name in enumerate(ids)} for ids in (one.source_ids, one.target_ids)]
+    gold = {(rows[0][source], rows[1][target]) for source, target in one.gold}
+    model = load_encoder("starter", device="cpu")
+    return embedded(BUCC, Path(options.work) / one.sha256[:12], model, (one.sources, one.targets), gold)
+
+
+def measure_peer(size: int, texts: str, engine: str, given: Embedded, options: Options) -> dict[str, Any]:
+    """Mine embeddings with a program, and measure a row."""
+    folder, gold = given
+    command = [sys.executable, str(Path(__file__).with_name("mining_peers.py")), engine, str(folder)]
+    printed, memory = measured(command, options.workers)
+    found = np.load(folder / "pairs.npz")
+    correct = [pair in gold for pair in zip(found["source"].tolist(), found["target"].tolist(), strict=True)]
+    best = best_threshold(found["score"], correct, len(gold))
+    row = {"size": size, "texts": texts, "engine": engine, "seconds": json.loads(printed)["seconds"]}
+    return row | {"memory": memory, "f1": round(best.f1, 4)}
+
+
+# ---------------------------------------------------------------------------------------------------- duration
+
+
+def estimate(rows: Sequence[dict[str, Any]], size: int, workers: int) -> float:
+    """Estimate the seconds of a row from the largest one of its index or program; without one, from the operations.
+
+    Exact search grows with the square of the size, an approximate one with its power 1.5, everything else linearly.
+
+    Args:
+        rows: Measured rows of the same index or program.
+        size: Lines a side.
+        workers: Tasks at a time.
+    """
+    if not rows:
+        return 30 + size / 200 + 4 * size**2 * HIDDEN / (workers * FLOPS)
+    last = max(rows, key=lambda row: row["size"])
+    factor = size / last["size"]
+    stages = last.get("task_seconds")
+    search = last["seconds"] if stages is None else min(stages.get("search", 0) / workers, last["seconds"])
+    power = 2 if "exact" in last.get("index", last.get("engine")) else 1.5
+    return (last["seconds"] - search) * factor + search * factor**power
 
 
 # ---------------------------------------------------------------------------------------------------- results
@@ -220,14 +320,38 @@ def table(content: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def draw(content: dict[str, Any], path: Path) -> None:
-    """Draw time, memory and disk over the number of lines."""
-    figure = Figure(figsize=(9, 3.2), layout="constrained")
-    panels = figure.subplots(1, 3)
-    measures = {"minutes": ("seconds", 60), "memory, GB": ("memory", 1e9), "disk, GB": ("disk", 1e9)}
+def peers_table(content: dict[str, Any]) -> str:
+    """Format the comparison with other programs as Markdown."""
+    about = content["facts"]
+    text = [
+        f"{about['date']}: {about['device']}, {content['workers']} threads; from embeddings of {HIDDEN} dimensions to pairs, "
+        "without embedding the texts. Memory is without pages of files. F1 is that of the best threshold.",
+        "",
+        "| texts | lines a side | program | seconds | / ours, same kind | memory, GB | F1 |",
+        "|---|--:|---|--:|--:|--:|--:|",
+    ]
+    for row in content["peers"]:
+        ours = f"metaphrase, {'exact' if 'exact' in row['engine'] else 'ivf'}"
+        same = {"size": row["size"], "texts": row["texts"], "engine": ours}.items()
+        seconds = next((one["seconds"] for one in content["peers"] if same <= one.items()), None)
+        share = "" if seconds is None or row["engine"] == ours else f"{row['seconds'] / seconds:.2f}"
+        cells = [row["texts"], f"{row['size']:,}", row["engine"], f"{row['seconds']:,.1f}", share]
+        text.append(f"| {' | '.join(cells)} | {row['memory'] / 1e9:.2f} | {row['f1']:.3f} |")
+    text += ["", "![Time and memory of the search by the number of lines](scaling/mining-peers.svg)"]
+    return "\n".join(text) + "\n"
+
+
+MEASURES = {"minutes": ("seconds", 60), "memory, GB": ("memory", 1e9), "disk, GB": ("disk", 1e9)}
+
+
+def draw(rows: Sequence[dict[str, Any]], kind: str, path: Path) -> None:
+    """Draw time, memory and, if measured, disk over the number of lines, a line for each index or program."""
+    measures = {name: (key, unit) for name, (key, unit) in MEASURES.items() if all(key in row for row in rows)}
+    figure = Figure(figsize=(3 * len(measures), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(measures))
     for axes, (name, (key, unit)) in zip(panels, measures.items(), strict=True):
-        for index in dict.fromkeys(row["index"] for row in content["rows"]):
-            points = [(row["size"], row[key] / unit) for row in content["rows"] if row["index"] == index]
+        for index in dict.fromkeys(row[kind] for row in rows):
+            points = [(row["size"], row[key] / unit) for row in rows if row[kind] == index]
             axes.plot(*zip(*points, strict=True), marker="o", label=index)
         axes.set(xscale="log", yscale="log", xlabel="lines a side", ylabel=name)
     panels[0].legend(frameon=False)
@@ -235,28 +359,95 @@ def draw(content: dict[str, Any], path: Path) -> None:
     figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
+def keep(content: dict[str, Any], options: Options) -> None:
+    """Write the results, the tables and the plots."""
+    results, plots = Path(options.results), Path(options.plots)
+    results.mkdir(parents=True, exist_ok=True)
+    content["rows"].sort(key=lambda row: (row["size"], row["index"]))
+    content["peers"].sort(key=lambda row: (row["texts"] == SIMULATED, row["size"], list(ENGINES).index(row["engine"])))
+    write_json(results / "mining-scale.json", content)
+    if content["rows"]:
+        (results / "mining-scale.md").write_text(table(content), encoding="utf-8")
+        draw(content["rows"], "index", plots / "mining.svg")
+    if content["peers"]:
+        (results / "mining-peers.md").write_text(peers_table(content), encoding="utf-8")
+    if rows := [row for row in content["peers"] if row["texts"] == SIMULATED]:
+        draw(rows, "engine", plots / "mining-peers.svg")
+
+
+class Program:
+    """The rows of the measurement, of which the missing ones are measured."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        kept = Path(options.results) / "mining-scale.json"
+        self.content = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": [], "peers": []}
+        self.content |= {"facts": facts("cpu", 1), "tasks": options.tasks, "workers": options.workers}
+
+    def missing(self, size: int, texts: str) -> list[tuple[str, str, float]]:
+        """Return the missing rows of a size: the list they belong to, index or program, and estimated seconds."""
+        rows, peers = self.content["rows"], self.content["peers"]
+        todo = []
+        for index in self.options.indexes if texts == SIMULATED else ():
+            own = [row for row in rows if row["index"] == index]
+            if all(row["size"] != size for row in own):
+                todo.append(("rows", index, estimate(own, size, self.options.workers)))
+        for engine in self.options.peers:
+            own = [row for row in peers if row["engine"] == engine]
+            is_done = any((row["size"], row["texts"]) == (size, texts) for row in own)
+            if not is_done and not (engine.startswith("faiss, stopes") and size <= min(STOPES)):
+                todo.append(("peers", engine, estimate(own, size, self.options.workers)))
+        return todo
+
+    def run(self, size: int, texts: str, load: Callable[[], Embedded]) -> None:
+        """Measure the missing rows of a size, and keep each.
+
+        Args:
+            size: Lines a side.
+            texts: What is mined.
+            load: Embeds it, for the comparison with other programs.
+        """
+        todo, most = self.missing(size, texts), 3600 * self.options.most_hours
+        for _, name, seconds in (row for row in todo if row[2] > most):
+            print(f"{size:,} lines, {name}: left out, about {seconds / 3600:.1f} hours (--most_hours)")
+        todo = [row for row in todo if row[2] <= most]
+        print(
+            f"{size:,} lines, {texts}: {len(todo)} rows, about {sum(row[2] for row in todo) / 60:.0f} minutes",
+            flush=True,
+        )
+        given = None
+        for kind, name, seconds in todo:
+            print(f"{time.strftime('%H:%M:%S')} {name}: about {seconds / 60:.1f} minutes …", flush=True)
+            if kind == "rows":
+                row = measure(size, name, Path(self.options.work) / "encoder", self.options)
+            else:
+                given = given or load()
+                row = measure_peer(size, texts, name, given, self.options)
+            self.content[kind].append(row)
+            keep(self.content, self.options)
+            print(f"  {row['seconds']:,.1f} seconds, F1 {row['f1']:.3f}", flush=True)
+        if given:
+            shutil.rmtree(given[0])
+
+
 def main(argv: list[str]) -> int:
-    """Measure the missing rows, and write the table and the plot."""
+    """Measure the missing rows, and write the tables and the plots."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
-    os.environ |= {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    results = Path(options.results)
-    kept = results / "mining-scale.json"
-    content = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {"rows": []}
-    content |= {"facts": facts("cpu", 1), "tasks": options.tasks, "workers": options.workers}
-    encoder = Path(options.work) / "encoder"
-    write_encoder(encoder)
+    os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    torch.set_num_threads(options.workers)
+    torch.set_flush_denormal(True)
+    program = Program(options)
+    write_encoder(Path(options.work) / "encoder")
+    if options.data:
+        for language, sets in load_bucc_folder(options.data, "sample_oracle").items():
+            one = sets["sample"]
+            size = max(len(one.sources), len(one.targets))
+            program.run(size, f"{BUCC}, {language}–en", lambda one=one: bucc(one, options))
     for size in sorted(options.sizes):
-        for index in options.indexes:
-            is_done = any((row["size"], row["index"]) == (size, index) for row in content["rows"])
-            if is_done or (index == "exact" and size > options.most_exact):
-                continue
-            content["rows"].append(measure(size, index, encoder, options))
-            content["rows"].sort(key=lambda row: (row["size"], row["index"]))
-            results.mkdir(parents=True, exist_ok=True)
-            kept.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-            (results / "mining-scale.md").write_text(table(content), encoding="utf-8")
-            draw(content, Path(options.plot) if options.plot else PLOT)
-    print(table(content))
+        program.run(size, SIMULATED, lambda size=size: simulated(size, options))
+    for name in ("mining-scale.md", "mining-peers.md"):
+        if (path := Path(options.results) / name).exists():
+            print(path.read_text(encoding="utf-8"))
     return 0
 
 

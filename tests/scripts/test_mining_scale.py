@@ -3,6 +3,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -12,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 def script(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
     yield import_module("mining_scale")
-    for name in ("mining_scale", "measuring"):
+    for name in ("mining_scale", "mining_peers", "measuring"):
         del sys.modules[name]
 
 
@@ -27,9 +28,42 @@ def test_half_of_the_simulated_lines_are_translations(script, tmp_path):
     assert 0.5 < sum(shared) / 50 < 0.9
 
 
+def test_faiss_by_hand_finds_the_same_pairs(script, tmp_path):
+    peers = sys.modules["mining_peers"]
+    rng = np.random.default_rng(0)
+    source_nh = rng.normal(size=(300, 16)).astype(np.float32)
+    target_nh = source_nh[::-1] + rng.normal(size=source_nh.shape).astype(np.float32)
+    for side, rows_nh in (("source", source_nh), ("target", target_nh)):
+        np.save(tmp_path / f"{side}.npy", rows_nh / np.linalg.norm(rows_nh, axis=1, keepdims=True))
+    ours, theirs, approximate = (
+        peers.ENGINES[engine](tmp_path) for engine in ("metaphrase, exact", "faiss, exact", "faiss, stopes' index")
+    )
+    assert len(ours[0]) > 200
+    assert {*zip(*ours[1:], strict=True)} == {*zip(*theirs[1:], strict=True)} == {*zip(*approximate[1:], strict=True)}
+    np.testing.assert_allclose(ours[0], theirs[0], rtol=1e-5)
+
+
+def test_durations_are_estimated_from_the_largest_row(script):
+    stages = {"embed": 30.0, "search": 40.0}
+    rows = [
+        {"index": "exact", "size": 1000, "seconds": 1.0, "task_seconds": {"search": 0.1}},
+        {"index": "exact", "size": 10_000, "seconds": 100.0, "task_seconds": stages},
+    ]
+    assert script.estimate(rows, 100_000, 2) == 80 * 10 + 20 * 100
+    assert script.estimate([{"engine": "metaphrase, ivf", "size": 100, "seconds": 1.0}], 10_000, 2) == 1000
+    assert script.estimate([], 100_000, 2) == pytest.approx(30 + 500 + 4e10 * 384 / 1e11)
+
+
+def test_long_rows_are_left_out(script, tmp_path, capsys):
+    options = script.Options(sizes=[], results=str(tmp_path), most_hours=0)
+    script.Program(options).run(1000, script.SIMULATED, lambda: pytest.fail("the texts were embedded"))
+    assert "1,000 lines, faiss, exact: left out, about 0.0 hours (--most_hours)" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 def test_rows_are_measured_once(script, tmp_path, capsys):
-    options = ["--results", str(tmp_path), "--plot", str(tmp_path / "plot.svg"), "--work", str(tmp_path / "work")]
+    options = ["--results", str(tmp_path), "--plots", str(tmp_path), "--work", str(tmp_path / "work")]
     options += ["--tasks", "2", "--workers", "1", "--sizes"]
     script.main([*options, "300"])
     first = json.loads((tmp_path / "mining-scale.json").read_text())["rows"]
@@ -46,4 +80,9 @@ def test_rows_are_measured_once(script, tmp_path, capsys):
     assert [row for row in content["rows"] if row["size"] == 300] == first
     assert len(content["rows"]) == 3
     assert "| 400 | exact |" in (tmp_path / "mining-scale.md").read_text()
-    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+    assert [row["engine"] for row in content["peers"] if row["size"] == 300] == list(script.ENGINES)[:3]
+    assert all(row["f1"] > 0.9 for row in content["peers"])
+    assert "| simulated | 400 | faiss, exact |" in (tmp_path / "mining-peers.md").read_text()
+    for name in ("mining.svg", "mining-peers.svg"):
+        assert (tmp_path / name).read_text().startswith("<?xml")
+    assert not [*(tmp_path / "work").glob("*-embedded")]
