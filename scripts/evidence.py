@@ -395,7 +395,14 @@ class Evidence:
                     print(f"{name} is left out: {error}", flush=True)
 
     def time_steps(self) -> None:
-        """Measure the time of a training step of each recipe: the shortest of some rounds over all recipes."""
+        """Measure the time of a training step of each recipe: the shortest of some rounds over all recipes.
+
+        Raises:
+            UsageError: Times of other recipes are kept, but cannot be compared with new ones.
+        """
+        path = self.folder / STEP_TIMES
+        facts = {"rounds": ROUNDS, "batch_size": self.options.batch_size, "hardware": hardware()}
+        others = kept_times(path, facts, {cell.name for cell in self.cells})
         linked = max(self.cells, key=lambda cell: "alignment" in cell.recipe.columns)
         config = self.run_config(linked, self.work / "training" / "timed")
         corpus = read_bitext(config, self.start, config.training_arguments())
@@ -406,8 +413,7 @@ class Evidence:
                 each = step_seconds(self.start, recipe, corpus, self.options.batch_size, freeze=True, seed=0)
                 seconds[name] = round(min(seconds[name], each), 3)
                 print(f"{time.strftime('%H:%M:%S')} {name}: {each:.2f} seconds", flush=True)
-        facts = {"seconds": seconds, "rounds": ROUNDS, "batch_size": self.options.batch_size}
-        write_part(self.folder / STEP_TIMES, facts | {"hardware": hardware(), "versions": versions()})
+        write_part(path, facts | {"seconds": others | seconds, "versions": versions()})
 
     def order(self) -> Iterator[tuple[list[Benchmark], list[Cell]]]:
         """Groups of benchmarks with the cells that they are measured for: packaged recipes first, and cheap benchmarks."""
@@ -532,6 +538,22 @@ class Evidence:
             return texts * TEXT_BYTES * self.byte_seconds
         benchmark = next(one for tier in self.tiers for one in tier if one.name == stage)
         return benchmark.work * self.byte_seconds
+
+
+def kept_times(path: Path, facts: Mapping[str, Any], recipes: set[str]) -> dict[str, float]:
+    """The kept times of other recipes than these.
+
+    Raises:
+        UsageError: There are some, but they were measured with other settings or on another machine.
+    """
+    content = read_part(path) or {"seconds": {}}
+    others = {name: seconds for name, seconds in content["seconds"].items() if name not in recipes}
+    if others and any(content.get(name) != value for name, value in facts.items()):
+        raise UsageError(
+            f"{path} has times of other recipes ({', '.join(others)}) with other settings or from another machine, which "
+            "cannot be compared. Measure all recipes (without --only), or remove the file."
+        )
+    return others
 
 
 def kept(path: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -28,7 +28,7 @@ import hashlib
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import product, repeat
@@ -58,13 +58,15 @@ from metaphrase.evaluation.measures import spearman
 from metaphrase.evaluation.sts import load_sts_folder
 from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import hardware, prepare_process
-from metaphrase.io.files import DEMO, UDHR, write_json
+from metaphrase.io.files import DEMO, UDHR, replacing, write_json
 from metaphrase.mining.search import unit_rows
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "forgetting.json"
+#: The bitext of `DEMO`, as the page names it.
+DEMO_WORDS = "the demo's bitext"
 PAGE = ROOT / "docs" / "forgetting.md"
 PLOT = ROOT / "docs" / "forgetting" / "frontier.svg"
 
@@ -287,19 +289,33 @@ class DevData:
 # -------------------------------------------------------------------------------------------------------------- program
 
 
+Embeddings = dict[str, list[NDArray[Any]]]
+
+
+def kept_embeddings(path: Path, embed: Callable[[], Embeddings]) -> Embeddings:
+    """The embeddings in a file, which is written first if it is missing."""
+    if not path.is_file():
+        groups = embed()
+        with replacing(path, unique=True) as partial, partial.open("wb") as file:
+            np.savez(file, **{f"{name}-{at}": x for name, group in groups.items() for at, x in enumerate(group)})
+        return groups
+    kept: Embeddings = {}
+    with np.load(path) as content:
+        for key in content.files:
+            kept.setdefault(key.rpartition("-")[0], []).append(content[key])
+    return kept
+
+
 def measured(cell: Cell | None, data: DevData, output: Path) -> list[dict[str, Any]]:
     """The rows of a cell, or of the original encoder; they are measured if missing."""
     settings = json.dumps([ALPHAS, DIRECTIONS, ITEMS, QUESTIONS, PARAGRAPHS, *(len(side) for side in data.sts)])
     name = "starter" if cell is None else cell.digest
-    path = output / "rows" / f"{name}-{hashlib.sha256(settings.encode()).hexdigest()[:8]}.json"
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    path = output / "rows" / f"{name}-{digest}.json"
     if path.is_file():
         return list(json.loads(path.read_text(encoding="utf-8")))
     original = load_encoder("starter")
-    before_path = output / "rows" / "starter.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    before = data.embed(original) if not before_path.is_file() else _loaded(before_path)
-    if not before_path.is_file():
-        np.savez(before_path, **{f"{name}-{at}": x for name, group in before.items() for at, x in enumerate(group)})
+    before = kept_embeddings(output / "rows" / f"starter-{digest}.npz", lambda: data.embed(original))
     rows = []
     if cell is None:
         about = {"recipe": "starter", "alpha": 0.0, "hardware": hardware()}
@@ -328,15 +344,6 @@ def measured_in_worker(cell: Cell, options: argparse.Namespace) -> list[dict[str
     return measured(cell, DevData(options.stsb, options.mlqa), options.output)
 
 
-def _loaded(path: Path) -> dict[str, list[NDArray[Any]]]:
-    """The kept embeddings of the original encoder."""
-    with np.load(path) as content:
-        groups: dict[str, list[NDArray[Any]]] = {}
-        for key in content.files:
-            groups.setdefault(key.rpartition("-")[0], []).append(content[key])
-    return groups
-
-
 #: Columns of the table: key and heading.
 COLUMNS = {
     "translations": "translations",
@@ -359,7 +366,8 @@ def table(content: Mapping[str, Any]) -> str:
     machines = [row["hardware"] for row in rows]
     names = {one.get("gpu") or f"{one['cpus']} {one['machine']} cores" for one in machines}
     lines = [
-        f"{content['steps']} steps of {content['batch_size']} pairs of the demo's bitext, word embeddings frozen, seed "
+        f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
+        f"frozen, seed "
         f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({', '.join(sorted(names))}). α is the share "
         "of the way from the original encoder to the trained one. Each recipe has up to two rows: the α and the number of "
         "directions with the largest sum of translations and answers, first among those with which neither answers nor "
@@ -426,7 +434,8 @@ def main(argv: Sequence[str]) -> int:
         for found in pool.map(measured_in_worker, chosen, repeat(options)):
             rows += found
             print(json.dumps(found, indent=1), flush=True)
-    content: dict[str, Any] = {"steps": options.steps, "batch_size": options.batch_size}
+    corpus = DEMO_WORDS if options.corpus == DEMO else f"the training sets in {options.corpus.name}"
+    content: dict[str, Any] = {"corpus": corpus, "steps": options.steps, "batch_size": options.batch_size}
     content |= {"seeds": options.seeds, "rows": rows}
     write_json(options.output / "results.json", content)
     if options.keep:

@@ -1,6 +1,7 @@
 import gzip
 import importlib
 import json
+import pickle
 import sys
 from pathlib import Path
 
@@ -117,6 +118,23 @@ def test_the_table_has_the_best_encoders_of_a_recipe(script):
     content = {"rows": [start, kept, kept | {"answers": 49.0}, gained], **SETTING, "seeds": [1]}
     lines = [line for line in script.table(content).splitlines() if line.startswith(("| starter", "| tr"))]
     assert [line.split(" | ")[1:4] for line in lines] == [["0", "0", "50.0"], ["0.5", "0", "60.0"], ["1", "0", "70.0"]]
+    assert "64 pairs of the demo's bitext," in script.table(content)
+    assert "64 pairs of the training sets in mine," in script.table(content | {"corpus": "the training sets in mine"})
+
+
+def test_embeddings_are_kept_whole_or_not_at_all(script, tmp_path):
+    path = tmp_path / "rows" / "starter-1.npz"
+    groups = {"sts": [np.ones(2), np.zeros(3)], "answers": [np.arange(4)]}
+    script.kept_embeddings(path, lambda: groups)
+    kept = script.kept_embeddings(path, lambda: pytest.fail("they were embedded again"))
+    assert {name: [x.tolist() for x in xs] for name, xs in kept.items()} == {
+        "sts": [[1, 1], [0, 0, 0]],
+        "answers": [[0, 1, 2, 3]],
+    }
+    broken = [np.ones(2), np.array([lambda: None])]  # the second array cannot be written
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        script.kept_embeddings(tmp_path / "rows" / "starter-2.npz", lambda: {"sts": broken})
+    assert [one.name for one in path.parent.iterdir()] == ["starter-1.npz"]
 
 
 def test_the_plot_shows_every_encoder(script, tmp_path):
