@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
+from metaphrase.cli.pushing import PushPairsOptions
 from metaphrase.cli.tables import text_histogram
 from metaphrase.corpus.codes import split_languages
 from metaphrase.mining.filtering import filter_corpus
@@ -21,15 +22,17 @@ EXAMPLES = (
 
 def run(argv: Sequence[str]) -> int:
     """Score, filter, write."""
-    options, search, engine = parse(
+    options, search, engine, hub = parse(
         "metaphrase filter",
-        [FilterOptions, SearchOptions, EngineOptions],
+        [FilterOptions, SearchOptions, EngineOptions, PushPairsOptions],
         argv,
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
     options.languages = split_languages(options.languages)
+    hub.check(options.output, engine)
     console = notes()
+    hub.create(options.output, console.print)
     with progress(console) as begin:
         result = filter_corpus(options, search, engine, begin=begin, note=console.print)
     if result is None:
@@ -37,5 +40,5 @@ def run(argv: Sequence[str]) -> int:
     console.print("\n".join(text_histogram(result.facts["histogram"], options.threshold)))
     files = ", ".join(map(str, result.files))
     console.print(f"Kept {len(result.kept_n):,} of {len(result.score_n):,} pairs: {files}")
-    emit(result.facts)
+    emit(result.facts | hub.push(options.output, console.print))
     return 0

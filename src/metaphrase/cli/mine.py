@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
+from metaphrase.cli.pushing import PushPairsOptions
 from metaphrase.exceptions import UsageError
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 
@@ -19,6 +20,7 @@ EXAMPLES = (
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz",
     "metaphrase mine a.txt b.txt --source_lang sw --target_lang en -o mined.parquet --threshold auto --json",
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz --index ivf --half --keep_work",
+    "metaphrase mine news.sw.gz news.en.gz -o mined.parquet --push_to_hub me/swahili-english --private",
     "metaphrase mine news.sw.gz news.en.gz -o mined.tsv.gz --executor local --tasks 64 --workers 8",
 )
 
@@ -29,15 +31,16 @@ def run(argv: Sequence[str]) -> int:
     if len(texts) > 2:
         raise UsageError(f"Expected two texts, SOURCE and TARGET, got {len(texts)}. See `metaphrase mine --help`.")
     flags = [part for pair in zip(("--source", "--target"), texts, strict=False) for part in pair]
-    options, search, engine = parse(
+    options, search, engine, hub = parse(
         "metaphrase mine",
-        [MiningOptions, SearchOptions, EngineOptions],
+        [MiningOptions, SearchOptions, EngineOptions, PushPairsOptions],
         [*flags, *others],
         description=DESCRIPTION,
         examples=EXAMPLES,
     )
     options.check()  # before slow imports
     engine.check()
+    hub.check(options.output, engine)
     import torch
 
     from metaphrase.cli.tables import text_histogram
@@ -45,6 +48,7 @@ def run(argv: Sequence[str]) -> int:
 
     torch.set_flush_denormal(True)
     console = notes()
+    hub.create(options.output, console.print)
     with progress(console) as begin:
         result = mine_files(options, search, engine, begin=begin, note=console.print)
     if result is None:
@@ -55,7 +59,7 @@ def run(argv: Sequence[str]) -> int:
     console.print(f"Wrote {len(result.kept.score_c):,} pairs: {', '.join(map(str, result.files))}")
     if result.work is not None:
         console.print(f"Kept {result.work}")
-    emit(result.facts)
+    emit(result.facts | hub.push(options.output, console.print))
     return 0
 
 

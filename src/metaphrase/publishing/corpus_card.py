@@ -16,6 +16,7 @@ COLUMN_CONTENT = {
     "segmenter": "Segmenter of the words that the links count: whitespace or icu",
     "source_bt": "Back-translations of the target",
     "target_bt": "Back-translations of the source",
+    "score": "Score of the pair",
     "negatives": "Sentences that are similar to the translation, but wrong",
 }
 

@@ -126,7 +126,7 @@ def push_corpus(
     """Upload a bitext, with its word links if it has any, as a data set that ``load_corpus("hf:organisation/name")`` reads.
 
     Args:
-        path: A Parquet file that ``metaphrase align`` or ``metaphrase filter`` wrote.
+        path: A Parquet file that ``metaphrase mine``, ``filter`` or ``align`` wrote.
         repo_id: `organisation/name` of the data set; it is created if it does not exist.
         license: Licence of the text, as the Hub spells it, e.g. ``cc-by-4.0``.
         **options: See `CommitOptions`.
@@ -219,11 +219,14 @@ def push_command(
     return without_tokens(shlex.join(words))
 
 
-def make_repository(repo_id: str, *, private: bool = False, token: str | None = None, later: str = "") -> str:
-    """Create the repository of a model before training, or check that an existing one is writable.
+def make_repository(
+    repo_id: str, repo_type: str | None = None, *, private: bool = False, token: str | None = None, later: str = ""
+) -> str:
+    """Create a repository before the work whose result it receives, or check that an existing one is writable.
 
     Args:
         repo_id: `organisation/name`; a bare name belongs to the token's user.
+        repo_type: None for a model, or "dataset".
         private: Make a new repository private, and refuse a public one.
         token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
         later: Last sentence of error messages.
@@ -236,11 +239,11 @@ def make_repository(repo_id: str, *, private: bool = False, token: str | None = 
         HubConnectionError: The Hub cannot be reached, or fails; see :func:`metaphrase.io.hub.is_transient`.
         UsageError: `repo_id` is not a valid name, or the repository is public and a private one is required.
     """
-    repository = _Repository(repo_id, private=private, token=token, hint=later, bare=True)
+    repository = _Repository(repo_id, repo_type, private=private, token=token, hint=later, bare=True)
     with repository.errors():
         repository.create()
         try:
-            retry(lambda: repository.api.auth_check(repository.repo_id, write=True), RETRY_PAUSES[:1])
+            retry(lambda: repository.api.auth_check(**repository.where, write=True), RETRY_PAUSES[:1])
         except HfHubHTTPError as error:
             if status_of(error) != 404:  # the repository exists, but not every Hub implements this request
                 raise
@@ -415,7 +418,7 @@ def _corpus_facts(path: Path) -> dict[str, Any]:
     """Pairs, columns and languages of a bitext in Parquet format."""
     if not path.is_file():
         raise MissingFileError(
-            f"The file {path} does not exist. Name a .parquet file that `metaphrase align` or `metaphrase filter` wrote."
+            f"The file {path} does not exist. Name a .parquet file that `metaphrase mine`, `filter` or `align` wrote."
         )
     try:
         table = pq.ParquetFile(path)
@@ -425,7 +428,7 @@ def _corpus_facts(path: Path) -> dict[str, Any]:
             languages |= {value for column in batch.columns for value in pc.unique(column).to_pylist() if value}
     except (pa.ArrowException, OSError) as error:
         raise UsageError(
-            f"{path} is not a Parquet file, the only format that is pushed. `metaphrase align` and `metaphrase filter` write "
+            f"{path} is not a Parquet file, the only format that is pushed. `metaphrase mine`, `filter` and `align` write "
             "one if their output ends in .parquet."
         ) from error
     if not {"source", "target"} <= set(columns):
