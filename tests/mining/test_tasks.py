@@ -8,11 +8,14 @@ from pathlib import Path
 import dill
 import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
+from datasets import load_dataset
 from datatrove.pipeline.base import PipelineStep
 
 from metaphrase.cli import main
+from metaphrase.corpus import load_corpus
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.mining import workflow
 from metaphrase.mining.encoding import encode_file
@@ -129,6 +132,38 @@ def test_a_text_is_encoded(texts, tiny_encoder_dir, tmp_path):  # noqa: F811
     if os.environ["OMP_NUM_THREADS"] == "1":
         assert found[0].tobytes() == found[1].tobytes()
     fsspec.filesystem("memory").rm("/encode", recursive=True)
+
+
+@pytest.mark.long
+def test_mined_and_filtered_shards_are_streamed_in_training(texts, bitext, tiny_encoder_dir, tmp_path, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(workflow, "draw_histogram", lambda *args: [])
+    shards = [tmp_path / "shards" / name for name in ("news.parquet", "web.parquet")]
+    (tmp_path / "web.tsv").write_text(
+        "".join(f"{row['source']}\t{row['target']}\n" for row in bitext), encoding="utf-8"
+    )
+    encoder = ["--model", str(tiny_encoder_dir)]
+    assert main(["mine", *texts, *encoder, "-o", str(shards[0])]) == 0
+    command = ["filter", str(tmp_path / "web.tsv"), "--source_lang", "de", "--score", "cosine", *encoder]
+    assert main([*command, "-o", str(shards[1])]) == 0
+    written = [(row["source"], row["target"]) for shard in shards for row in pq.read_table(shard).to_pylist()]
+    for stream in (
+        load_corpus(shards[0].parent, streaming=True, cleaning=None).dataset,
+        load_dataset("parquet", data_files=[*map(str, shards)], split="train", streaming=True),
+    ):
+        assert stream.num_shards == 2
+        assert [(row["source"], row["target"]) for row in stream] == written
+    options = [
+        "--corpus",
+        str(shards[0].parent),
+        "--streaming",
+        "--max_steps",
+        "2",
+        "--per_device_train_batch_size",
+        "8",
+    ]
+    options += ["--output_dir", str(tmp_path / "run"), "--use_cpu", "--report_to", "none"]
+    assert main(["train", "--recipe", "tr", *encoder, *options]) == 0
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["model"] == str(tiny_encoder_dir)
 
 
 def test_the_name_of_a_storage_is_no_pattern(texts, tiny_encoder_dir, tmp_path, monkeypatch):  # noqa: F811

@@ -6,11 +6,14 @@ import dataclasses
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from datasets import Dataset
 
 from metaphrase.corpus.codes import bare_language, language_code
@@ -213,7 +216,10 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
 
 
 def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
-    """Files ``xx-en[.split].ext`` of a folder: those of the split, or files without a split for the other languages."""
+    """Files ``xx-en[.split].ext`` of a folder: those of the split, or files without a split for the other languages.
+
+    Without such a file, the Parquet files whose columns state the languages, as `metaphrase mine` and `filter` write them.
+    """
     found: dict[str, list[tuple[str | None, BitextFile]]] = defaultdict(list)
     splits = set()
     for path in sorted(folder.iterdir()):
@@ -233,10 +239,22 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     for candidates in found.values():
         chosen = [file for part, file in candidates if part == split]
         files += chosen or [file for part, file in candidates if part is None]
+    if not found:
+        files = [
+            BitextFile(str(path), "parquet", (path,), None, None, into)
+            for path in sorted(folder.glob("*.parquet"))
+            if not path.name.startswith(".") and _states_languages(path)
+        ]
     if not files:
         has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}." if splits else "It has no parallel files."
         raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")
     return files
+
+
+def _states_languages(path: Path) -> bool:
+    with suppress(OSError, pa.ArrowException):
+        return {"source_lang", "target_lang"} <= {*pq.read_schema(path).names}
+    return False
 
 
 def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:

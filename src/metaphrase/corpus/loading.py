@@ -88,7 +88,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
       Without a header, it has two columns. A TSV has no quoting;
     - a Moses pair: ``europarl.sw-en.sw,europarl.sw-en.en``, ``europarl.sw-en.{sw,en}`` or their prefix
       ``europarl.sw-en``;
-    - a folder: every file ``xx-en[.split].<ext>`` in it;
+    - a folder: every file ``xx-en[.split].<ext>`` in it, or, if there is none, every ``.parquet`` file whose columns state
+      the languages, as ``metaphrase mine`` and ``filter`` write them;
     - a Hub data set ``hf:org/name[:config][@split][#revision]``, pinned to the commit that it has when it is loaded;
     - a ``datasets.Dataset``.
 
