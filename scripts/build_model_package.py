@@ -96,10 +96,10 @@ TEXT = """\
 
 # {name}
 
-A cross-lingual sentence encoder: it maps sentences to vectors of {dimensions} dimensions, in which sentences are close to
-their translations, and searches a pool of many languages by meaning. It is
+A cross-lingual sentence encoder for retrieval of translations, and for search in a pool of many languages. It maps sentences
+to vectors of {dimensions} dimensions, in which sentences are close to their translations. It is
 [multilingual-e5-small](https://huggingface.co/{base}), tuned with [metaphrase](https://github.com/metaphrase/metaphrase) on
-{pairs:,} sentence pairs in {count} languages and English ({languages}). The tables show what it gains and what it loses.
+{pairs:,} sentence pairs of {count} languages with English ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}
 - **Files:** the difference to multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is loaded from PyPI.
@@ -136,7 +136,8 @@ model = SentenceTransformer("my-encoder")
 
 ## Results
 
-Before is multilingual-e5-small, with or without its prompt, whichever is better; after is the release.
+*Starter* and *before* are multilingual-e5-small, with or without its prompt, whichever is better; *release* and *after* are
+this model.
 
 <!-- suites -->
 <!-- /suites -->
@@ -149,7 +150,7 @@ Before is multilingual-e5-small, with or without its prompt, whichever is better
 
 ## Precision
 
-What the {bits} bits cost:
+The effect of storing the difference in {bits} bits:
 
 <!-- precision -->
 <!-- /precision -->
@@ -160,8 +161,9 @@ What the {bits} bits cost:
 | difference, `{file}` (SHA-256) | `{vector_digest}` |
 | base and difference | `{merged_digest}` |
 
-They are compared when the model is loaded, and {references} embeddings with `reference.json`, whose largest difference may be
-{tolerance:.0e}. The embeddings of the release before it was stored in {bits} bits differ by up to {difference:.1e}.
+When the model is loaded, these digests are verified, and {references} embeddings are compared with `reference.json`: a
+component may differ by at most {tolerance:.0e}. The embeddings before quantisation to {bits} bits differ by up to
+{difference:.1e}.
 
 ## Limits
 
@@ -183,13 +185,13 @@ In a clone of metaphrase, with the versions in `constraints.txt`:
 """
 
 LIMITS = (
-    "The training text is {origin}, short strings for the most part. How the model does on other text is known only for what "
-    "the tables measure.",
-    "The vocabulary is that of the base, and the embeddings of its pieces were frozen: training has improved neither how "
-    "words are split nor what single pieces mean.",
-    "It has seen sentences of the languages above and their English translations, cut to {length} pieces: no other "
-    "languages, no pairs without English, no documents, no questions and no code.",
-    "One run with seed {seed}. Differences between seeds come on top of the intervals.",
+    "The training text is {origin}, mostly short strings. Results on other text are known only for the benchmarks "
+    "above.",
+    "The vocabulary is that of the base, and the word embeddings were frozen: training improved neither the segmentation of "
+    "words nor the embeddings of single pieces.",
+    "The training data are sentences of the languages above with English translations, truncated to {length} pieces: no "
+    "other languages, no pairs without English, no documents, questions or code.",
+    "The results are from one run with seed {seed}. Intervals do not include the variation between seeds.",
     "It inherits the biases of its base and of its training text. A high similarity means that two sentences have a similar "
     "meaning, not that they are true.",
 )
@@ -305,7 +307,7 @@ def card(
         count=len(languages),
         languages=", ".join(languages),
         recipe=f"`{run['recipe']['name']}`, {run['steps']} steps of {run['batch_size']} pairs",
-        merged=f"; the mean of the weights before and after with the weight {alpha['alpha']:g}" if alpha else "",
+        merged=f"; merged with the base, with weight {alpha['alpha']:g}" if alpha else "",
         debiased=f"; without {removed['directions']} directions of language identity" if removed else "",
         bits=BITS,
         megabytes=facts["file"].stat().st_size / 1e6,

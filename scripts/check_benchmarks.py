@@ -187,7 +187,7 @@ def margin_errors(data: Path, embeddings: Path) -> dict[str, dict[str, float]]:
 
 
 def compare(found: dict[str, dict[str, float]], results: dict[str, Any]) -> int:
-    """Print both scores side by side; the number of those that differ."""
+    """Print both scores side by side, and return the number of scores that differ."""
     wrong = 0
     for name, scores in found.items():
         for language, score in scores.items():

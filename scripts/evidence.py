@@ -1,17 +1,18 @@
-"""What each objective gains and costs: every recipe on one encoder, bitext, number of steps and seeds, on many benchmarks.
+"""Measure what each objective gains and costs, on one encoder and bitext, with the same steps and seeds.
 
-    python scripts/evidence.py --data benchmarks --plan      # what is kept, what is missing, and how long it takes
+    python scripts/evidence.py --data benchmarks --plan      # print stored and missing results, and the estimated time
     python scripts/evidence.py --data benchmarks             # train and measure what is missing, then write the page
-    python scripts/evidence.py --time                        # measure the time of a step; run nothing else meanwhile
+    python scripts/evidence.py --time                        # measure the time of a step, on an otherwise idle machine
     python scripts/evidence.py --write                       # only write docs/evidence.md and the model cards
 
 The recipes are those of ``configs/evidence.yaml``. A cell is a recipe with a seed. Its stages are the training, the choice of
 the weight alpha on development data under guards, and each benchmark, for the encoder as trained, merged with the starter by
 alpha, and, if the recipe has one, in the form of its release. The starter is measured with and without its prompt.
 
-Each stage is a JSON file under ``scripts/results/evidence``, and is skipped if the file exists with the same settings. A
-killed program loses at most one stage, of which the embeddings are kept. What training changed is kept as a task vector in
-``--work_dir``. Programs with the same folders share the work: a cell that another one holds is left to it.
+The result of each stage is a JSON file under ``scripts/results/evidence``; a stage is skipped if the file exists with the
+same settings. A killed program loses at most one stage, whose embeddings are kept. The change of the weights in training is
+stored as a task vector in ``--work_dir``. Programs with the same folders share the work: each skips cells that another one
+computes.
 """
 
 from __future__ import annotations
@@ -392,7 +393,7 @@ class Evidence:
                     with exclusive(self.work / "locks" / f"{self.name}, {name}"):
                         make()
                 except CheckpointError as error:
-                    print(f"{name} is left out: {error}", flush=True)
+                    print(f"Skipped: {name}, {error}", flush=True)
 
     def time_steps(self) -> None:
         """Measure the time of a training step of each recipe: the shortest of some rounds over all recipes.
@@ -653,9 +654,9 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
         "--work_dir", default="runs/evidence", help="Folder of task vectors, embeddings and whole results."
     )
     parser.add_argument("--page", default=str(PAGE), help="Page with markers to write (default: docs/evidence.md).")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="Default: a GPU if there is one.")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="Device (default: a GPU if available).")
     parser.add_argument(
-        "--plan", action="store_true", help="Only print what is kept, what is missing, and an estimate."
+        "--plan", action="store_true", help="Only print stored and missing results, and the estimated time."
     )
     parser.add_argument("--time", action="store_true", help="Only measure the time of a step of each recipe.")
     parser.add_argument("--write", action="store_true", help="Only write the page from what is kept.")

@@ -1,4 +1,4 @@
-"""The model cards of scripts/evidence.py: one for each packaged recipe, with everything that was measured of it."""
+"""The model cards of scripts/evidence.py: one for each packaged recipe, with all of its results."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ weights are not published: the command below trains and measures them, and store
 ## Results
 
 Differences from multilingual-e5-small, with or without its prompt, whichever is better, in points with 95 % intervals over
-seeds and items together. A verdict is *better* or *worse* after Holm's correction over the results of this recipe, and *tie*
-otherwise.
+seeds and items together. A verdict is *better* or *worse* after Holm's correction over the results of this recipe, and
+*tie* otherwise.
 {results}
 
 ## Training
@@ -52,9 +52,9 @@ python scripts/evidence.py --data benchmarks --only {name} --seeds {numbers}
 
 ## Limits
 
-- The training text is software text, and the bitext and the number of steps are small: a paper's own setting is larger.
-- The vocabulary is that of the base, and the embeddings of its pieces were frozen.
-- The recipe was not tuned for this encoder. Other encoders, texts and seeds give other results.
+- The bitext (interface texts of software) and the number of steps are small; the paper's setting is larger.
+- The vocabulary is that of the base, and the word embeddings were frozen.
+- The recipe was not tuned for this encoder. Results differ for other encoders, texts and seeds.
 
 ## Citation
 

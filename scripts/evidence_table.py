@@ -235,7 +235,7 @@ class Stored:
 
     @classmethod
     def read(cls, folder: Path) -> Stored:
-        """Read a folder. Results of other weights than those of the last training run are left out."""
+        """Read a folder. Results of other weights than those of the last training run are skipped."""
         training, alphas, scores, machines = {}, {}, {}, set()
         for path in sorted(folder.glob("*/seed*/train.json")):
             cell = path.parent.parent.name, int(path.parent.name.removeprefix("seed"))
@@ -401,7 +401,7 @@ def _group_table(stored: Stored, recipes: Sequence[str]) -> Iterator[str]:
 def _paragraphs(
     stored: Stored, recipes: Sequence[str], tables: Mapping[tuple[str, str], Mapping[tuple[str, str], Difference]]
 ) -> Iterator[str]:
-    """What each recipe buys and does not buy, in figures."""
+    """Gains and losses of each recipe, as sentences."""
     headings = {**GAINS, **COSTS}
     for recipe in recipes:
         times = _times(stored, recipe)
@@ -420,7 +420,7 @@ def _paragraphs(
 
 
 def _claim_table(stored: Stored, claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    """Whether the order of two encoders in a paper is found here; Holm's correction is over the claims."""
+    """Compare the order of two encoders with that in a paper; Holm's correction is over the claims."""
     found = {}
     for number, claim in enumerate(claims):
         if one := stored.compared(claim["score"], claim["better"], "raw", claim["than"]):

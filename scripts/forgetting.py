@@ -1,13 +1,13 @@
-"""Find the recipe that gains across languages and loses nothing: train a grid, and measure gain and cost on dev data.
+"""Search for a recipe that gains across languages without losses: train a grid, and measure gain and cost on dev data.
 
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --only "tau=0.01, anchor" "tau=0.01, nothing" --keep
     python scripts/forgetting.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --corpus FOLDER --steps 750 --batch_size 512
 
-Each recipe of the grid is a temperature, what a translation is ranked against, and a term that holds the original encoder. It
-is trained on the demo's bitext, or on the training sets of another folder, and measured without a prompt on dev data only:
-for a share ``alpha`` of the way from the original encoder to the trained one, and with some of the directions of language
-identity projected out.
+Each recipe of the grid combines a temperature, the candidates that a translation is ranked against, and a term that keeps the
+encoder close to the original one. It is trained on the demo's bitext, or on the training sets of another folder, and measured
+without a prompt on dev data only: merged with the original encoder with the weight ``alpha``, and with some of the directions
+of language identity projected out.
 
 - *translations*: accuracy of retrieval on the demo's dev pairs, mean of both directions and eight languages;
 - *answers*: mean average precision of MLQA's dev questions in one pool of seven languages, the share of first answers in the
@@ -71,13 +71,13 @@ PAGE = ROOT / "docs" / "forgetting.md"
 PLOT = ROOT / "docs" / "forgetting" / "frontier.svg"
 
 TEMPERATURES = (0.01, 0.02, 0.05)
-#: What a translation is ranked against, as arguments of `tr`, by what a name of a recipe has.
+#: Candidates that a translation is ranked against, as arguments of `tr`, by their part of a recipe's name.
 RANKINGS: dict[str, dict[str, Any]] = {
     "": {},
     "soft targets, ": {"targets": "soft"},
     "own side, ": {"own_side": True},
 }
-#: What holds the original encoder, by name.
+#: Terms that keep the encoder close to the original one, by name.
 TERMS: dict[str, list[dict[str, Any]]] = {
     "nothing": [],
     "anchor": [{"objective": "anchor", "weight": 3.0, "args": {"sides": "both"}}],

@@ -1,4 +1,4 @@
-"""Reproduce the release of a model card from the facts it records, and report differences.
+"""Reproduce the release of a model card from its recorded facts, and report differences.
 
     python scripts/release.py metaphrase-e5-small --output runs/again
 

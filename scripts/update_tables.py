@@ -3,8 +3,8 @@
     python scripts/update_tables.py --demo runs/demo/report.json --swahili out/swahili/report.json
     python scripts/update_tables.py --suites runs/evaluation/results.json
 
-An option stores what the tables need of a run under ``scripts/results``; every call then rewrites the tables of all pages
-from the stored results. The tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those
+An option stores the results of a run under ``scripts/results``; every call then rewrites the tables of all pages from the
+stored results. The tables of docs/word_alignment.md come from the results of ``scripts/word_alignment.py``, those
 of docs/speed.md and docs/scaling.md from the results of ``scripts/benchmarks/run.py`` and ``mining_scale.py`` there.
 """
 
@@ -57,7 +57,7 @@ class Options:
     )
 
 
-#: What is stored of a guard of the run.
+#: Keys of a guard that are stored.
 _GUARD = ("before", "after", "difference", "interval", "n", "verdict", "limit")
 
 
@@ -115,7 +115,7 @@ def table(content: dict[str, Any]) -> str:
         lines.append("")
     if guards := content.get("guards"):
         lines += [
-            "**What must not be lost**",
+            "**Retention**",
             "",
             "| guard | items | before | after | difference | red line | |",
             "|---|--:|--:|--:|--:|--:|---|",
@@ -345,8 +345,8 @@ def test_cells(test: dict[str, Any] | None) -> list[str]:
 def footnotes(lines: Sequence[str]) -> list[str]:
     """Explain the marks that occur in a table."""
     notes = {
-        "†": "† No better than predicting the most frequent class: nothing was learned at this scale.",
-        "‡": "‡ Measured without its prompt (`query: `), which gives the better score: baselines are taken at their best.",
+        "†": "† No better than predicting the most frequent class: the classifier learned nothing at this scale.",
+        "‡": "‡ Measured without its prompt (`query: `), where it scores higher.",
     }
     return [text for mark, note in notes.items() if any(mark in line for line in lines) for text in ("", note)]
 

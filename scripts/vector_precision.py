@@ -1,4 +1,4 @@
-"""Measure what each precision of a task vector costs, against the encoder that it was made from.
+"""Measure the effect of each precision of a task vector, compared with the encoder that it was made from.
 
     python scripts/vector_precision.py starter runs/demo --stsb benchmarks/stsb --keep
 
@@ -93,11 +93,11 @@ def table(content: Mapping[str, Any]) -> str:
         [
             *lines,
             "",
-            f"Base is the {content['base']}, tuned the release after {content['steps']} steps with the recipe "
-            f"{content['recipe']}, alpha {content['alpha']:g}{removed}. Accuracy of retrieval on the demo's dev pairs, and "
-            f"Spearman's correlation on STS-B, up to {content['items']} dev items of each language, in percent. Cosines "
-            f"and components of {content['texts']:,} sentence embeddings of length 1 compare the encoder with the vector and "
-            "the tuned one.",
+            f"The base is the {content['base']}; the tuned encoder is the release after {content['steps']} steps with the "
+            f"recipe {content['recipe']}, alpha {content['alpha']:g}{removed}. *demo* is accuracy of retrieval on the demo's "
+            f"dev pairs, *stsb* Spearman's correlation on STS-B, both in percent, on up to {content['items']} dev items of "
+            f"each language. The last two columns compare {content['texts']:,} sentence embeddings of length 1 with those of "
+            "the tuned encoder.",
         ]
     )
 

@@ -253,7 +253,7 @@ def test_a_batch_without_negatives_is_ranked_as_without_the_option(make_loss, mo
         loss = make_loss("tr", negatives=count)
         values.append(loss.objectives["tr"](moved_encodings(loss, rows)[0]))
     torch.testing.assert_close(*values)
-    with pytest.raises(UsageError, match="hard targets and another direction"):
+    with pytest.raises(UsageError, match="hard targets and a direction other"):
         make_loss("tr", negatives=1, targets="soft")
     with pytest.raises(ValueError, match="metaphrase filter CORPUS --negatives"):
         moved_encodings(loss, bitext[:5])

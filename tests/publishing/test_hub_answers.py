@@ -119,7 +119,7 @@ def test_nothing_is_sent_to_another_host(online, released, told, status, fault):
                 {"path": path, "status": status, "body": b"", "headers": {"Location": f"{other.url}/x"}, "times": 9}
             ]
             line = told("push", released, "--repo", "acme/tiny", "--no_check")
-            assert f"redirects uploads to {other.url.removeprefix('http://')}, where nothing is sent" in line
+            assert f"redirects uploads to {other.url.removeprefix('http://')}. Nothing is sent there." in line
         assert other.requests == []
     fault("G7", "a redirect of an upload to another host", tried=5, survived=5)
 

@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
 
 def mutual_argmax(similarity_bst: Tensor, mask_bst: Tensor | None = None) -> Tensor:
-    """Link units that are each other's most similar unit; the first of equal ones wins.
+    """Link units that are each other's most similar unit; the first wins in a tie.
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.

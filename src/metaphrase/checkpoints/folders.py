@@ -155,7 +155,7 @@ def _digest(manifest: Mapping[str, Any]) -> str:
 
 
 def checkpoint_folders(output: str | Path, *, staged: bool = False) -> list[Path]:
-    """Folders named like checkpoints, sorted by step. ``staged`` adds complete ones that are not yet in place."""
+    """Return folders named like checkpoints, sorted by step. ``staged`` adds complete ones that are not yet in place."""
     paths = [*Path(output).glob("*-*"), *(filter(_is_staged, Path(output, PARTIAL).glob("*-*")) if staged else ())]
     found = {path: re.fullmatch(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)", path.name) for path in paths}
     steps = {path: int(match[1]) for path, match in found.items() if match and path.is_dir()}
@@ -256,7 +256,7 @@ def read_manifest(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def newest(output: str | Path) -> Path | None:
-    """The latest valid checkpoint; damaged ones after it are logged and skipped.
+    """Return the latest valid checkpoint; damaged ones after it are logged and skipped.
 
     Returns:
         The checkpoint, or None if the folder has no checkpoints.
@@ -280,7 +280,7 @@ def newest(output: str | Path) -> Path | None:
 
 
 def last_good(output: str | Path) -> str:
-    """A sentence that names the latest valid checkpoint, for error messages."""
+    """Name the latest valid checkpoint in a sentence for error messages."""
     for folder in reversed(checkpoint_folders(output)):
         with suppress(CheckpointError):
             verify(folder)
@@ -314,7 +314,7 @@ def format_size(count: int) -> str:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Collection[str]:
-    """The changed facts of a run, each with both values, shortened."""
+    """List the changed facts of a run, each with both values, shortened."""
 
     def shown(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False)

@@ -22,7 +22,7 @@ from metaphrase.io.locks import exclusive
 
 
 class AtomicCheckpoints(Trainer):
-    """Writes the checkpoints of :mod:`metaphrase.checkpoints.folders`; mixed in before its parent class.
+    """Mixin, before the parent class: writes the checkpoints of :mod:`metaphrase.checkpoints.folders`.
 
     A checkpoint is written to a staging folder and moved into place once all of it is on disk. Older checkpoints are
     deleted once it verifies. NaN or infinite weights are never written.
@@ -134,7 +134,7 @@ class AtomicCheckpoints(Trainer):
 
 @contextmanager
 def errors_of(checkpoint: str | Path | None, states: str) -> Iterator[None]:
-    """Refuse states of a checkpoint that a trainer did not write, such as pickles with code, although they verify."""
+    """Refuse states of a checkpoint that cannot be loaded safely, such as pickles with code, even if their digests match."""
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError):

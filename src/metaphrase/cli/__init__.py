@@ -23,22 +23,22 @@ __all__ = ["COMMANDS", "emit", "is_json", "is_quiet", "main", "notes", "parse", 
 
 #: Commands with a summary, in the order of their use. Their modules are imported only when they are called.
 COMMANDS = {
-    "adapt": "Adapt an encoder to your language: check the corpus, train, measure, print a verdict",
-    "demo": "Train DAP on the bundled bitext, measure before and after, write a report",
+    "adapt": "Adapt an encoder to your language: check the corpus, train, measure, and print a verdict",
+    "demo": "Train an encoder on the bundled bitext, measure it before and after, and write a report",
     "recipes": "List the recipes, or print one",
-    "align": "Link the words of a bitext, as a corpus step or as a filter",
+    "align": "Link the words of a bitext, from files or line by line from stdin",
     "train": "Train an encoder with a recipe",
     "evaluate": "Measure encoders, alone or against a baseline",
     "compare": "Compare training runs with each other, or with the encoder before training",
-    "report": "Write a report of a run: before and after, retention, maps, margins, errors",
-    "diagnose": "Find problems in a corpus, or in a model on it",
+    "report": "Write a report of a run: scores before and after, retention, word maps, margins, errors",
+    "diagnose": "Find problems in a corpus, or in a model on a corpus",
     "mine": "Find translations in two monolingual texts",
-    "filter": "Score the pairs of a bitext and keep the good ones",
+    "filter": "Score the pairs of a bitext, and keep those above a threshold",
     "merge": "Merge a tuned encoder with its base, or store what training changed in a small file",
     "debias": "Remove language identity from the embeddings of an encoder, without training",
     "export": "Reduce the size of an encoder, and measure the cost",
     "pull": "Write an encoder as a plain folder that Sentence Transformers loads",
-    "push": "Push a released encoder or a bitext to the Hub",
+    "push": "Push a release, a task vector or a bitext to the Hub",
 }
 
 USAGE = f"""usage: metaphrase COMMAND [OPTIONS]
@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             print("Interrupted.", file=sys.stderr)
             return 130
-        except BrokenPipeError:  # the reader of stdout has closed it
+        except BrokenPipeError:  # the process that reads stdout has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except Exception as error:

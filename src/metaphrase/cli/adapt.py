@@ -15,7 +15,7 @@ from metaphrase.cli.tables import findings_table, lines_without_pair
 from metaphrase.io.environment import prepare_process
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig
 
-SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, print a verdict"
+SUMMARY = "Adapt an encoder to your language: check the corpus, train, measure, and print a verdict."
 EXAMPLES = [
     "metaphrase adapt --corpus my.tsv --languages sw",
     "metaphrase adapt --corpus my.tsv --languages sw --plan_only",
@@ -49,8 +49,8 @@ def run(argv: Sequence[str]) -> int:
         result.to_dict(),
         *comparison_tables(result.run),
         *(Text(f"\n{sentence}", style="bold") for sentence in result.verdict),
-        f"\n{result.seconds / 60:.0f} minutes. The model is in {output}, its report is {output / 'report.html'}; "
-        f"`metaphrase report {output}` analyses it further. Publish it: metaphrase push {output} --to me/my-encoder",
+        f"\nFinished in {result.seconds / 60:.0f} minutes. Release: {output}. Report: {output / 'report.html'}. "
+        f"For a longer report: metaphrase report {output}. To publish: metaphrase push {output} --repo me/my-encoder",
     )
     return 0
 

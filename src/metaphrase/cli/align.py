@@ -35,7 +35,7 @@ EXAMPLES = (
 def run(argv: Sequence[str]) -> int:
     """Align files, or lines of stdin."""
     arguments = list(argv)
-    if "--files" not in argv:  # stdin, "-", may stand anywhere
+    if "--files" not in argv:  # "-", stdin, can be at any position
         files, others = leading_values([token for token in argv if token != "-"])
         files += ["-"] * ("-" in argv)
         arguments = ["--files", *files, *others] if files else others

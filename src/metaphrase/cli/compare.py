@@ -12,7 +12,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.outputs import check_files
 from metaphrase.publishing.run_comparison import BEFORE, compare_runs, save_plot
 
-SUMMARY = "Compare training runs with each other, or with the encoder before training"
+SUMMARY = "Compare training runs with each other, or with the encoder before training."
 EXAMPLES = [
     "metaphrase compare runs/tr-1 runs/tr-2 runs/dap-1 runs/dap-2",
     "metaphrase compare runs/tr-1 runs/dap-1 --baseline runs/tr-1 --plot differences.svg",

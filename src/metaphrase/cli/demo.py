@@ -12,9 +12,9 @@ from metaphrase.training.demo import demo_settings
 from metaphrase.training.run import TrainingRun
 
 DESCRIPTION = (
-    "Train the recipe metaphrase, or another one, on the bundled bitext of eight languages. The encoder is measured before "
-    "and after on its test sets, and on the Declaration of Human Rights in these and in 20 other languages "
-    "(--retention_languages all measures 86). Takes all options of `metaphrase train`."
+    "Train an encoder on the bundled bitext of eight languages, by default with the recipe metaphrase. The encoder is "
+    "measured before and after training, on the bundled test sets and on the Universal Declaration of Human Rights in these "
+    "and in 20 other languages (--retention_languages all: in 86). Takes all options of `metaphrase train`."
 )
 EXAMPLES = (
     "metaphrase demo",
@@ -24,7 +24,7 @@ EXAMPLES = (
 
 
 def parse(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """Parse the demo's options; merge and debias apply to its default recipe only."""
+    """Parse the demo's options; ``merge`` and ``debias`` have defaults only for the demo's own recipe."""
     about: dict[str, Any] = {"prog": "metaphrase demo", "description": DESCRIPTION, "examples": EXAMPLES}
     config, command = parse_run(argv, demo_settings(), **about)
     if config.recipe == demo_settings()["recipe"]:

@@ -19,7 +19,7 @@ from metaphrase.evaluation.diagnosis_workflow import DiagnoseOptions, DiagnosisR
 from metaphrase.io.files import write_json
 from metaphrase.io.tables import titled_table
 
-SUMMARY = "Check a corpus, or a model on it"
+SUMMARY = "Find problems in a corpus, or in a model on a corpus. The exit status is 1 if there are errors."
 EXAMPLES = [
     "metaphrase diagnose --corpus pairs.tsv --languages sw",
     "metaphrase diagnose runs/sw --baseline starter --corpus pairs.tsv --languages sw --output diagnosis.json",
@@ -77,12 +77,12 @@ def _describe_languages(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     if probe := diagnosis.language_identification:
         yield (
             f"A linear probe identifies the language of {probe['accuracy']:.1f} % of the sentences (chance "
-            f"{probe['chance']:.1f} %). Languages are better aligned if it identifies fewer."
+            f"{probe['chance']:.1f} %). The lower, the better the languages are aligned."
         )
     for language, measured in diagnosis.languages.items():
         named = "; ".join(f"{hub['text'][:60]!r} {hub['count']} times" for hub in measured["hubs"])
         yield Text(
-            f"Hubness of the targets of {language} {measured['hubness']:.2f} (skewness). Most often near: {named}."
+            f"Hubness of the targets of {language}: skewness {measured['hubness']:.2f}. Most frequent neighbours: {named}."
         )
 
 

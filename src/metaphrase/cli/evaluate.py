@@ -15,7 +15,7 @@ from metaphrase.cli.tables import models_table
 from metaphrase.evaluation.suites.running import EvaluateOptions, evaluate, evaluate_models
 from metaphrase.publishing.report import render_summary, render_table
 
-SUMMARY = "Measure encoders, alone or against a baseline"
+SUMMARY = "Measure encoders, alone or against a baseline. An interrupted command resumes."
 
 EXAMPLES = (
     "metaphrase evaluate starter --data data/test --languages sw,te",

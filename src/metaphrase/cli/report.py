@@ -15,7 +15,7 @@ from metaphrase.cli.output import emit, notes, progress
 from metaphrase.publishing.report import render_table
 from metaphrase.publishing.run_report import ReportOptions, report_run
 
-SUMMARY = "Write a report of a run: before and after, retention, maps, margins, errors"
+SUMMARY = "Write a report of a run: scores before and after, retention, word maps, margins, errors."
 EXAMPLES = [
     "metaphrase report runs/sw",
     "metaphrase report runs/sw --data tests/sw --pairs sw:12 sw:40 --red_line 0.5",

@@ -20,7 +20,7 @@ from metaphrase.training.run import TrainingRun
 #: The options that most runs use, by group, with the text of ``--help``; ``--help-all`` lists the rest too.
 LEADING = {
     "what to train": {
-        "recipe": "see `metaphrase recipes`, or a file",
+        "recipe": "See `metaphrase recipes`, or a file",
         "model": "'starter', a Hub id or a folder",
         "corpus": "Bitext: files, folders or hf:org/name",
         "languages": "Languages of the corpus, e.g. sw te",
@@ -39,14 +39,14 @@ LEADING = {
         "learning_rate": "Learning rate of the encoder",
         "head_learning_rate": "Learning rate of the heads",
         "max_length": "Pieces per sentence",
-        "freeze_word_embeddings": "Saves memory and time",
+        "freeze_word_embeddings": "Save memory and time",
         "bf16": "Compute in bfloat16",
         "seed": "Random seed",
         "seeds": "Train once with each of these seeds",
     },
     "checkpoints and the Hub": {
         "save_steps": "Steps between checkpoints",
-        "resume_from_checkpoint": "true: the last checkpoint, if any",
+        "resume_from_checkpoint": "A folder; true: the last valid one",
         "push_to_hub": "Push the release to the Hub",
         "hub_model_id": "Repository on the Hub",
     },
@@ -133,7 +133,7 @@ def execute_and_print(run: TrainingRun) -> None:
 
 
 def summary(result: RunResult) -> Iterator[RenderableType]:
-    """A result for the console: tables before and after, retention, paths, and how to load the release."""
+    """Format a result for the console: tables before and after, retention, paths, and how to load the release."""
     yield from comparison_tables(result)
     for name, one in result.retention.items():
         yield retention_line(name, one)
@@ -150,14 +150,14 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
 
 
 def comparison_tables(result: RunResult) -> Iterator[RenderableType]:
-    """Heading and table, before and after, of each test set."""
+    """Heading and table of each test set, before and after training."""
     for name, comparison in result.comparisons.items():
         yield f"\n{name}: {result.model} before, {result.output} after"
         yield render_table(result.after[name], result.before[name], comparison)
 
 
 def retention_line(name: str, one: Mapping[str, Any]) -> str:
-    """Retention on a set, as one line."""
+    """Retention on a test set, as one line."""
     pooled, (low, high) = one["pooled"], one["pooled"]["interval"]
     return (
         f"\n{name}, {len(one['languages'])} languages not trained on: {pooled['before']:.1f} → {pooled['after']:.1f}, "

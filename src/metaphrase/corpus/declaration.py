@@ -1,6 +1,6 @@
-"""The packaged Declaration of Human Rights in two parts that share no article.
+"""The packaged Universal Declaration of Human Rights, in two parts without a common article.
 
-What is estimated or chosen on one part is measured on the other.
+Settings are chosen or estimated on one part, and measured on the other.
 """
 
 from __future__ import annotations

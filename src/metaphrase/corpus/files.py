@@ -132,10 +132,10 @@ def find_files(
 
 
 def find_file(path: str | Path, *, source_lang: str | None = None, target_lang: str = "en") -> BitextFile:
-    """Find the one file of a corpus.
+    """Find the file of a corpus that consists of a single file.
 
     Raises:
-        CorpusError: There are several.
+        CorpusError: The corpus has several files.
     """
     files = find_files(path, source_lang=source_lang, target_lang=target_lang)
     if len(files) != 1:

@@ -154,7 +154,7 @@ def related(language: str) -> frozenset[str]:
 
 
 def knows(language: str) -> bool:
-    """Whether the classifier knows a language.
+    """Return whether the classifier knows a language.
 
     Raises:
         MissingExtraError: The classifier is not installed.

@@ -1,4 +1,4 @@
-"""What a file is by its first bytes, whatever its name says."""
+"""The kind of a file, identified by its first bytes, whatever its name is."""
 
 from __future__ import annotations
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 #: Shifts that are searched: by how many rows the matching target is below a source.
 SHIFTS = (-3, -2, -1, 1, 2, 3)
-#: Share of rows whose source and shifted target are closer to each other than each is to its own partner: the first where
-#: sides are shifted, a third where similarities mean nothing, fewer where pairs are good. Successive rows share a partner:
-#: with 0.37 instead of a third, the expected likelihood ratio of meaningless rows does not grow.
+#: Share of rows whose source and shifted target are closer to each other than each is to its own partner, where sides are
+#: shifted and where they are not. The share is a third if similarities are random, and less in good pairs; 0.37 accounts for
+#: successive rows sharing a partner, so that the expected likelihood ratio of random rows does not grow.
 _CLOSER, _CHANCE = 0.7, 0.37
 #: The likelihood ratio must exceed the number of places where a shift may begin, divided by this probability.
 _FALSE_ALARM = 0.003

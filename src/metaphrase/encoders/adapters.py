@@ -1,7 +1,7 @@
 """Adapters of PEFT, and copies of a model that share its weights.
 
-A model is trained with an adapter after ``model.add_adapter(LoraConfig(…))``. What is written of it is a complete encoder
-with the adapter merged into its weights; the adapter itself is kept in a subfolder, in PEFT's format.
+After ``model.add_adapter(LoraConfig(…))``, training updates the adapter. The model is saved as a complete encoder with the
+adapter merged into its weights; the adapter itself is saved in a subfolder, in PEFT's format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Language information removal: the directions in which languages differ are projected out of the embeddings.
+"""Removal of language identity: the directions in which languages differ are projected out of the embeddings.
 
 The map is linear and the same for all languages. It is a stock module of sentence-transformers inside the model.
 """
@@ -20,7 +20,7 @@ from metaphrase.merging.projection import project_out
 
 @checked
 def language_directions(embeddings: Mapping[str, Tensor], count: Count) -> tuple[Tensor, float]:
-    """The principal directions of language identity: those in which the mean embeddings of languages differ most.
+    """Find the principal directions of language identity: those in which the mean embeddings of languages differ most.
 
     Args:
         embeddings: Sentence embeddings of each language, shape ``(sentences, hidden)``. They are normalised first. The texts
@@ -45,7 +45,7 @@ def language_directions(embeddings: Mapping[str, Tensor], count: Count) -> tuple
     """
     means_lh = torch.stack([F.normalize(one_nh.double(), dim=-1).mean(dim=0) for one_nh in embeddings.values()])
     if not torch.isfinite(means_lh).all():
-        raise NonFiniteError("An embedding is NaN or infinite, so no direction can be found. Repair the model.")
+        raise NonFiniteError("An embedding is NaN or infinite, so no direction can be found. Use another checkpoint.")
     _, scale_k, direction_kh = torch.linalg.svd(means_lh - means_lh.mean(dim=0), full_matrices=False)
     rank = int((scale_k > 1e-6).sum())
     most = min(rank, means_lh.shape[1] - 1)

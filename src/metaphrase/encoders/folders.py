@@ -1,9 +1,9 @@
-"""What is read of a model's folder.
+"""Safe reading of a model's folder.
 
-A model's folder is data from somebody else. `open_model` checks it and opens a copy with the only content that
-transformers and sentence-transformers see: settings, without keys that lead to code, kernels or other files; tokenizer
-files; weights in safetensors format. Weights and vocabularies are links, so the copy is made in milliseconds. What is
-not in the tables of this module is not read.
+A model's folder is untrusted. `open_model` checks it and opens a temporary copy for transformers and
+sentence-transformers, which contains only settings, without keys that lead to code, kernels or other files; tokenizer
+files; and weights in safetensors format. Weights and vocabularies are links, so copying takes milliseconds. Files and keys
+that are not in the tables of this module are not read.
 """
 
 from __future__ import annotations

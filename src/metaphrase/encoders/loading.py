@@ -372,7 +372,7 @@ def own_temperature(name: str | None, prompts: Mapping[str, str]) -> float | Non
 
 
 def pooling_of(model: SentenceTransformer) -> str:
-    """The pooling mode of a model; ``"cls"`` if it combines several modes or has none."""
+    """Return the pooling mode of a model; ``"cls"`` if it combines several modes or has none."""
     pooling = next((module for module in model if isinstance(module, Pooling)), None)
     return str(pooling.pooling_mode) if pooling is not None and isinstance(pooling.pooling_mode, str) else "cls"
 

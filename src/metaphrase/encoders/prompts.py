@@ -27,9 +27,9 @@ def resolve_prompt(
 
 
 def search_prompts(stored: Mapping[str, str]) -> dict[str, str]:
-    """The prompts of an encoder that was trained on sentences without a prompt and stays near its start, which had these.
+    """Prompts of an encoder that was trained without prompts but stays close to an original encoder with ``prompts``.
 
-    Questions and passages keep theirs. Sentences that are compared with each other have none.
+    Questions and passages keep their prompts. Sentences that are compared with each other have none.
 
     >>> search_prompts({"query": "query: ", "document": "", "passage": "passage: "})
     {'query': 'query: ', 'document': 'passage: ', 'passage': 'passage: ', 'BitextMining': '', 'STS': ''}

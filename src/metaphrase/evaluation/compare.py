@@ -22,7 +22,7 @@ from metaphrase.evaluation.significance import (
 from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.arguments import Resamples, Seed, checked
 
-#: A tie on fewer items says nothing: its interval is wide.
+#: A tie on fewer items is not meaningful, because its interval is wide.
 FEW_ITEMS = 100
 
 
@@ -125,7 +125,7 @@ def compare(
 
 
 def verdict_shown(row: Mapping[str, Any]) -> str:
-    """The verdict of a row for readers: a tie on few items is none.
+    """Return the verdict of a row for readers: a tie on few items is "too few to tell".
 
     >>> verdict_shown({"verdict": "tie", "n": 61}), verdict_shown({"verdict": "tie", "n": 100})
     ('too few to tell', 'tie')

@@ -70,7 +70,7 @@ class DiagnosisReport:
 
 
 def diagnose_files(options: DiagnoseOptions, *, begin: Begin = no_progress) -> DiagnosisReport:
-    """Check a corpus, and measure a model on it."""
+    """Check a corpus, and measure a model on it if one is given."""
     options.check()
     sets, read = read_corpus(options.corpus, **_selected(options))
     tests = _load_tests(options.test, sets) if options.test is not None else None

@@ -1,7 +1,7 @@
-"""English sentences that differ from a given one in one thing that matters, made by rules.
+"""Distractors: English sentences that differ from a given one in a number, name, negation, comparison or cause.
 
-An encoder that only notices what a sentence is about confuses them with the original. Each rule replaces, inserts or removes
-a few words where the result is grammatical in all but rare cases, and leaves a sentence alone otherwise.
+An encoder that captures only the topic of a sentence confuses them with the original. Each rule replaces, inserts or removes
+a few words, and skips a sentence if the result might be ungrammatical.
 
 Reference: Chen et al. 2023, "xSIM++: An Improved Proxy to Bitext Mining Performance for Low-Resource Languages", which alters
 causality (here negation, comparison and cause), entities and numbers. The rules are ours: they need no models.
@@ -24,7 +24,7 @@ class Edit(NamedTuple):
 
 
 def distractors(text: str) -> dict[str, str]:
-    """Changed versions of an English sentence, at most one of each of `KINDS`.
+    """Return altered versions of an English sentence, at most one for each of `KINDS`.
 
     >>> distractors("Tom bought two more apples than Mary.")["number"]
     'Tom bought three more apples than Mary.'

@@ -1,4 +1,4 @@
-"""How evaluations embed texts: the prompt, the protocol of the encoder, and each distinct text once."""
+"""Embedding of texts for evaluations: prompts, pooling and length, with each distinct text embedded once."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def prepare(
     layer: LayerNumber | None = None,
     max_length: Length | None = None,
 ) -> SentenceTransformer:
-    """A view of a model under another protocol, which shares its weights. The model itself does not change.
+    """Return a view of a model with other pooling, layer or length, which shares its weights. The model does not change.
 
     Args:
         model: The model.

@@ -1,4 +1,4 @@
-"""What the evaluators of sentence embeddings have in common: how they encode, and where their metrics go."""
+"""Base class of the evaluators of sentence embeddings: encoding, and recording of metrics."""
 
 from __future__ import annotations
 

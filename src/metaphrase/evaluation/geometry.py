@@ -45,7 +45,7 @@ def hubs(query_nh: NDArray[np.float32], pool_mh: NDArray[np.float32], k: int = H
 
 
 def isotropy(embedding_nh: NDArray[np.floating]) -> float:
-    """Isotropy of unit embeddings, between 0 (all point in one direction) and 1 (no direction is preferred).
+    """Compute the isotropy of unit embeddings, between 0 (all point in one direction) and 1 (no direction is preferred).
 
     The ratio of the smallest to the largest of ``Z(c) = Σ exp(c · x)`` over the eigenvectors ``±c`` of ``XᵀX``.
 
@@ -60,11 +60,11 @@ def isotropy(embedding_nh: NDArray[np.floating]) -> float:
 
 
 def language_identification(sentences: Mapping[str, NDArray[Any]]) -> dict[str, float]:
-    """How well a linear probe identifies the language of a sentence; lower is better aligned.
+    """Measure how well a linear probe identifies the language of a sentence; the lower, the better the languages are aligned.
 
     A logistic regression (scikit-learn's default settings) is trained on the even rows and measured on the odd ones, and the
-    reverse, with the same number of rows in every language. Rows with the same number must be translations of each other,
-    or of different sentences, so that the probe is not measured on the content that it was trained on.
+    reverse, with the same number of rows in every language. Translations of a sentence must have the same number in all
+    languages, so that the probe is not measured on content that it was trained on.
 
     Args:
         sentences: Embeddings per language, shape ``(n, hidden)`` each.

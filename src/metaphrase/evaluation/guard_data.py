@@ -1,7 +1,7 @@
 """The data of guards with labels: a folder of STS pairs, parallel sentences, topics, or questions with answers.
 
-A folder that has development and test data separates them by file. Of a folder that has only one of them, the two parts are
-every other item, so that a choice on one part can be judged on the other.
+A folder is divided into a part on which settings are chosen and a part on which they are measured: its development and test
+files or, if it has only one of them, every other item.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from metaphrase.evaluation.sib200 import ENGLISH, TopicSet, evaluate_topics, loa
 from metaphrase.evaluation.sts import STSSet, evaluate_sts, load_sts_folder
 from metaphrase.exceptions import MissingFileError
 
-#: Parts of a folder's data: for choosing, and for judging the choice.
+#: Parts of a folder's data: for choosing settings, and for measuring them.
 Part = Literal["dev", "test"]
 #: The folders of data that a guard takes, in words.
 GUARD_FOLDERS = (
     "STS pairs (xx-dev.csv.gz), parallel sentences (xx-en.dev.tsv.gz or xx-en.tsv.gz), topics (xxx_Scpt.dev.tsv.gz) or "
     "questions with answers (dev-xx.json.gz or xx.json.gz)"
 )
-#: Languages of a folder that are measured at most, evenly spaced over its languages.
+#: Maximum number of languages of a folder, evenly spaced over its languages.
 MAX_LANGUAGES = 24
 
 

@@ -1,8 +1,8 @@
-"""Guards: what must not be lost while an encoder improves, and the weight of a task vector chosen under them.
+"""Guards: measurements that must not get worse while an encoder improves, and the choice of a task vector's weight.
 
-A guard compares an encoder with the original on data of its own. With labels, it *holds* unless the encoder is significantly
-worse: unless the 95 % interval of the paired difference of the mean over the languages lies below zero. Similarity structure,
-which needs no labels, holds if its whole interval lies above a red line.
+A guard compares an encoder with the original one. A guard on labelled data *holds* unless the encoder is significantly worse,
+that is, unless the whole 95 % interval of the paired difference, averaged over the languages, lies below zero. Similarity
+structure, which needs no labels, holds if its whole interval lies above a red line.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Guard:
 
 @dataclass(frozen=True)
 class AlphaCurve:
-    """Gain and cost of a task vector by its weight.
+    """Gain and cost of a task vector at several weights.
 
     Attributes:
         alpha: The chosen weight. If none gains anything without a loss, the smallest one that gains anything; 0 if none.
@@ -108,7 +108,7 @@ def data_guard(
     prompts: Sequence[str | None] = (),
     **encoding: Unpack[EncodingOptions],
 ) -> Guard:
-    """A guard on data with labels.
+    """Create a guard on labelled data.
 
     Its rows also have the differences by ``languages`` and the number ``n`` of items.
 
@@ -146,7 +146,7 @@ def structure_guard(
     max_loss: AtLeast0 = MAX_STRUCTURE_LOSS,
     **encoding: Unpack[EncodingOptions],
 ) -> Guard:
-    """A guard on the similarities within each language; see `similarity_structure`.
+    """Create a guard on the similarities within each language; see `similarity_structure`.
 
     A debiased encoder is compared with the original without the same directions, so that the guard measures what training
     changed. In our measurements, removing directions lowers the structure but not the scores on STS-B.
@@ -210,10 +210,10 @@ def choose_alpha(
     Args:
         base: The original encoder, with which the guards were made.
         vector: What training changed.
-        gain: What should improve.
-        guards: What must not be lost.
+        gain: Measurement that should improve.
+        guards: Measurements that must not get worse.
         alphas: The weights.
-        finish: What is done to a merged encoder before it is measured, and before its release.
+        finish: Applied to a merged encoder before it is measured, as before its release.
         advance: Called with 1 after each weight.
     """
     points: list[dict[str, Any]] = []

@@ -101,7 +101,7 @@ def language_script(language: str, texts: Iterable[str]) -> str:
 
 
 def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMining:
-    """Parallel sentences as a bitext mining task, in both directions: subsets ``sw-en`` and ``en-sw``.
+    """Create a bitext mining task from parallel sentences, in both directions: subsets ``sw-en`` and ``en-sw``.
 
     MTEB measures top-1 retrieval by cosine. Its F1 is an average over the targets, weighted by their support.
 
@@ -146,7 +146,7 @@ def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMini
 
 
 def get_tasks(names: Sequence[str], languages: Sequence[str] | None = None) -> list[AbsTask]:
-    """MTEB tasks by name, restricted to the subsets of some languages.
+    """Return MTEB tasks by name, restricted to the subsets of some languages.
 
     Raises:
         ValueError: A task is unknown, or has none of the languages.

@@ -1,4 +1,4 @@
-"""Retention: what a model lost, in languages without training data and in other abilities."""
+"""Retention: losses of a model in languages without training data and in other abilities."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def collapse_in_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> st
     if old > COLLAPSED_COSINE:
         return (
             "The embeddings of the encoder before training have collapsed: unrelated sentences have a mean cosine of "
-            f"{old:.4f} (after training {new:.4f}), so no comparison with it means anything. Start from another encoder; "
+            f"{old:.4f} (after training {new:.4f}), so comparisons with it are meaningless. Start from another encoder; "
             "`metaphrase diagnose` shows more."
         )
     return (

@@ -96,7 +96,7 @@ def retrieval_hits(
     match_text: tuple[Sequence[str], Sequence[str]] | None = None,
     margin_k: Count | None = None,
 ) -> Hits:
-    """Whether the nearest neighbour of each sentence on the other side, by cosine, is its translation.
+    """Return whether the nearest neighbour of each sentence on the other side, by cosine, is its translation.
 
     The first of equally similar candidates counts.
 

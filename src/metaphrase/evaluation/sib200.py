@@ -1,7 +1,7 @@
 """SIB-200: the same sentences with their topics in 205 languages.
 
-They measure the retrieval of translations in almost any language, and how well a topic classifier that is trained on English
-embeddings works in each language: a transfer score without fine-tuning.
+Two benchmarks use these sentences: retrieval of translations, and the accuracy in each language of a topic classifier that is
+trained on English embeddings, a transfer score without fine-tuning.
 
 Reference: Adelani et al. 2024, "SIB-200: A Simple, Inclusive, and Big Evaluation Dataset for Topic Classification in 200+
 Languages and Dialects". The sentences are those of FLORES-200.
@@ -176,7 +176,7 @@ def _rows(split: str, path: Path) -> list[tuple[str, str, str, str]]:
 
 
 def topic_pairs(sets: Mapping[str, TopicSet]) -> dict[str, ParallelSet]:
-    """The sentences of each language except English with their English translations."""
+    """Return the sentences of each language except English, with their English translations."""
     english = sets[ENGLISH].texts
     return {
         language: ParallelSet(language, one.texts, english) for language, one in sets.items() if language != ENGLISH

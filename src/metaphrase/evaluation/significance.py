@@ -54,7 +54,7 @@ def bootstrap_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of an accuracy.
+    """Compute a percentile bootstrap interval of an accuracy.
 
     Args:
         correct: Score of each item, in [0, 1], shape ``(n,)``.
@@ -80,7 +80,7 @@ def pooled_bootstrap_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the unweighted mean of several languages' accuracies.
+    """Compute a percentile bootstrap interval of the unweighted mean of several languages' accuracies.
 
     Args:
         correct: Score of each item, per language. Items are resampled within their language.
@@ -100,7 +100,7 @@ def paired_bootstrap(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> PairedDifference:
-    """Paired bootstrap test over items: each resample draws items together with both of their scores.
+    """Test a difference by a paired bootstrap over items: each resample draws items together with both of their scores.
 
     The p-value is that of `two_sided_p_value`. It is below ``1 − confidence`` only if the interval excludes zero, and
     never below ``2 / (1 + resamples)``: a correction over many languages needs many resamples.
@@ -133,7 +133,7 @@ def pooled_paired_bootstrap(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> PairedDifference:
-    """Paired bootstrap of the unweighted mean over languages.
+    """Test the unweighted mean over languages by a paired bootstrap.
 
     Languages are fixed, not sampled: items are resampled within each language, and every language has the same weight,
     regardless of its number of items.
@@ -205,7 +205,7 @@ def percentile_interval(values_r: NDArray[np.floating], confidence: float = CONF
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Holm's step-down correction of p-values, which controls the family-wise error rate.
+    """Correct p-values by Holm's step-down method, which controls the family-wise error rate.
 
     Reference: Holm 1979, "A simple sequentially rejective multiple test procedure".
 
@@ -222,7 +222,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 @checked
 def verdict(difference: Finite, p_value: Share, *, alpha: Share = ALPHA) -> Verdict:
-    """Verdict on a difference: ``"tie"`` unless its (corrected) p-value is below ``alpha``.
+    """Return the verdict on a difference: ``"tie"`` unless its (corrected) p-value is below ``alpha``.
 
     >>> verdict(2.5, 0.01), verdict(-2.5, 0.01), verdict(2.5, 0.2)
     ('better', 'worse', 'tie')

@@ -1,7 +1,7 @@
 """Similarity structure: whether a changed encoder still orders the similarities within a language as the original does.
 
-It needs no labels. It is the rank correlation of the two encoders' pairwise cosines over monolingual sentences: 100 if each
-pair of sentences keeps its rank, whatever happens between languages.
+The measure is the rank correlation between the two encoders' pairwise cosines of monolingual sentences: 100 if each pair of
+sentences keeps its rank, whatever happens between languages. It needs no labels.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _FEWEST = 3
 def structure_texts(
     languages: Sequence[str] = LANGUAGES, *, english: int = 300, articles: Articles | None = None
 ) -> dict[str, list[str]]:
-    """Packaged monolingual texts: the Declaration of Human Rights, and English strings of the demo's development sets.
+    """Return packaged texts: the Universal Declaration of Human Rights, and English strings of the demo's development sets.
 
     Args:
-        languages: Languages of the declaration.
+        languages: Languages of the Universal Declaration of Human Rights.
         english: Maximum number of English sentences; 0 for none.
         articles: Articles with odd or even numbers, and every other English sentence; None for all.
     """

@@ -85,7 +85,7 @@ class GoldPair:
 def alignment_scores(
     predicted: Iterable[Iterable[Link]], sure: Iterable[Iterable[Link]], possible: Iterable[Iterable[Link]]
 ) -> AlignmentScores:
-    """Precision, recall, F1 and AER of predicted links, from counts over all pairs.
+    """Compute precision, recall, F1 and AER of predicted links, from counts over all pairs.
 
     ``precision = |A ∩ P| / |A|``, ``recall = |A ∩ S| / |S|``, ``AER = 1 − (|A ∩ S| + |A ∩ P|) / (|A| + |S|)``. A share
     with an empty denominator is 0.
@@ -116,7 +116,7 @@ def alignment_error_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the AER, over sentence pairs.
+    """Compute a percentile bootstrap interval of the AER, over sentence pairs.
 
     Args:
         predicted: See `alignment_scores`.

@@ -1,4 +1,4 @@
-"""xsim++: retrieval of English translations among English sentences that differ in one thing that matters.
+"""xsim++: retrieval of English translations among altered English sentences.
 
 Reference: Chen et al. 2023, "xSIM++: An Improved Proxy to Bitext Mining Performance for Low-Resource Languages". The
 distractors are those of `distractors`.
@@ -63,7 +63,7 @@ class Errors(NamedTuple):
 
 
 def distractor_pool(targets: Sequence[str]) -> Pool:
-    """The distinct targets, and their distractors that are not targets themselves.
+    """Return the distinct targets, and their distractors that are not targets themselves.
 
     >>> distractor_pool(["He is tall.", "He is not tall.", "He is ill."]).texts
     ('He is tall.', 'He is not tall.', 'He is ill.', 'He is not ill.')
@@ -74,7 +74,7 @@ def distractor_pool(targets: Sequence[str]) -> Pool:
 
 
 def retrieval_errors(query_nh: NDArray[Any], pool_mh: NDArray[Any], pool: Pool) -> Errors:
-    """Search the target of each query by ratio margin among its candidates; see `Errors`."""
+    """Retrieve the target of each query by ratio margin among the candidates, and return the `Errors`."""
     queries_nh, candidates_mh, kind_m = unit_rows(query_nh), unit_rows(pool_mh), np.array(pool.kinds)
 
     def wrong(kinds: Sequence[str]) -> NDArray[np.bool_]:
@@ -88,7 +88,7 @@ def retrieval_errors(query_nh: NDArray[Any], pool_mh: NDArray[Any], pool: Pool) 
 def find_errors(
     model: Any, sets: Mapping[str, ParallelSet], **encoding: Unpack[EncodingOptions]
 ) -> dict[str, tuple[Pool, Errors]]:
-    """`retrieval_errors` of the sources of every language, with their candidates."""
+    """Return the `retrieval_errors` of every language, with its candidates."""
     pools = {one.targets: distractor_pool(one.targets) for one in sets.values()}
     of = [pools[one.targets] for one in sets.values()]
     sides = list(

@@ -58,13 +58,13 @@ AtLeast0 = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
 BelowOne = Annotated[float, Range(0, below=1)]
 BetweenZeroAndOne = Annotated[float, Range(above=0, below=1)]
-#: A share of which nothing would remain at 0.
+#: A share above 0.
 Rate = Annotated[float, Range(above=0, most=1)]
 Weight = Annotated[float, Range(0, 1_000_000)]
 Temperature = Annotated[float, Range(0.0001, 10_000)]
-#: A temperature, or the one that the encoder was trained with, where it is known.
+#: A temperature, or ``"auto"``: the one that the encoder was trained with, if known.
 OwnTemperature = Temperature | Literal["auto"]
-#: Weight of what training changed, or the best one under guards.
+#: Weight of a trained encoder in a merge, or ``"auto"``: the best one under guards.
 MergeWeight = Share | Literal["auto"]
 #: Exponent of the sizes of languages in a mixture.
 LanguageTemperature = Annotated[float, Range(0, 10)]
@@ -77,7 +77,7 @@ Resamples = Annotated[int, Range(1, 100_000)]
 #: Maximum number of pieces of a text: at least one piece between two special tokens.
 Length = Annotated[int, Range(3, 131_072)]
 Layers = Annotated[int, Range(1, 128)]
-#: Number of a layer, which may count from the last.
+#: Number of a layer; negative numbers count from the last layer.
 LayerNumber = Annotated[int, Range(-1024, 1024)]
 
 _SCALARS: dict[Any, tuple[type, str]] = {
@@ -90,7 +90,7 @@ _SCALARS: dict[Any, tuple[type, str]] = {
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
-    """Whether a value has a type, and a number is finite and in its range.
+    """Return whether a value has a type; numbers must be finite and in their range.
 
     Whole numbers are numbers, but 3.0 is not a whole number, and true is not a number. Types other than scalars, lists,
     mappings, literals, unions and dataclasses accept everything.
@@ -117,7 +117,7 @@ def is_of_type(value: Any, hint: Any) -> bool:
 
 
 def describe_type(hint: Any) -> str:
-    """A type in words, for error messages. That a value may be missing is not mentioned.
+    """Describe a type in words, for error messages; None is not mentioned.
 
     >>> describe_type(int | None), describe_type(Literal["up", "down"]), describe_type(Rate)
     ('a whole number', "one of 'up', 'down'", 'a number above 0 and at most 1')

@@ -84,7 +84,7 @@ class PinnedFile:
 
 @contextmanager
 def unchanged(files: Iterable[PinnedFile]) -> Iterator[None]:
-    """Check before and after a block that files have not changed, also if it fails, as the change may be the reason."""
+    """Check before and after a block that files have not changed, even if the block fails: the change may be the reason."""
     files = tuple(files)
 
     def check() -> None:

@@ -122,7 +122,7 @@ def hub_errors(repo_id: str, access: str, hint: str, *, token: str | None) -> It
         if re.search(r"[^!-~]", used):
             raise HubAccessError(
                 f"The access token ({_name_of_token(token)}) contains a space, a line break or a letter outside ASCII, so it "
-                f"cannot be one: copy it again. {hint}"
+                f"is invalid: copy it again. {hint}"
             )
         yield
     except (MetaphraseError, HFValidationError):
@@ -161,8 +161,8 @@ def _limit_answer(response: Response) -> None:
         target = request.url.join(headers["Location"])
         if (target.host, target.port) != (request.url.host, request.url.port):
             raise HubConnectionError(
-                f"The Hub at {constants.ENDPOINT} redirects uploads to {target.netloc.decode()}, where nothing is sent. If "
-                "you trust that host, set HF_ENDPOINT to its address."
+                f"The Hub at {constants.ENDPOINT} redirects uploads to {target.netloc.decode()}. Nothing is sent "
+                "there. If you trust that host, set HF_ENDPOINT to its address."
             )
 
 

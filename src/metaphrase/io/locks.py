@@ -1,4 +1,4 @@
-"""Output folders that one process writes to at a time."""
+"""Locks, so that only one process writes to an output folder."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _held: dict[Path, int] = {}  # folder → process that holds it: a forked child 
 
 @contextmanager
 def exclusive(folder: str | Path) -> Iterator[None]:
-    """Hold a folder, which is created if missing, so that no other process writes to it.
+    """Lock a folder, so that no other process writes to it. The folder is created if it is missing.
 
-    The operating system releases the lock when the process ends, even if it is killed. A process that holds a folder can
-    hold it again; forked children do not inherit the lock. File systems without locks cause a warning.
+    The operating system releases the lock when the process ends, even if it is killed. A process can lock its folder again;
+    forked children do not inherit the lock. File systems without locks cause a warning.
 
-    A folder that was missing and stays empty is removed.
+    A folder that was created and stays empty is removed.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder, exclusive(folder):
@@ -60,7 +60,7 @@ def exclusive(folder: str | Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> bool:
-    """Create an output folder if it is missing. Returns whether it was."""
+    """Create an output folder if it is missing. Returns whether it was created."""
     try:
         folder.mkdir(parents=True)
         return True

@@ -1,4 +1,4 @@
-"""Outputs that would replace what a command reads, or files that this library did not write."""
+"""Checks that outputs replace neither the inputs of a command nor files that this library did not write."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NAMED = 3
 
 
 def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Path | None]) -> None:
-    """Refuse output files that are inputs, under any name or link, or each other, or that exist and are not files."""
+    """Refuse output files that are inputs (under any name or link), repeated, or exist and are not regular files."""
     read = {_identity(path): path for path in inputs if path is not None}
     written = set()
     for output in (path for path in outputs if path is not None):
@@ -39,7 +39,7 @@ def check_files(outputs: Iterable[str | Path | None], inputs: Iterable[str | Pat
 
 
 def check_folder(folder: str | Path, *, model: str | Path | None = None, around: bool = True) -> None:
-    """Refuse an output folder that is, or is around, that of the model, or that holds files of others than this library.
+    """Refuse an output folder that is or contains that of the model, or that holds files which this library did not write.
 
     Hidden files are ignored.
     """
@@ -78,7 +78,7 @@ def claim_folder(folder: str | Path, *, model: str | Path | None = None) -> Path
 
 @contextmanager
 def claimed(folder: str | Path, *, model: str | Path | None = None) -> Iterator[None]:
-    """Claim an output folder and hold it, so that no other process writes to it. A folder without files is not marked."""
+    """Claim an output folder and lock it, so that no other process writes to it. An empty folder is not marked."""
     folder = Path(folder)
     check_folder(folder, model=model)
     with exclusive(folder):
@@ -102,7 +102,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _identity(path: str | Path) -> object:
-    """Equal for two names of one file."""
+    """Identify a file: equal for two names of the same file."""
     place = Path(path).resolve()
     try:
         facts = place.stat()

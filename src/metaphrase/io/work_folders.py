@@ -1,4 +1,4 @@
-"""Work folders: finished pieces of a long command, which its next run reuses if the command was killed."""
+"""Work folders: finished parts of a long command, which the next run reuses if the command was killed."""
 
 from __future__ import annotations
 
@@ -103,26 +103,28 @@ def write_atomically(path: Path) -> Iterator[BinaryIO]:
 
 
 def read_kept(path: Path, read: Callable[[Path], _Part]) -> _Part | None:
-    """Read a kept part of some work; None if it does not exist. A damaged part is deleted, so that it is made again."""
+    """Read a stored part of some work; None if it does not exist. A damaged part is deleted, to be computed again."""
     if not path.is_file():
         return None
     try:
         return read(path)
     except DAMAGED as error:
-        logger.warning("%s is damaged (%s). It is deleted, and made again.", path, " ".join(str(error).split())[:200])
+        logger.warning(
+            "%s is damaged (%s). It is deleted and computed again.", path, " ".join(str(error).split())[:200]
+        )
         path.unlink()
         return None
 
 
 def write_part(path: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Keep a part of some work as JSON with its digest. Returns the content as it will be read."""
+    """Store a part of some work as JSON with its digest. Returns the content as it will be read."""
     content = json.loads(json.dumps(content, default=str))
     write_json(path, content | {_DIGEST: _digest(content)})
     return content
 
 
 def read_part(path: Path) -> dict[str, Any] | None:
-    """Read what `write_part` wrote; None if it does not exist. A damaged part is deleted, so that it is made again."""
+    """Read what `write_part` wrote; None if it does not exist. A damaged part is deleted, to be computed again."""
     return read_kept(path, _verified)
 
 

@@ -1,4 +1,4 @@
-"""Task vectors: what training changed in a model's weights, to weigh it, add it to others and store it in a small file."""
+"""Task vectors: the change of a model's weights in training, which can be scaled, added and stored in a small file."""
 
 from metaphrase.merging.vectors import TaskVector, combine, interpolate
 

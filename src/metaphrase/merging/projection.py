@@ -1,4 +1,4 @@
-"""Directions that are projected out of the embeddings of a model by its last module but a final `Normalize`."""
+"""Projection of directions out of a model's embeddings, by a module before the final `Normalize`."""
 
 from __future__ import annotations
 

@@ -30,13 +30,13 @@ _Model = TypeVar("_Model", bound=nn.Module)
 
 @dataclass(frozen=True, eq=False)
 class TaskVector:
-    """What training changed in the weights of a model.
+    """The change of a model's weights in training.
 
     Attributes:
         differences: Tuned minus base, by name of the weight, in float32. Weights that did not change are absent.
         base: Digest of the base's weights (:func:`metaphrase.io.digests.weights_digest`). A vector fits no other model.
         base_name: Name of the base: a Hub id, with its commit if it is known.
-        alpha: Weight with which the vector is best applied.
+        alpha: Weight with which the vector is applied by default.
         recipe: The recipe of the tuned model, as data.
         license: Licence of the vector, as the Hub spells it.
         card: Text of a model card.
@@ -216,7 +216,7 @@ def interpolate(base: _Model, tuned: nn.Module, alpha: Finite) -> _Model:
 
 
 def combine(vectors: Sequence[TaskVector], alpha: float | None = None) -> TaskVector:
-    """Add vectors of one base, to be applied with `alpha`; without it, each with its own.
+    """Add vectors of one base, to be applied with `alpha`, or else each with its own alpha.
 
     Raises:
         ModelError: The vectors belong to different bases.

@@ -21,7 +21,7 @@ CITATION = """\
 
 
 def truncated(encodings: Mapping[str, Encoding], size: int) -> dict[str, Encoding]:
-    """Encodings whose sentence embeddings are the first components of the given ones, normalised.
+    """Return encodings whose sentence embeddings are the normalised first components of the given ones.
 
     Args:
         encodings: The encodings of a batch.

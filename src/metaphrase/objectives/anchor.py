@@ -22,7 +22,7 @@ Sides = Literal["source", "target", "both", "interpolated"]
 
 
 def anchor(embedding_bh: Tensor, original_bh: Tensor, *, normalize: bool = True) -> Tensor:
-    """Squared distance between embeddings and the original ones, the mean over sentences.
+    """Squared distance between embeddings and the original ones, averaged over sentences.
 
     Args:
         embedding_bh: Sentence embeddings, shape ``(batch, hidden)``.
@@ -55,7 +55,7 @@ def token_anchor(tokens_blh: Tensor, original_blh: Tensor, mask_bl: Tensor) -> T
 
 
 def interpolated_anchor(source_bh: Tensor, target_bh: Tensor, originals: tuple[Tensor, Tensor]) -> Tensor:
-    """:func:`anchor` of the mean of the two normalised embeddings of a pair: the pair stays, its sides may meet.
+    """:func:`anchor` of the mean of the two normalised embeddings of a pair, whose sides may approach each other.
 
     Args:
         source_bh: Embeddings of the source sentences, shape ``(batch, hidden)``.
@@ -86,7 +86,7 @@ class Anchor(Objective):
             the two embeddings of a pair keeps its place, so its sentences may approach each other.
         level: ``"sentence"``: sentence embeddings. ``"tokens"``: the states of all tokens, which taggers and question
             answering read.
-        teacher: Another encoder in the place of the original one: ``"starter"``, a folder or a Hub id (see
+        teacher: Another encoder instead of the original one: ``"starter"``, a folder or a Hub id (see
             :func:`metaphrase.encoders.loading.load_encoder`). Its embeddings must have as many components as the trained
             ones.
         toward: ``"itself"``: each sentence is compared with its own original embedding. ``"target"``: both sides are
@@ -97,7 +97,7 @@ class Anchor(Objective):
 
     Relations: Equation 1 of Reimers & Gurevych 2020 is ``sides: both``, ``toward: target``, ``normalize: false`` and a
     ``teacher``, times 2, because its sides are added. ``MSELoss`` of sentence-transformers also divides by the number of
-    components. The defaults are its first term, with the initial model as the teacher and normalised embeddings.
+    components. The defaults are its first term, with the original encoder as the teacher and normalised embeddings.
     ``"interpolated"`` is the frozen interpolation anchor of SALT.
 
     Raises:

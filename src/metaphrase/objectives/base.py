@@ -70,7 +70,7 @@ class Objective(nn.Module, ABC):
         self.original: Any = None
 
     def attach(self, sources: HeadSources) -> None:
-        """Take what is known only once there is an encoder: the original, and its temperature for one of ``"auto"``."""
+        """Set what depends on the encoder: the original model, and the temperature if it is ``"auto"``."""
         if self.reads_original:
             self.original = sources.original
         own: Any = self

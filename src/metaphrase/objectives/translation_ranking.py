@@ -24,13 +24,13 @@ from metaphrase.objectives.base import Granularity, Objective
 
 @dataclass(frozen=True)
 class HardNegatives(View):
-    """The hard negatives of the pairs, each a row of the encoder's inputs; a batch without any has one that is not ``real``.
+    """The hard negatives of the pairs, as rows of the encoder's inputs; a batch without any has one row, not ``real``.
 
     Also provides ``text``, ``language`` and ``real`` of each row.
 
     Attributes:
         max_length: Maximum pieces per sentence, including special tokens.
-        count: Number of negatives of a pair that are read, the first ones.
+        count: Maximum number of negatives per pair; the first ones are read.
     """
 
     columns: ClassVar[tuple[str, ...]] = ("negatives",)
@@ -74,8 +74,8 @@ class TranslationRanking(Objective):
             language, as the original encoder sees them, so that a paraphrase of it is not pushed away.
         soft_weight: Share of the soft targets; the rest is the translation's.
         soft_temperature: Softmax temperature of the soft targets; None is ``temperature``.
-        soft_sides: Whose similarities the soft targets are: those of the ``"target"`` sentences (English), of the
-            ``"source"`` sentences, or the mean of ``"both"``.
+        soft_sides: Side whose similarities are the soft targets: ``"target"`` (English), ``"source"``, or the mean of
+            ``"both"``.
         guided: Exclude candidates from the denominator that the original encoder finds more similar than the translation.
         own_side: The other sentences of a sentence's own side are candidates too. A translation then has to come before every
             other sentence of the same language, which is what a search among sentences of many languages needs.
@@ -124,14 +124,13 @@ class TranslationRanking(Objective):
         super().__post_init__()
         if self.negatives and (self.targets == "soft" or self.direction == "target_to_source"):
             raise UsageError(
-                "'negatives' of 'tr' are wrong targets of a source, so they have no soft targets, and no part in "
-                f"'target_to_source'; got {self.targets!r} and {self.direction!r}. Omit 'negatives', or use hard targets "
-                "and another direction."
+                "'negatives' of 'tr' are wrong targets of a source: they require hard targets and a direction other than "
+                f"'target_to_source', but got {self.targets!r} and {self.direction!r}. Omit 'negatives', or change these."
             )
         if self.own_side and self.targets == "soft":
             raise UsageError(
-                "Soft targets of 'tr' are shares of the other side's sentences, so 'own_side' has no part in them. Omit "
-                "'own_side', or use hard targets."
+                "Soft targets of 'tr' are a distribution over the sentences of the other side, so 'own_side' requires hard "
+                "targets. Omit 'own_side', or use hard targets."
             )
 
     def views(self) -> tuple[View, ...]:

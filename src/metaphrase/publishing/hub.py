@@ -173,7 +173,7 @@ def push_vector(path: str | Path, repo_id: str, *, check: bool = True, **options
     vector = TaskVector.load(path)
     if not is_starter(vector.base_name) and "@" not in (vector.base_name or ""):
         raise UsageError(
-            f"The base of {path} is {vector.base_name or 'unknown'}, which is not on a Hub, so nobody could load the vector. "
+            f"The base of {path} is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load it. "
             "Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
         )
     repository = _Repository(repo_id, hint=_hint(push_command(path, repo_id, **options)), **options)
@@ -354,7 +354,7 @@ class _Repository:
             if self.private and not self._is_private():
                 raise HubError(
                     f"{self.repo_id} became public during the push, so everybody can read {url}. Make it private in its "
-                    "settings or delete it, and regard what was pushed as published."
+                    "settings or delete it, and consider its content published."
                 )
         if check:
             with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:

@@ -1,4 +1,4 @@
-"""What languages are to an encoder, for a report: geometry of the embeddings, and answers across languages."""
+"""Analyses by language for a report: geometry of the embeddings, and answers across languages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Merging: an encoder between a base and the models that were tuned from it, as a plain folder or as one small file."""
+"""Merging: an encoder between a base and models tuned from it, as a plain folder or as a task vector in a small file."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ _CARD = """\
 
 # {title}
 
-A task vector: {parameters:,} differences of weights, which change {base} into an encoder that was tuned from it. Its best
-weight, alpha, is {alpha:g}{directions}. With [metaphrase](https://pypi.org/project/metaphrase/), `load_encoder("{loaded}")`
-is the changed encoder. To write it as a plain folder, which Sentence Transformers loads without metaphrase:
+A task vector: {parameters:,} weight differences, which turn {base} into an encoder that was tuned from it. The weight of the
+differences, alpha, is {alpha:g}{directions}. With [metaphrase](https://pypi.org/project/metaphrase/),
+`load_encoder("{loaded}")` loads the base and adds the vector. To write a plain folder, which Sentence Transformers loads
+without metaphrase:
 
     metaphrase merge "{base}" "{place}" --output_dir merged
 """
@@ -84,27 +85,29 @@ class MergeOptions:
     )
     alpha: Finite | Literal["auto"] | None = option(
         None,
-        "Weight of what training changed: 0 is the base, 1 the tuned model. The changes of several models are added, each "
-        "with this weight. auto: the weight with the largest gain on --dev of which the guards hold. "
-        f"Default: {ALPHA} for models, and its own for a task vector.",
+        "Weight of the tuned models: 0 is the base, 1 the tuned model. The changes of several models are added, each with "
+        "this weight. auto: the weight with the largest gain on --dev for which all guards hold. "
+        f"Default: {ALPHA} for models; a task vector has its own.",
     )
     output_dir: str | None = option(None, "New folder for the merged encoder.", aliases=["-o"])
     vector: str | None = option(
-        None, f"File for what training changed, as a task vector (*{SUFFIX}); alpha is stored with it."
+        None, f"File for the difference to the base, a task vector (*{SUFFIX}); alpha is stored with it."
     )
     bits: Bits = option(16, "Bits for each value of --vector. With 8 or 4, blocks of 64 values share a scale.")
     dev: str | None = option(
         None,
-        "auto: folder of what should improve, development sets xx-en.dev.tsv.gz or xx-en.tsv.gz; or of STS pairs.",
+        "auto: folder of development data on which the result should improve: parallel sentences (xx-en.dev.tsv.gz or "
+        "xx-en.tsv.gz), or STS pairs.",
     )
     guard: list[str] = option(
         [],
-        f"auto: folders of what must not be lost, in addition to similarity structure: {GUARD_FOLDERS}.",
+        "auto: folders of data on which the result must not get worse, in addition to similarity structure: "
+        f"{GUARD_FOLDERS}.",
     )
     texts: list[str] = option(
         [],
         "auto: text for similarity structure, a file for each language, one sentence per line; also .gz. Default: the "
-        "packaged declaration in nine languages, and English strings.",
+        "packaged Universal Declaration of Human Rights in nine languages, and English interface strings.",
     )
     max_structure_loss: AtLeast0 = option(
         MAX_STRUCTURE_LOSS, "auto: largest loss of similarity structure, in points of correlation."
@@ -117,7 +120,8 @@ class MergeOptions:
         "auto: JSON file for gain and cost of each alpha, with a plot next to it (.png). Default: in --output_dir.",
     )
     prompt: str | None = option(
-        "auto", "auto: text before each sentence; auto is the query prompt that the base stores, none is no prompt."
+        "auto",
+        "auto: text before each sentence. 'auto' is the query prompt that the base stores, 'none' is no prompt.",
     )
     batch_size: Count = option(32, "auto: sentences per forward pass.")
 

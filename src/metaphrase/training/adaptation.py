@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 #: File of the plan in the output folder, with the settings that it was made for.
 PLAN = "plan.json"
-#: Names of the test sets: held-out pairs, and the Declaration of Human Rights, which comes with the package.
+#: Names of the test sets: held-out pairs, and the packaged Universal Declaration of Human Rights.
 HELD_OUT, RETENTION = "held-out", "udhr"
 
 #: The user's pairs, split by language, and packaged pairs of other languages.
@@ -69,39 +69,39 @@ class AdaptationConfig:
     corpus: list[str] = option(
         help="Your bitext: TSV, CSV, JSONL, Parquet, TMX, Moses 'x.sw,x.en', a folder, or hf:org/name."
     )
-    languages: list[str] = option(help="The language, or languages, to adapt to.")
+    languages: list[str] = option(help="Languages to adapt to: those of your bitext, besides English.")
     source_column: str | None = option(None, SOURCE_COLUMN)
     target_column: str | None = option(None, TARGET_COLUMN)
     model: str = option("starter", "Encoder to adapt: 'starter', a Hub id or a folder (default: starter).")
-    output_dir: str | None = option(None, "Folder of the release, its report and the split (default: runs/adapt-XX).")
+    output_dir: str | None = option(None, "Folder of the release, its report and its data (default: runs/adapt-XX).")
     recipe: str = option("metaphrase", "A name from `metaphrase recipes`, or a YAML file.")
     minutes: Annotated[float, Range(above=0, most=1_000_000)] = option(
-        20.0, "Time for training; checks and measurements are extra."
+        20.0, "Minutes for training; checks and measurements take additional time."
     )
     replay: Annotated[float, Range(0, 1000)] = option(
-        1.0, "Packaged pairs of other languages for each of your pairs, to preserve them; 0 for none."
+        1.0, "Packaged pairs of other languages for each of your pairs, to preserve these languages; 0 for none."
     )
     anchor: Weight | None = option(
         None,
-        "Weight of the objective that keeps embeddings close to the original encoder's; 0 for none (default: the "
-        "recipe's). It is added to a recipe without it, for the English side.",
+        "Weight of the objective 'anchor', which keeps embeddings close to those of the original encoder; 0 for none "
+        "(default: the recipe's). It is added to a recipe without an anchor, for the English side.",
     )
     merge: MergeWeight = option(
         "auto",
-        "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one. auto: the "
-        "weight that gains most on held-out pairs while the guards hold: similarity structure, and those of --guard.",
+        "Weight of the trained encoder in the release: 0 is the encoder before training, 1 the trained encoder. auto: the "
+        "weight that gains most on held-out pairs while all guards hold: similarity structure, and the folders of --guard.",
     )
-    guard: list[str] = option([], f"Folders of what must not be lost: {GUARD_FOLDERS}.")
+    guard: list[str] = option([], f"Folders of data on which the release must not get worse: {GUARD_FOLDERS}.")
     debias: CountOr0 = option(20, "Directions of language identity to project out of the release; 0 for none.")
     data_license: str | None = option(None, "Licence of your bitext, for the model card.")
     retention_languages: list[str] = option(
         [],
-        "Other languages that are measured before and after, to see what they lose: codes, or 'all' for 94 (default: "
-        "a sample of 20).",
+        "Other languages to measure before and after training: codes, or 'all' for the 94 languages of the packaged "
+        "Universal Declaration of Human Rights (default: a sample of 20).",
     )
     force: bool = option(False, "Train even if the checks find errors.")
     plan_only: bool = option(False, "Check the corpus, print the plan with its estimated duration, and stop.")
-    seed: Seed = option(42, "Seed of split and training.")
+    seed: Seed = option(42, "Seed of the split and of training.")
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def training_pairs(splits: Splits) -> int:
 
 
 def retention_sets(chosen: Sequence[str], own: Iterable[str]) -> dict[str, ParallelSet]:
-    """The Declaration of Human Rights in the chosen languages (none: the demo's sample) and in the user's own."""
+    """The Universal Declaration of Human Rights in the chosen languages (none: the demo's sample) and in the user's own."""
     packaged = load_parallel_folder(PACKAGED_DATA / RETENTION)
     named = split_list(chosen)
     if "all" in named:
@@ -400,7 +400,7 @@ def retention_sets(chosen: Sequence[str], own: Iterable[str]) -> dict[str, Paral
 
 
 def recipe_content(config: AdaptationConfig) -> dict[str, Any]:
-    """The recipe of a run, with the chosen anchor. Vocabularies are read from the corpus, which suits small machines."""
+    """The recipe of a run, with the chosen anchor. Vocabularies are limited to the corpus, which saves memory."""
     content = Recipe.load(config.recipe).to_dict()
     for term in content["terms"]:
         if term["objective"] == "rtl":

@@ -100,9 +100,9 @@ def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> d
 def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:
     """Separate the languages that are trained on from the others, and add the retention sets.
 
-    Tests are unchanged if none of their languages is trained on. A recipe with a language embedding cannot embed other
-    languages. If directions of language identity are removed, the declaration is measured on articles that they are not
-    estimated on.
+    Test sets are unchanged if none of their languages is trained on. A recipe with a language embedding cannot embed other
+    languages. If directions of language identity are removed, the Universal Declaration of Human Rights is measured on the
+    articles on which the directions are not estimated.
     """
     split = _split_retention(tests, config, recipe)
     if config.debias:
@@ -176,8 +176,8 @@ def measure_baseline(
 ) -> Baseline:
     """Measure an encoder before training; results in ``before.json`` of the same encoder and test sets are reused.
 
-    A model that stores a query prompt (E5) is measured with and without it, and the better average of each test set
-    counts. Other languages are measured with the prompt that was best on the test set.
+    A model that stores a query prompt (E5) is measured with and without it; for each test set, the result with the better
+    average is used. Other languages are measured with the prompt that was better on the test set.
     """
     if not tests.trained:
         return Baseline()

@@ -56,13 +56,13 @@ class RunOptions:
     dev: list[str] = option([], "Bitext whose retrieval accuracy is measured during training.")
     test: list[str] = option(
         [],
-        "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or of folders of them, measured before and after, with "
-        "a report.",
+        "Folders of test sets (xx-en.test.tsv.gz or xx-en.tsv.gz), or of such folders, measured before and after training, "
+        "with a report.",
     )
     retention: list[str] = option(
         [],
-        "Folders of test sets in languages that are not trained on, measured before and after; 'none' skips "
-        "this measurement. Default, with --test: the other languages of the test sets, or else the packaged "
+        "Folders of test sets in languages that are not trained on, measured before and after training; 'none' skips "
+        "this measurement. Default, with --test: the other languages of the test sets, or else the packaged Universal "
         "Declaration of Human Rights in 94 languages (6,000 pairs).",
     )
     retention_languages: list[str] = option([], "Languages of the retention sets that are measured (default: all).")
@@ -74,12 +74,12 @@ class RunOptions:
     freeze_word_embeddings: bool = option(False, "Freeze the word embeddings, which saves memory and time.")
     merge: str | None = option(  # a number or "auto"; HfArgumentParser has no type for it
         None,
-        "Weight of what training changed in the release: 0 is the encoder before training, 1 the trained one (default). "
-        "auto: the weight that gains most on --dev while the guards hold: similarity structure, and those of --guard.",
+        "Weight of the trained encoder in the release: 0 is the encoder before training, 1 the trained encoder (default). "
+        "auto: the weight that gains most on --dev while all guards hold: similarity structure, and the folders of --guard.",
     )
     guard: list[str] = option(
         [],
-        "Folders of what must not be lost, measured before and after, and to choose the weight with --merge auto: "
+        "Folders of data on which the release must not get worse, measured before and after training, and by --merge auto: "
         f"{GUARD_FOLDERS}.",
     )
     debias: CountOr0 = option(

@@ -12,7 +12,7 @@ from metaphrase.io.files import PACKAGED_DATA
 def demo_settings(recipe: str | None = None) -> dict[str, Any]:
     """Settings of the demo, by the names of :class:`metaphrase.RunConfig`.
 
-    Another recipe is released as it was trained: merge and debias, which were chosen for the default, do not apply.
+    ``merge`` and ``debias`` were chosen for the demo's own recipe; another recipe is released as it was trained.
     """
     settings = yaml.safe_load((PACKAGED_DATA / "demo.yaml").read_text(encoding="utf-8"))
     if recipe is not None and recipe != settings["recipe"]:

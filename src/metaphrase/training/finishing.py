@@ -1,4 +1,4 @@
-"""What is done to a trained encoder before its release: the merge with its start, and the removal of language identity."""
+"""Steps between training and release: the merge with the original encoder, and the removal of language identity."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
 from metaphrase.publishing.merging import write_curve
 from metaphrase.training.configuration import RunConfig
 
-#: Weights of what training changed that are measured with ``merge: auto``.
+#: Weights of the trained encoder that ``merge: auto`` measures.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
 #: Most items of a language in a guard, most dev pairs of all languages, and most texts of a language for the directions of
 #: language identity, with which each weight is measured.
@@ -46,7 +46,7 @@ class Finished:
 
 
 def release_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:
-    """Guards on what an encoder can do besides finding translations, made before training.
+    """Guards on abilities other than retrieval of translations, measured before training.
 
     Weights are chosen on the part ``dev`` and releases measured on the part ``test``, which share no text.
     """
@@ -60,7 +60,7 @@ def count_texts(merge: Any, directions: int, dev_pairs: int) -> int:
     """Number of texts that `finish` and `release_guards` encode, without folders of guards; about as long as dev pairs.
 
     Args:
-        merge: The weight of what training changed, or ``"auto"``.
+        merge: The weight of the trained encoder, or ``"auto"``.
         directions: Number of directions of language identity to remove.
         dev_pairs: Number of pairs that show the gain.
     """
@@ -79,12 +79,12 @@ def finish(
     dev: Mapping[str, ParallelSet],
     show_progress: bool = False,
 ) -> Finished:
-    """Merge a trained encoder with its start, and project language identity out of it, as the configuration says.
+    """Merge a trained encoder with the original one, and project language identity out of it, as configured.
 
     Args:
         model: The trained encoder. It does not change.
         config: The configuration of its run. If the weight is to be chosen, its curve is written to the output folder.
-        pooling: Pooling of a start that has none.
+        pooling: Pooling of an original encoder that has none.
         dev: Pairs that show the gain, if the weight is to be chosen.
         show_progress: Show a progress bar.
 

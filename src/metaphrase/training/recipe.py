@@ -246,7 +246,7 @@ class Recipe:
 
 
 def list_recipes() -> list[Recipe]:
-    """The packaged recipes, sorted by name."""
+    """Return the packaged recipes, sorted by name."""
     return [Recipe.load(path.stem) for path in sorted(_packaged(), key=lambda path: path.stem)]
 
 

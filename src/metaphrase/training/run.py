@@ -310,7 +310,7 @@ class TrainingRun:
         }
 
     def finish(self, facts: dict[str, Any]) -> None:
-        """Merge the trained encoder with its start and remove language identity, if the configuration says so.
+        """Merge the trained encoder with the original one and remove language identity, if configured.
 
         Raises:
             UsageError: The languages of the packaged texts do not differ in so many directions.

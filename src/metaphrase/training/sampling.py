@@ -14,7 +14,7 @@ from metaphrase.exceptions import UsageError
 
 
 def check_languages(dataset: Any) -> None:
-    """Refuse data whose languages are unknown before they are read."""
+    """Refuse data whose languages are unknown, before they are read."""
     if not isinstance(dataset, Dataset) or not {"source_lang", "target_lang"} <= set(dataset.column_names):
         raise UsageError(
             "'batches: language' requires the columns 'source_lang' and 'target_lang', and data that are not a stream. Load "

@@ -89,8 +89,8 @@ class Settings:
     transfer: Literal["auto", "probe", "finetune"] = option(
         "auto",
         "nli, paraphrase, pos. probe: a linear probe on the frozen encoder; finetune: the whole encoder is fine-tuned at a "
-        "small scale, as qa always is. auto: a probe for paraphrase and pos; nli is fine-tuned, because a probe does not "
-        "see what its sentence embeddings keep and its tokens lose.",
+        "small scale, as qa always is. auto: a probe for paraphrase and pos; nli is fine-tuned, because a probe of sentence "
+        "embeddings does not show what token states lost.",
     )
     resamples: Resamples = option(RESAMPLES, "Number of bootstrap samples of intervals and tests.")
     seed: Seed = option(0, "Seed of the bootstrap.")

@@ -78,8 +78,8 @@ class EvaluateOptions(Settings):
     )
     also: list[str] = option(
         [],
-        "Further encoders, measured in the same way and compared with the same baseline, in one table. May follow the first "
-        "argument.",
+        "Further encoders, measured in the same way and compared with the same baseline, in one table. May follow the "
+        "first argument.",
         first=True,
     )
     data: str | None = option(
@@ -110,14 +110,13 @@ class EvaluateOptions(Settings):
         "and topics in 205 languages; xsim++: retrieval among English sentences that differ in a number, a name, a negation, "
         "a comparison or a cause; word-alignment: AER; nli, paraphrase, qa, pos: trained in English, measured in all "
         "languages, see --transfer; mteb: the folder's test sets as tasks of MTEB, or --tasks; quick: a fixed "
-        "sample of the suites that only encode, in minutes; all: all suites, the largest data with a "
-        "sample. If a data set fails, the others are still "
-        "measured and written, and the exit status is 2.",
+        "sample of the suites that do not train, in minutes; all: all suites, with a sample of the largest data sets. If a "
+        "data set fails, the others are still measured and written, and the exit status is 2.",
     )
     baseline: str | None = option(
         None,
-        "Encoder to compare with, measured with its stored query prompt and without: the better of both results counts. "
-        "--max_length applies to it, --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
+        "Encoder to compare with, measured with its stored query prompt and without; the better result is used. "
+        "--max_length applies to it; --pooling, --layer and --prompt do not. Or the JSON file of an earlier evaluation, "
         "for a baseline with other settings.",
     )
     pooling: str | None = option(None, "cls, mean, max, …; default: that of the model.")
