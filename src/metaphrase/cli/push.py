@@ -83,7 +83,7 @@ def run(argv: Sequence[str]) -> int:
 
 
 def write_vector_of_run(run: Path, folder: Path, bits: Literal[16, 8, 4]) -> str:
-    """Write what a run changed in its encoder as a task vector.
+    """Write the task vector of a run.
 
     Raises:
         UsageError: The folder does not say which encoder the run started from.

@@ -99,7 +99,7 @@ def load_encoder(
         ModelError: The model requires code of its own, an adapter or quantized weights, or is not a text encoder; or a task
             vector belongs to another model.
         ModelFileError: A file is missing, damaged, not readable or outside the folder; weights are missing, superfluous or of
-            another shape; the tokenizer is missing or knows no word; an installed model is not what was released.
+            another shape; the tokenizer is missing or knows no word; an installed model differs from its release.
         NonFiniteError: A weight or an embedding is NaN or infinite.
         UsageError: The encoder has fewer positions than `max_length`.
         MissingFileError: There is no such folder, and no Hub id of this form.
@@ -147,7 +147,7 @@ def load_encoder(
 
 
 def _parts(name: str) -> tuple[str, list[str]]:
-    """The model that a name starts from, and what is added to it: files, folders, packages or repositories of vectors."""
+    """The model that a name starts with, and the vectors that are added to it: files, folders, packages or repositories."""
     base, files = split_vectors(name)
     found, folder = find_folder(base)
     if not has_vector(folder):

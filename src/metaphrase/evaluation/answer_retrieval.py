@@ -221,7 +221,7 @@ def rank_answers(
 ) -> AnswerRanks:
     """Rank the candidates of all languages by cosine for the questions of one language.
 
-    Equally similar candidates share one rank, the last of theirs, so that the order of the candidates never matters: the
+    Tied candidates share the last of their ranks, so that the order of the candidates never matters: the
     precision at a right answer is the share of right answers among all candidates that are at least as similar, as in
     scikit-learn's ``average_precision_score``.
 
@@ -424,8 +424,8 @@ def evaluate_monolingual_answers(
         **encoding: As in `evaluate_answer_retrieval`.
 
     Returns:
-        A result whose scores are mean reciprocal ranks ×100; ``items`` are those of each question. Equally similar
-        candidates share one rank, the last of theirs.
+        A result whose scores are mean reciprocal ranks ×100; ``items`` are those of each question. Tied candidates share
+        the last of their ranks.
     """
     start = time.perf_counter()
     texts = ([one.questions for one in sets.values()], [one.sentences for one in sets.values()])

@@ -113,7 +113,7 @@ def data_guard(
     Its rows also have the differences by ``languages`` and the number ``n`` of items.
 
     Args:
-        original: The encoder that others are compared with. It is measured at once, and may be trained afterwards.
+        original: The encoder that others are compared with. It is measured immediately, and may be trained afterwards.
         data: The data, see `load_guard_data`.
         prompts: Further prompts to measure the original with; the best result counts.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.
@@ -154,7 +154,7 @@ def structure_guard(
     Its rows also have the differences by ``languages``, the number ``n`` of sentences, and the red line ``limit``.
 
     Args:
-        original: The encoder that others are compared with. It is encoded at once, and may be trained afterwards.
+        original: The encoder that others are compared with. It encodes the texts immediately, and may be trained afterwards.
         texts_by_language: Monolingual sentences, such as `structure_texts`.
         max_loss: Largest loss that holds, in points of correlation ×100: the red line is at ``100 - max_loss``.
         **encoding: See :class:`metaphrase.evaluation.encoding.EncodingOptions`.

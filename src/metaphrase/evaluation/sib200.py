@@ -230,7 +230,7 @@ def find_topics(
 ) -> dict[str, NDArray[np.bool_]]:
     """`probe_hits` in every language, trained on the English sentences of the split ``train``.
 
-    Measured is the split ``test``, or ``dev`` if there is none. ``train`` replaces the English set for training.
+    The split ``test`` is measured, or ``dev`` if there is none. ``train`` replaces the English set for training.
     """
     english, trained = sets[ENGLISH], train or sets[ENGLISH]
     train_rows, test_rows = (

@@ -17,7 +17,7 @@ MARK = "_metaphrase"
 FAILED_RELEASE = "_failed_release"
 
 _NOTE = "metaphrase wrote this folder, and may replace its files when it writes to it again.\n"
-#: A folder that this library wrote has one of these, or a release: the mark, a checkpoint, or what was staged by a process
+#: A folder that this library wrote has one of these, or a release: the mark, a checkpoint, or files staged by a process
 #: that was killed.
 _SIGNS = (MARK, "checkpoint-*/manifest.json", "_partial/checkpoint-*", "_partial/release", FAILED_RELEASE)
 _NAMED = 3

@@ -130,7 +130,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         self.retention.append({"data": f"other languages: {data}", "languages": len(rows), **compared, "worst": worst})
 
     def add_ability(self, data: str, row: Mapping[str, Any]) -> None:
-        """Add a row of a guard (`evaluation.guards.Guard.measure`), for what the model could do besides translations."""
+        """Add a row of a guard (`evaluation.guards.Guard.measure`), for an ability other than retrieval of translations."""
         losses = {language: loss for language, loss in row["languages"].items() if loss < -row.get("limit", 0.0)}
         worst = dict(sorted(losses.items(), key=lambda item: item[1])[:5])
         self.retention.append(

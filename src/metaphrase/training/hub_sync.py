@@ -32,7 +32,7 @@ def check_single_release(loss: AlignmentLoss) -> None:
 
 
 class PushesReleases(AtomicCheckpoints):
-    """Pushes checkpoints and the end of a run as releases; mixed in before its parent class."""
+    """Mixin, before the parent class: pushes checkpoints and the end of a run as releases."""
 
     alignment_loss: AlignmentLoss
 

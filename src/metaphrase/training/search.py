@@ -1,4 +1,4 @@
-"""Hyperparameter search with the hook of transformers' trainer: every trial trains an encoder and a loss of its own."""
+"""Hyperparameter search with the hook of transformers' trainer: every trial trains its own encoder and loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from metaphrase.training.loss import AlignmentLoss
 
 
 class SearchesHyperparameters:
-    """Builds encoder and loss anew for each trial; mixed in before its parent class.
+    """Mixin, before the parent class: builds a new encoder and a new loss for each trial.
 
     ``hyperparameter_search`` requires a trainer that is made with ``model_init``, a function that returns an encoder, and
     with a function as ``loss`` that returns the loss of an encoder. Both are called before each training, so that trials
@@ -50,10 +50,10 @@ class SearchesHyperparameters:
 
 
 def check_loss(loss: Any) -> AlignmentLoss:
-    """Refuse what is not an AlignmentLoss.
+    """Refuse a loss that is not an AlignmentLoss.
 
     Raises:
-        UsageError: The loss is something else.
+        UsageError: The loss is of another class.
     """
     if not isinstance(loss, AlignmentLoss):
         raise UsageError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
@@ -68,7 +68,7 @@ def check_loss_function(loss: Any) -> Callable[[SentenceTransformer], AlignmentL
     """
     if isinstance(loss, nn.Module) or not callable(loss):
         raise UsageError(
-            "With model_init, every training has an encoder of its own, and so must its loss: pass a function as `loss` that "
+            "With model_init, every trial has its own encoder and requires its own loss: pass a function as `loss` that "
             "takes an encoder and returns its AlignmentLoss."
         )
     function: Callable[[SentenceTransformer], AlignmentLoss] = loss

@@ -12,7 +12,7 @@ sts        a folder of ``…-xx-test.csv.gz``       Spearman, in each language a
 word-…     ``test.xx``, ``test.yy``, ``….wa``     AER of links from the encoder's token states
            or ``xxyy.src-tgt``, ``xxyy.gold``
 nli, …     ``xnli``, ``pawsx``, ``xquad``, ``ud`` probes, or fine-tuning at a small scale, in English
-answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and what the own language costs
+answer-…   ``xquad-r`` with ``xx.json.gz``        mAP over one pool of all languages, and the own-language bias
 sib200     ``sib200`` with ``xxx_Scpt.….tsv``     cosine top-1 in both directions; topics by a probe on English embeddings
 xsim++     the data of retrieval, and ``sib200``  xx→en by the ratio margin among changed English sentences
 mteb       any folder of ``xx-en[.test].tsv.gz``  bitext mining tasks in the form of MTEB; or ``--tasks`` of the Hub

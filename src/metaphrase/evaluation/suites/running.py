@@ -427,7 +427,7 @@ def _note_plan(plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], mo
 
 
 def _seconds_left(plan: Sequence[Mapping[str, Any]], done: int, spent: float) -> float:
-    """Estimate for the parts that are not done, corrected by the time that the others took."""
+    """Estimate for the benchmarks that are not done, corrected by the time that the finished ones took."""
     before, after = (sum(one["seconds"] or 0 for one in part) for part in (plan[:done], plan[done:]))
     return after * spent / before if before else after
 
