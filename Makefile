@@ -32,10 +32,10 @@ model: demo  ## Train metaphrase-e5-small as the demo does, and write its packag
 	$(BIN)/python scripts/build_model_package.py runs/demo models/metaphrase-e5-small
 
 test: install  ## Run the tests (6 minutes on 2 cores, no network)
-	$(BIN)/python -m pytest -m 'not long and not slow and not gpu' -n 2 $(TESTS)
+	$(BIN)/python -m pytest -m 'not long and not slow and not gpu' -n 2 --junit-xml build/test.xml $(TESTS)
 
 test-long: install  ## Run the tests of whole commands and trainings (3 minutes on 2 cores)
-	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 $(TESTS)
+	$(BIN)/python -m pytest -m 'long and not slow and not gpu' -n 2 --junit-xml build/test-long.xml $(TESTS)
 
 # The tests that depend on floating-point arithmetic, run under several instruction sets and numbers of threads.
 NUMERIC := tests/aligners tests/evaluation tests/mining tests/modeling tests/objectives tests/training/test_loss.py
@@ -91,7 +91,7 @@ ablations: install  ## Run two ablations on the demo's bitext (an hour on one co
 	$(BIN)/python scripts/ablations.py wacse-table10 --batch_size 6 --freeze_word_embeddings --keep
 	$(BIN)/python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english --keep
 
-bench: install  ## Measure speed and memory on a CPU, for docs/speed.md; an interrupted run resumes
+bench: install  ## Measure speed and memory on a CPU, for docs/speed.md (40 minutes; an interrupted run resumes)
 	$(BIN)/python scripts/benchmarks/run.py
 
 bench-quick: install  ## Run the benchmark with fewer rounds and rows

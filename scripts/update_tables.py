@@ -462,7 +462,7 @@ def word_alignment_tables(content: dict[str, Any]) -> dict[str, str]:
 def benchmark_tables(folder: Path) -> dict[str, str]:
     """Return the tables of speed and memory by marker."""
     files = {"bench": "cpu/table.md", "flops": "cpu/flops.md", "costs": "costs.md", "bench-gpu": "NVIDIA*/table.md"}
-    files |= {"mining-scale": "mining-scale.md", "mining-peers": "mining-peers.md"}
+    files |= {"profile": "cpu/profile.md", "mining-scale": "mining-scale.md", "mining-peers": "mining-peers.md"}
     found = {name: sorted(folder.glob(pattern)) for name, pattern in files.items()}
     return {name: paths[0].read_text(encoding="utf-8").rstrip() for name, paths in found.items() if paths}
 

@@ -20,6 +20,10 @@ import torch
 TOLERANCE = 0.2
 
 
+class Skipped(Exception):
+    """A row that cannot be measured here, with the reason."""
+
+
 @dataclass
 class Figure:
     """One number in the table.

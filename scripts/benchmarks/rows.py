@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import vocabulary
 from costs import ENCODERS, step_flops
-from measuring import Clock, Figure, held_activations, interleaved, peak_memory, ratio
+from measuring import Clock, Figure, Skipped, held_activations, interleaved, peak_memory, ratio
 from official import OfficialStep
 from sentence_transformers import SentenceTransformer, SentenceTransformerTrainer, SentenceTransformerTrainingArguments
 from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
@@ -204,12 +204,16 @@ def dap_vs_tr(context: Context) -> list[Figure]:
 
 
 class _Marks(TrainerCallback):
-    """Record the end of every step and the optimiser's share of it."""
+    """Record the beginning and end of every step and the optimiser's share of it."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
+        self.begins: list[Any] = []
         self.ends: list[Any] = []
         self.optimizer: list[tuple[Any, Any]] = []
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.begins.append(self.clock.mark())
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.before = self.clock.mark()
@@ -260,6 +264,14 @@ def whole_step(context: Context, loss: Any, pairs: Sequence[Pair], batch_size: i
         return marks.seconds
 
     return measure
+
+
+def first_step(context: Context, training: Any) -> float:
+    """Train one step, and return its duration, without the preparation of the trainer."""
+    marks = _Marks(context.clock)
+    training.add_callback(marks)
+    training.train()
+    return context.clock.between(marks.begins[0], marks.ends[0])
 
 
 def dap_vs_mnrl(context: Context) -> list[Figure]:
@@ -366,7 +378,7 @@ def vocabulary_memory(context: Context) -> list[Figure]:
     figures = []
     n = 64 if context.tiny else 1024
     others = ["liger"] if context.device == "cuda" and find_spec("liger_kernel") else []
-    for name in context.shapes:
+    for name in context.shapes if context.device == "cuda" else context.shapes[:1]:
         shape = SHAPES[name]
         size = (n, shape.vocabulary, shape.hidden, context.device)
         peaks = {kind: vocabulary.peak_in_a_process(kind, *size) / 1e6 for kind in ("ours", "plain", *others)}
@@ -495,8 +507,8 @@ def adamw(context: Context) -> list[Figure]:
 
 def compiled(context: Context) -> list[Figure]:
     """TR step of the starter: padded and compiled, packed, and padded."""
-    if context.quick or (context.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++")))):
-        return []  # torch.compile requires a C compiler
+    if context.device == "cpu" and not any(map(shutil.which, ("g++", "clang++", "c++"))):
+        raise Skipped("torch.compile needs a C compiler")
     model, texts = context.starter()
     loss, size = loss_of(model, TR), context.batch(16, 256)
     encoder = model[0].auto_model
@@ -637,7 +649,7 @@ def flops(context: Context) -> list[Figure]:
 def gpu_step(context: Context) -> list[Figure]:
     """On a GPU: DAP step with 1,024 pairs in bf16, its peak memory and model FLOPs utilisation."""
     if context.device != "cuda" and not context.tiny:
-        return []
+        raise Skipped("it needs a GPU")
     figures = []
     rate = _matmul_rate(context)
     figures.append(Figure("matrix product", rate / 1e12, None, "TFLOP/s"))

@@ -1,14 +1,14 @@
 """Measure speed and memory as ratios.
 
-    python scripts/benchmarks/run.py                       # all rows on the CPU, about 40 minutes; `make bench`
+    python scripts/benchmarks/run.py                       # the rows of a CPU, about 40 minutes; `make bench`
     python scripts/benchmarks/run.py --quick               # the starter's shape only, about 10 minutes; `make bench-quick`
-    python scripts/benchmarks/run.py --rows dap-vs-tr,encode-vs-st --again
+    python scripts/benchmarks/run.py --rows dap-vs-tr,compiled --again
     python scripts/benchmarks/run.py --device cuda         # `make bench-gpu`
 
 The variants of a row are measured in one process, in turn, with a fixed number of threads. The best round counts, in CPU
 seconds or time between CUDA events. Every row is a JSON file under ``results/``; ``table.md`` there contains all rows. An
-interrupted run resumes with the missing rows. If rounds differ by more than 20 %, or other processes use more than 20 % of
-the machine, the verdict is open and the next run measures the row again.
+interrupted run resumes with the missing rows, and prints the minutes that are left. If rounds differ by more than 20 %, or
+other processes use more than 20 % of the machine, the verdict is open and the next run measures the row again.
 """
 
 from __future__ import annotations
@@ -22,18 +22,32 @@ import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Any
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import commands
+import engines
+import isolated
+import rates
+import rows
 import torch
 from costs import main as write_costs
-from measuring import Figure, OthersShare, facts
-from rows import ROWS, Context
+from measuring import Figure, OthersShare, Skipped, facts
+from rows import Context
 from settings import SHAPES
 from transformers import HfArgumentParser
 
 RESULTS = Path(__file__).parent / "results"
+#: Rows by name, in the order in which they are measured.
+ROWS = {**rows.ROWS, **rates.ROWS, **isolated.ROWS, **engines.ROWS, **commands.ROWS}
+#: Rows that are measured on a CPU only if they are named: most of their time is that of a compiler.
+NAMED = ("compiled",)
+#: Rows with tables of their own.
+TABLES = ("flops", "profile")
+#: Assumed minutes of a row without results.
+MINUTES = 2.0
 
 
 @dataclass
@@ -47,7 +61,7 @@ class Options:
     )
     device: str = field(default="cpu", metadata={"help": "cpu or cuda."})
     threads: int = field(default=1, metadata={"help": "Number of threads."})
-    rounds: int = field(default=3, metadata={"help": "Rounds of each measurement; the minimum counts."})
+    rounds: int = field(default=2, metadata={"help": "Rounds of each measurement; the minimum counts."})
     texts: str | None = field(
         default=None,
         metadata={
@@ -109,10 +123,16 @@ def is_done(path: Path, options: Options) -> bool:
     )
 
 
+def expected_minutes(name: str, folder: Path) -> float:
+    """Return the minutes that a row took last time, in this folder or in the stored results."""
+    paths = [path for path in (folder / f"{name}.json", RESULTS / "cpu" / f"{name}.json") if path.exists()]
+    return json.loads(paths[0].read_text(encoding="utf-8"))["minutes"] if paths else MINUTES
+
+
 def table(folder: Path) -> str:
-    """Format all rows of a folder as Markdown, except those of FLOPs."""
+    """Format all rows of a folder as Markdown, except those with tables of their own."""
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
-    contents = sorted((c for c in contents if c["row"] != "flops"), key=lambda c: list(ROWS).index(c["row"]))
+    contents = sorted((c for c in contents if c["row"] not in TABLES), key=lambda c: list(ROWS).index(c["row"]))
     lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
     for figure in (figure for content in contents for figure in content["figures"]):
         sense, bound = figure["target"] or ("", None)
@@ -153,13 +173,50 @@ def _where(facts: dict[str, Any]) -> str:
     return f"{facts['date']}: {facts['device']}, {threads} of {facts['cpus']} CPUs, torch {facts['torch']}."
 
 
+def measure_missing(names: list[str], context: Context, options: Options, folder: Path) -> list[str]:
+    """Measure the rows without a recent result, and keep each. Returns those that failed."""
+    failed, missing = [], [name for name in names if not is_done(folder / f"{name}.json", options)]
+    for name in names:
+        if name not in missing:
+            print(f"{name}: recent result found")
+    for at, name in enumerate(missing):
+        left = [expected_minutes(one, folder) for one in missing[at:]]
+        print(
+            f"[{at + 1}/{len(missing)}] {name}: about {left[0]:.1f} of {sum(left):.0f} minutes that are left",
+            flush=True,
+        )
+        torch.manual_seed(0)
+        try:
+            content = measure(name, context, options)
+        except Skipped as reason:
+            print(f"{name}: skipped, {reason}")
+            continue
+        except (
+            RuntimeError,
+            MemoryError,
+            CalledProcessError,
+        ):  # a row that does not fit on this machine does not stop the others
+            traceback.print_exc()
+            failed.append(name)
+            continue
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        print(
+            f"{name}: {content['minutes']:.1f} minutes, {content['others']:.0%} of the machine used by other processes"
+        )
+        for figure in content["figures"]:
+            print(f"  {figure['what']} ({figure['of']}): {figure['value']:.4g} {figure['unit']}, {figure['verdict']}")
+    return failed
+
+
 def main(argv: list[str]) -> int:
     """Measure the missing rows and write the table."""
     options = HfArgumentParser(Options).parse_args_into_dataclasses(argv)[0]
     torch.set_flush_denormal(True)
     torch.set_num_threads(options.threads)
     logging.getLogger("sentence_transformers").setLevel(logging.ERROR)
-    names = list(ROWS) if options.rows == "all" else options.rows.split(",")
+    every = [name for name in ROWS if options.device != "cpu" or name not in NAMED]
+    names = every if options.rows == "all" else options.rows.split(",")
     if unknown := set(names) - ROWS.keys():
         raise ValueError(f"Unknown rows: {', '.join(sorted(unknown))}. Available rows: {', '.join(ROWS)}.")
     rounds = min(options.rounds, 2) if options.quick else options.rounds
@@ -168,31 +225,12 @@ def main(argv: list[str]) -> int:
     kind = options.device if options.device == "cpu" else torch.cuda.get_device_name().replace(" ", "-")
     folder = Path(options.results) if options.results else RESULTS / (f"{kind}-quick" if options.quick else kind)
     folder.mkdir(parents=True, exist_ok=True)
-    failed = []
-    for name in names:
-        path = folder / f"{name}.json"
-        if is_done(path, options):
-            print(f"{name}: recent result found")
-            continue
-        torch.manual_seed(0)
-        try:
-            content = measure(name, context, options)
-        except (RuntimeError, MemoryError):  # a row that does not fit on this machine does not stop the others
-            traceback.print_exc()
-            failed.append(name)
-            continue
-        if not content["figures"]:
-            continue
-        path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(
-            f"{name}: {content['minutes']:.1f} minutes, {content['others']:.0%} of the machine used by other processes"
-        )
-        for figure in content["figures"]:
-            print(f"  {figure['what']} ({figure['of']}): {figure['value']:.4g} {figure['unit']}, {figure['verdict']}")
+    failed = measure_missing(names, context, options, folder)
     (folder / "table.md").write_text(table(folder), encoding="utf-8")
-    if (folder / "flops.json").exists():
-        content = json.loads((folder / "flops.json").read_text(encoding="utf-8"))
-        (folder / "flops.md").write_text(flops_table(content), encoding="utf-8")
+    for name, formatted in (("flops", flops_table), ("profile", rates.profile_table)):
+        if (folder / f"{name}.json").exists():
+            content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+            (folder / f"{name}.md").write_text(formatted(content), encoding="utf-8")
     if not options.results:
         write_costs()
     if failed:

@@ -9,7 +9,19 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("costs", "measuring", "official", "settings", "vocabulary", "rows", "run")
+MODULES = (
+    "costs",
+    "measuring",
+    "official",
+    "settings",
+    "vocabulary",
+    "rows",
+    "rates",
+    "isolated",
+    "engines",
+    "commands",
+)
+MODULES += ("run",)
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +52,8 @@ def all_results(bench, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def results(bench, tmp_path_factory):
-    """Results of three fast rows."""
-    rows = "projected-rows,encode-vs-st,gradcache"
+    """Results of fast rows."""
+    rows = "projected-rows,encode-vs-st,gradcache,shares,profile,commands"
     return measured(bench, tmp_path_factory.mktemp("results"), "--rows", rows)
 
 
@@ -52,7 +64,9 @@ def figures(folder, row):
 
 @pytest.mark.slow
 def test_every_row_gives_figures(bench, all_results):
-    for row in bench.rows.ROWS:
+    kept = {path.stem for path in all_results.glob("*.json")}
+    assert bench.run.ROWS.keys() - kept <= {"compiled", "encode-vs-onnx", "encode-vs-openvino"}
+    for row in kept:
         content = json.loads((all_results / f"{row}.json").read_text())
         assert content["statement"]
         assert content["facts"].keys() >= {"date", "device", "cpus", "threads", "torch", "texts"}
@@ -78,6 +92,49 @@ def test_exactly_the_scored_targets_are_projected(results):
 
 def test_outputs_of_bulk_encoding_are_the_same(results):
     assert figures(results, "encode-vs-st")["largest difference between outputs"]["value"] < 1e-5
+
+
+def test_steps_reach_a_share_of_the_rate_of_their_matrix_products(results):
+    found = figures(results, "shares")
+    rates = [figure["value"] for what, figure in found.items() if what.startswith("matrix products of a layer")]
+    shares = {what: figure["value"] for what, figure in found.items() if figure["unit"] == "%"}
+    assert len(rates) >= 2
+    assert min(rates) > 0
+    assert [what.split(", ")[1] for what in shares] == ["TR step", "DAP step", "encode"]
+    assert all(0 < share < 100 for share in shares.values())
+
+
+def test_a_profile_adds_up_to_a_step(bench, results):
+    found = figures(results, "profile")
+    assert sum(figure["value"] for figure in found.values()) == pytest.approx(100)
+    assert found.keys() == {*bench.rates.KINDS, "other"}
+    assert found["matrix products"]["value"] > 0
+    assert "| matrix products |" in (results / "profile.md").read_text()
+    assert "matrix products |" not in (results / "table.md").read_text()
+
+
+def test_durations_of_commands_are_read_from_their_results(bench, results, tmp_path, monkeypatch):
+    demo = json.loads((ROOT / "scripts" / "results" / "demo.json").read_text())
+    assert figures(results, "commands")["make demo"]["value"] == pytest.approx(demo["run"]["seconds"] / 60)
+    monkeypatch.setattr(bench.commands, "ROOT", tmp_path)
+    monkeypatch.setattr(bench.commands, "RESULTS", tmp_path)
+    with pytest.raises(bench.measuring.Skipped):
+        bench.commands.commands(None)
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "test.xml").write_text('<testsuites><testsuite name="pytest" time="90.0"/></testsuites>')
+    assert [(one.what, one.value) for one in bench.commands.commands(None)] == [("make test", 1.5)]
+
+
+def test_rows_that_cannot_be_measured_are_skipped_with_a_reason(bench, tmp_path, capsys):
+    assert bench.run.main(["--rows", "gpu-step", "--shape", "small", "--results", str(tmp_path)]) == 0
+    assert "gpu-step: skipped, it needs a GPU" in capsys.readouterr().out
+    assert not [*tmp_path.glob("*.json")]
+
+
+def test_the_minutes_that_are_left_are_those_of_the_last_run(bench, tmp_path):
+    assert bench.run.expected_minutes("nothing", tmp_path) == bench.run.MINUTES
+    (tmp_path / "adamw.json").write_text('{"minutes": 7.5}')
+    assert bench.run.expected_minutes("adamw", tmp_path) == 7.5
 
 
 def test_micro_batches_hold_less(results):
@@ -118,7 +175,7 @@ def test_a_run_goes_on_with_the_rows_that_are_missing(bench, results, capsys, mo
     def failing(context):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setitem(bench.rows.ROWS, "projected-rows", failing)
+    monkeypatch.setitem(bench.run.ROWS, "projected-rows", failing)
     assert bench.run.main([*arguments, "--again"]) == 1
     assert path.read_text() == before
     with pytest.raises(ValueError, match=r"Unknown rows: nothing\. Available rows: projected-rows"):
@@ -295,7 +352,7 @@ def test_tables_are_put_between_markers(bench, all_results, tmp_path, monkeypatc
     script = import_module("update_tables")
     (tmp_path / "cpu").symlink_to(all_results)
     tables = script.benchmark_tables(tmp_path)
-    assert tables.keys() == {"bench", "flops"}
+    assert tables.keys() == {"bench", "flops", "profile"}
     page = tmp_path / "page.md"
     page.write_text("a\n<!-- bench -->\nold\n<!-- /bench -->\nb\n<!-- costs --><!-- /costs -->\n")
     script.fill(page, tables)

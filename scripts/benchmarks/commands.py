@@ -1,0 +1,45 @@
+"""Row on the commands of the README, from the results that they leave; nothing is run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from measuring import Figure, Skipped
+from rows import Context
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "scripts" / "results"
+
+
+def commands(context: Context) -> list[Figure]:
+    """Minutes of the README's commands when their stored results were made."""
+    runs = [("make demo", run) for run in _stored("demo")] + [
+        (f"metaphrase adapt, {' and '.join(run['languages'])}", run) for run in _stored("adapt")
+    ]
+    figures = [Figure(name, run["seconds"] / 60, None, "min", of=_machine(run["hardware"])) for name, run in runs]
+    for run in _stored("suites"):
+        what = "metaphrase evaluate --suite all --baseline starter"
+        figures.append(Figure(what, sum(run["minutes"].values()), None, "min", of=_machine(run["hardware"])))
+    for name in ("test", "test-long"):
+        if (report := ROOT / "build" / f"{name}.xml").exists():
+            suites = ElementTree.parse(report).getroot().iter("testsuite")
+            figures.append(Figure(f"make {name}", sum(float(one.get("time", 0)) for one in suites) / 60, None, "min"))
+    if not figures:
+        raise Skipped("no results are stored")
+    return figures
+
+
+def _stored(name: str) -> list[dict[str, Any]]:
+    path = RESULTS / f"{name}.json"
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    return content if isinstance(content, list) else [content.get("run", content)]
+
+
+def _machine(hardware: dict[str, Any]) -> str:
+    return f"{hardware['cpus']} {hardware['machine']} cores"
+
+
+ROWS = {"commands": commands}
