@@ -26,6 +26,7 @@ KINDS = {
     "GELU": ("gelu",),
     "LayerNorm": ("layer_norm",),
     "embedding": ("embedding",),
+    "dropout": ("bernoulli", "dropout"),
     "optimiser": ("adam", "foreach_norm", "foreach_mul"),
     "copies, indices, sums": (
         "copy_",

@@ -61,6 +61,27 @@ def test_long_rows_are_left_out(script, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+def test_kept_rows_are_shown_and_not_measured_again(script, tmp_path):
+    options = script.Options(sizes=[], indexes=["exact"], results=str(tmp_path), plots=str(tmp_path / "plots"))
+    program = script.Program(options)
+    row = {"size": 20_000, "seconds": 8.0, "memory": 2e9, "f1": 0.9}
+    stages = {"embed": 1.0, "search": 2.0}
+    own = {"index": "exact", "task_seconds": stages, "disk": 1e9, "index_bytes": 0, "recall": None, "pairs": 10}
+    program.content["rows"].append(row | own)
+    for engine, seconds in zip(script.ENGINES, (4.0, 2.0, 6.0, 8.0), strict=True):
+        program.content["peers"].append(row | {"texts": script.SIMULATED, "engine": engine, "seconds": seconds})
+    script.keep(program.content, options)
+    again = script.Program(options)
+    assert again.missing(20_000, script.SIMULATED) == []
+    assert [name for _, name, _ in again.missing(10_000, script.SIMULATED)] == ["exact", *list(script.ENGINES)[:3]]
+    table = (tmp_path / "mining-peers.md").read_text()
+    assert "| simulated | 20,000 | metaphrase, exact | 4.0 |  | 2.00 | 0.900 |" in table
+    assert "| simulated | 20,000 | faiss, exact | 6.0 | 1.50 | 2.00 | 0.900 |" in table
+    assert "| simulated | 20,000 | faiss, stopes' index | 8.0 | 4.00 | 2.00 | 0.900 |" in table
+    assert "| 20,000 | exact | 0.1 |" in (tmp_path / "mining-scale.md").read_text()
+    assert {path.name for path in (tmp_path / "plots").iterdir()} == {"mining.svg", "mining-peers.svg"}
+
+
 @pytest.mark.slow
 def test_rows_are_measured_once(script, tmp_path, capsys):
     options = ["--results", str(tmp_path), "--plots", str(tmp_path), "--work", str(tmp_path / "work")]
