@@ -48,7 +48,7 @@ exit status:
 #: Options of these libraries are printed by --print-config only if they are set.
 _LIBRARIES = ("transformers", "sentence_transformers")
 
-#: Types of values in a file that no word of a command line stands for.
+#: Types of values in a file that cannot be written as one word of a command line.
 _NO_WORDS = (list, dict, set, bytes, NoneType)
 _WORDS: dict[Any, str] = {int: "a whole number", float: "a number"}
 

@@ -86,7 +86,7 @@ def configure(*, as_json: bool, quiet: bool) -> None:
 
 
 def notes() -> Console:
-    """Console for progress and remarks, as they are: stderr, or nothing with ``--quiet``."""
+    """Console for progress and notes, without markup: stderr, or nothing with ``--quiet``."""
     from rich.console import Console
 
     return Console(stderr=True, quiet=_output.quiet, markup=False, highlight=False)

@@ -56,7 +56,7 @@ _VOCABULARIES = (
 _TOKENIZER_FILES = (*_VOCABULARIES, "merges.txt", "added_tokens.json", "target.spm", "target_vocab.json")
 
 #: Keys of `config.json` that have no effect, and all that start with "_". They lead to code (`auto_map`), to kernels that
-#: are fetched or compiled (`attn_implementation`), or to changes of the model's class. The attention is always ours.
+#: are fetched or compiled (`attn_implementation`), or to changes of the model's class. This library sets the attention.
 _IGNORED = {
     *("auto_map", "attn_implementation", "experts_implementation", "use_kernels", "kernel_config", "fusion_config"),
     *(
@@ -68,7 +68,7 @@ _IGNORED = {
         "custom_pipelines",
     ),
 }
-#: Keys of `config.json` without which the weights cannot be read as they are meant, with the reason for the message.
+#: Keys of `config.json` that change how the weights are read, with the reason for refusing them.
 _REFUSED = {
     "quantization_config": "quantized weights are not supported",
     "transformers_weights": f"weights must be in {WEIGHTS}",

@@ -240,7 +240,7 @@ def has_vector(folder: Path) -> bool:
 
 
 def vector_file(name: str) -> Path | None:
-    """The file of the task vector that a name stands for: a file, or a folder or repository that holds one alone."""
+    """The task vector's file for a name: the file itself, or that in a folder or repository that contains only a vector."""
     if name.endswith(Path(VECTOR_FILE).suffix) and not Path(name).is_dir():
         return Path(name)
     folder = find_folder(name)[1]

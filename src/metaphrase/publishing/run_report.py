@@ -363,7 +363,7 @@ def _encode_all(
 def _measure(
     subjects: Mapping[str, SentenceEmbeddings], sets: Sets, trained: set[str], settings: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Results of both models in trained languages and in other languages, and comparisons of the former."""
+    """Results of both models in trained languages and in other languages, and comparisons in trained languages."""
     results: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, by_language in sets.items():

@@ -25,8 +25,8 @@ from metaphrase.training.configuration import RunConfig
 
 #: Weights of the trained encoder that ``merge: auto`` measures.
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)
-#: Most items of a language in a guard, most dev pairs of all languages, and most texts of a language for the directions of
-#: language identity, with which each weight is measured.
+#: Maximum numbers when each weight is measured: items per language of a guard, dev pairs of all languages, and texts per
+#: language for the directions of language identity.
 GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
 
 
