@@ -462,7 +462,11 @@ def shell(world, index, monkeypatch, tmp_path):
     environment = {f"GIT_CONFIG_KEY_{at}": key for at, key in enumerate(settings)}
     environment |= {f"GIT_CONFIG_VALUE_{at}": value for at, value in enumerate(settings.values())}
     environment |= {"GIT_CONFIG_COUNT": str(len(settings)), "HOME": str(world), "PYTHONPATH": "src"}
-    environment |= {"VENV": str(venv), "OFFLINE": "1", "TESTS": "tests/objectives/test_anchor_margin.py tests/objectives/test_external.py"}
+    environment |= {
+        "VENV": str(venv),
+        "OFFLINE": "1",
+        "TESTS": "tests/objectives/test_anchor_margin.py tests/objectives/test_external.py",
+    }
     environment |= {
         "PATH": f"{venv / 'bin'}:{os.environ['PATH']}",
         "TWINE_REPOSITORY_URL": index,
