@@ -13,6 +13,7 @@ from rich.console import Console
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.evaluation import mteb_tasks
 from metaphrase.evaluation.answer_retrieval import evaluate_answer_retrieval, load_answer_folder
+from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.mteb_tasks import (
     bitext_task,
     evaluate_mteb,
@@ -22,7 +23,7 @@ from metaphrase.evaluation.mteb_tasks import (
     mteb_languages,
     sts_sets,
 )
-from metaphrase.evaluation.retrieval import evaluate_retrieval, prepare
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.sts import STS22_GROUPS, STS22_SUBSETS, STSSet, evaluate_sts
 from metaphrase.io.digests import files_sha256, model_hash
 from metaphrase.io.progress import progress_bars

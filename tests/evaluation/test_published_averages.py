@@ -56,7 +56,7 @@ def groups(monkeypatch):
             language: tuple(np.arange(1000) < round(10 * accuracies[language]) for accuracies in tables)
             for language in tables[0]
         }
-        monkeypatch.setattr(retrieval, "_found", lambda *args, **options: (hits, None))
+        monkeypatch.setattr(retrieval, "find_translations", lambda *args, **options: (hits, None))
         sets = {language: ParallelSet(language, ("a",), ("b",)) for language in hits}
         return evaluate_retrieval(None, sets, resamples=2).to_dict()["groups"]
 

@@ -10,14 +10,14 @@ import torch
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation import diagnosis, retrieval
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.retrieval import (
     TATOEBA_GROUPS,
     RetrievalEvaluator,
     evaluate_retrieval,
-    prepare,
-    resolve_prompt,
     retrieval_hits,
     unrelated_cosine,
 )

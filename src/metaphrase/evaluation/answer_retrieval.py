@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +35,6 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import distinct_rows, unit_rows
-
-logger = logging.getLogger(__name__)
 
 #: Text of a candidate: the sentence alone, or the sentence followed by its paragraph.
 AnswerText = Literal["sentence", "paragraph"]
@@ -484,19 +481,15 @@ class AnswerRetrievalEvaluator(EmbeddingEvaluator):
         super().__init__(sets, **options)
         self.answer_text = answer_text
 
-    def __call__(
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
         ranks = find_answers(model, self.sets, answer_text=self.answer_text, **self.encoding)
         precisions = {language: float(one.precision_n.mean()) for language, one in ranks.items()}
-        scores = {
+        return {
             "mean_average_precision": float(np.mean(list(precisions.values()))),
             "own_language_first": float(np.mean([one.own_first_n.mean() for one in ranks.values()])),
             **{f"{language}_average_precision": precision for language, precision in precisions.items()},
         }
-        logger.info("Answer retrieval %s at step %d: mAP %.2f %%", self.name, steps, 100 * next(iter(scores.values())))
-        return self.record(model, scores, output_path, epoch, steps)
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -22,11 +22,11 @@ from typing import Any, Literal, NamedTuple, Unpack
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, add_file
 from metaphrase.corpus.text import MAX_CHARS, read_lines
 from metaphrase.evaluation.encoding import EncodingOptions, encode_texts, encoding_settings
+from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError
@@ -411,11 +411,12 @@ def _outcomes(data: MiningSet, kept: Pairs, correct_c: NDArray[np.bool_]) -> dic
     return {source: (n_correct[source], n_kept[source], n_gold[source]) for source in sorted(n_kept | n_gold)}
 
 
-class MiningEvaluator(BaseEvaluator):
+class MiningEvaluator(RecordedEvaluator):
     """F1 of bitext mining (BUCC) during training, by language.
 
-    As in sentence-transformers' evaluators, the metrics are fractions and their names start with the name of the
-    evaluator. The primary metric is ``mean_f1``.
+    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
+    evaluator, and each evaluation appends a line to ``mining_evaluation_{name}_results.csv`` in the output folder. The
+    primary metric is ``mean_f1``.
 
     Args:
         data: Sets by language and split, from `load_bucc_folder`.
@@ -438,24 +439,19 @@ class MiningEvaluator(BaseEvaluator):
     {'dev_mean_f1': 1.0, 'dev_de_f1': 1.0}
     """
 
-    def __init__(self, data: MiningData, *, protocol: Protocol, name: str = "", **options: Any) -> None:
-        super().__init__()
-        bucc_protocol(protocol)
-        self.data, self.protocol, self.name, self.options = data, protocol, name, options
-        self.primary_metric = "mean_f1"
+    kind = "mining"
+    metric = "mean_f1"
 
-    def __call__(
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+    def __init__(self, data: MiningData, *, protocol: Protocol, name: str = "", **options: Any) -> None:
+        super().__init__(name=name)
+        bucc_protocol(protocol)
+        self.data, self.protocol, self.options = data, protocol, options
+
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
         result = evaluate_mining(model, self.data, protocol=self.protocol, **{"resamples": 1, **self.options})
         scores = {"mean_f1": result.average.score / 100}
-        scores |= {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
-        logger.info("Mining %s at step %d: F1 %.2f %%", self.name, steps, result.average.score)
-        metrics = self.prefix_name_to_metrics(scores, self.name)
-        if isinstance(model, SentenceTransformer):
-            self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        return scores | {f"{language}_f1": one.score / 100 for language, one in result.languages.items()}
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -26,8 +26,10 @@ from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.corpus.shifts import find_shift
 from metaphrase.corpus.words import Words, segmenter_of_text
 from metaphrase.encoders.loading import pooling_of
+from metaphrase.encoders.prompts import resolve_prompt
+from metaphrase.evaluation.encoding import prepare
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
-from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, prepare, resolve_prompt, retrieval_hits
+from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
 from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.files import UDHR

@@ -10,7 +10,6 @@ causality (here negation, comparison and cause), entities and numbers. The rules
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -355,9 +354,3 @@ KINDS: dict[str, Callable[[str], Iterator[Edit]]] = {
     "comparison": _comparison,
     "cause": _cause,
 }
-
-
-if __name__ == "__main__":  # lines of English to lines of kind, original and changed sentence
-    for sentence in dict.fromkeys(line.rstrip("\n") for line in sys.stdin):
-        for kind, changed in distractors(sentence).items():
-            sys.stdout.write(f"{kind}\t{sentence}\t{changed}\n")

@@ -1,8 +1,10 @@
-"""Base class of the evaluators of sentence embeddings: encoding, and recording of metrics."""
+"""Base classes of evaluators: encoding, and recording of metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,9 +15,48 @@ from metaphrase.evaluation.encoding import Encode, EncodingOptions
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.files import append_csv
 
+logger = logging.getLogger(__name__)
+
+
+class RecordedEvaluator(BaseEvaluator):
+    """An evaluator whose scores go to the log, to a CSV file and to the model card; subclasses set `kind` and `metric`."""
+
+    #: What is evaluated, in the name of the CSV file, and name of the primary metric.
+    kind: ClassVar[str]
+    metric: ClassVar[str]
+
+    def __init__(self, *, name: str = "", write_csv: bool = True) -> None:
+        super().__init__()
+        self.primary_metric = self.metric
+        self.name = name
+        self.write_csv = write_csv
+        self.csv_file = f"{self.kind}_evaluation{'_' * bool(name)}{name}_results.csv"
+
+    @abstractmethod
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
+
+    def is_on_card(self, metric: str) -> bool:
+        """Whether a metric is added to the model card."""
+        return True
+
+    def __call__(
+        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
+    ) -> dict[str, float]:
+        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+        scores = self.scores(model)
+        logger.info("%s %s at step %d: %s %.4f", self.description, self.name, steps, self.metric, scores[self.metric])
+        if output_path is not None and self.write_csv:
+            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
+        metrics: dict[str, float] = self.prefix_name_to_metrics(dict(scores), self.name)
+        if isinstance(model, SentenceTransformer):
+            shown = {metric: value for metric, value in metrics.items() if self.is_on_card(metric)}
+            self.store_metrics_in_model_card_data(model, shown, epoch, steps)
+        return metrics
+
 
 @checked
-class EmbeddingEvaluator(BaseEvaluator):
+class EmbeddingEvaluator(RecordedEvaluator):
     """An evaluator of sentence embeddings; subclasses set `kind` and `metric`, and compute the scores.
 
     Args:
@@ -32,9 +73,6 @@ class EmbeddingEvaluator(BaseEvaluator):
         metric: Name of the primary metric.
     """
 
-    kind: ClassVar[str]
-    metric: ClassVar[str]
-
     def __init__(
         self,
         sets: Mapping[str, Any],
@@ -46,36 +84,14 @@ class EmbeddingEvaluator(BaseEvaluator):
         write_csv: bool = True,
         encode: Encode | None = None,
     ) -> None:
-        super().__init__()
-        self.primary_metric = self.metric
+        super().__init__(name=name, write_csv=write_csv)
         self.sets = dict(sets)
-        self.name = name
         self.encoding: EncodingOptions = {
             "prompt": prompt,
             "batch_size": batch_size,
             "show_progress": show_progress_bar,
             "encode": encode,
         }
-        self.write_csv = write_csv
-        self.csv_file = f"{self.kind}_evaluation{'_' * bool(name)}{name}_results.csv"
-
-    def record(
-        self,
-        model: SentenceTransformer,
-        scores: Mapping[str, float],
-        output_path: str | None,
-        epoch: int,
-        steps: int,
-        *,
-        on_card: Callable[[str], bool] = lambda metric: True,
-    ) -> dict[str, float]:
-        """Append scores to the CSV file and, where `on_card` accepts their names, to the model card; return the metrics."""
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores})
-        metrics: dict[str, float] = self.prefix_name_to_metrics(dict(scores), self.name)
-        shown = {metric: value for metric, value in metrics.items() if on_card(metric)}
-        self.store_metrics_in_model_card_data(model, shown, epoch, steps)
-        return metrics
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -20,15 +20,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.evaluation.encoding import (
-    Encode,
-    Encoders,
-    EncodingOptions,
-    embed_sides,
-    encoding_settings,
-    prepare,
-    resolve_prompt,
-)
+from metaphrase.evaluation.encoding import Encoders, EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
 from metaphrase.evaluation.measures import DIRECTIONS
 from metaphrase.evaluation.result import Measurement, Result, complete_groups, conditions
@@ -38,23 +30,6 @@ from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.mining.margins import neighbour_scores
 from metaphrase.mining.search import distinct_rows, nearest_neighbours, unit_rows
 from metaphrase.modeling.languages import LanguageEmbedding, fold_languages
-
-__all__ = [
-    "COLLAPSED_COSINE",
-    "DIRECTIONS",
-    "TATOEBA_GROUPS",
-    "Encode",
-    "Encoders",
-    "Hits",
-    "RetrievalEvaluator",
-    "evaluate_retrieval",
-    "find_translations",
-    "prepare",
-    "resolve_prompt",
-    "retrieval_hits",
-    "unrelated_cosine",
-    "xsim_error",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -169,21 +144,13 @@ def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], 
     return forward.row_qk[np.arange(len(best_n)), best_n]
 
 
-@checked
 def find_translations(
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     text_equality: bool = False,
-    margin_k: Count | None = None,
+    margin_k: int | None = None,
     **encoding: Unpack[EncodingOptions],
-) -> dict[str, Hits]:
-    """Hits of `retrieval_hits` for every language; the arguments are those of `evaluate_retrieval`."""
-    return _found(model, sets, text_equality, margin_k, **encoding)[0]
-
-
-def _found(
-    model: Encoders, sets: Mapping[str, ParallelSet], text_equality: bool, margin_k: int | None, **encoding: Any
 ) -> tuple[dict[str, Hits], float | None]:
     """Hits of every language, and the mean over the languages of the cosine of unrelated sentences, if there are any."""
     hits, cosines = {}, []
@@ -267,7 +234,7 @@ def evaluate_retrieval(
             f"Shared items must be in every language, but the languages have {min(sizes)} to {max(sizes)} pairs. Pass "
             "shared_items=False."
         )
-    hits, cosine = _found(model, sets, text_equality, margin_k, **encoding)
+    hits, cosine = find_translations(model, sets, text_equality=text_equality, margin_k=margin_k, **encoding)
 
     def resampled(by_language: dict[str, Any]) -> dict[str, Any]:
         return {"": np.mean(list(by_language.values()), axis=0)} if shared_items else by_language
@@ -389,24 +356,9 @@ class RetrievalEvaluator(EmbeddingEvaluator):
     def __call__(
         self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
     ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
-        embedding = self.language_embedding
-        model_of = model if embedding is None else fold_languages(model, embedding)
-        hits, cosine = _found(model_of, self.sets, False, None, **self.encoding)
-        accuracies = {language: (float(one.mean()), float(other.mean())) for language, (one, other) in hits.items()}
-        directions = np.mean(list(accuracies.values()), axis=0)
-        scores = {"mean_accuracy": float(directions.mean())}
-        scores |= {f"{key}_accuracy": float(value) for key, value in zip(DIRECTIONS, directions, strict=True)}
-        scores |= {f"{language}_accuracy": sum(both) / 2 for language, both in accuracies.items()}
-        logger.info("Retrieval %s at step %d: %.2f %%", self.name, steps, 100 * scores["mean_accuracy"])
-        if cosine is not None:
-            scores["unrelated_cosine"] = cosine
-            self._warn_of_collapse(cosine, steps)
-        return self.record(
-            model, scores, output_path, epoch, steps, on_card=lambda metric: metric.endswith("_accuracy")
-        )
-
-    def _warn_of_collapse(self, cosine: float, steps: int) -> None:
+        """Evaluate a model, and warn if its embeddings have collapsed."""
+        metrics = super().__call__(model, output_path, epoch, steps)
+        cosine = max((value for name, value in metrics.items() if name.endswith("unrelated_cosine")), default=0.0)
         if cosine > COLLAPSED_COSINE:
             logger.warning(
                 "The embeddings have collapsed at step %d: unrelated sentences have a mean cosine of %.4f, but at most %g "
@@ -416,3 +368,20 @@ class RetrievalEvaluator(EmbeddingEvaluator):
                 cosine,
                 COLLAPSED_COSINE,
             )
+        return metrics
+
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
+        embedding = self.language_embedding
+        model_of = model if embedding is None else fold_languages(model, embedding)
+        hits, cosine = find_translations(model_of, self.sets, **self.encoding)
+        accuracies = {language: (float(one.mean()), float(other.mean())) for language, (one, other) in hits.items()}
+        directions = np.mean(list(accuracies.values()), axis=0)
+        scores = {"mean_accuracy": float(directions.mean())}
+        scores |= {f"{key}_accuracy": float(value) for key, value in zip(DIRECTIONS, directions, strict=True)}
+        scores |= {f"{language}_accuracy": sum(both) / 2 for language, both in accuracies.items()}
+        return scores if cosine is None else scores | {"unrelated_cosine": cosine}
+
+    def is_on_card(self, metric: str) -> bool:
+        """Whether a metric is an accuracy."""
+        return metric.endswith("_accuracy")

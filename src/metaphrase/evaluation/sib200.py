@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,8 +33,6 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.exceptions import DataError, DataMismatchError, MissingFileError
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
-
-logger = logging.getLogger(__name__)
 
 #: Code of English in SIB-200.
 ENGLISH = "eng_Latn"
@@ -336,16 +333,12 @@ class TopicEvaluator(EmbeddingEvaluator):
     kind = "topic"
     metric = "mean_accuracy"
 
-    def __call__(
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
         accuracies = {
             language: float(hits_m.mean())
             for language, hits_m in find_topics(model, self.sets, **self.encoding).items()
         }
         others = [accuracy for language, accuracy in accuracies.items() if language != ENGLISH]
         scores = {"mean_accuracy": float(np.mean(others or list(accuracies.values())))}
-        scores |= {f"{language}_accuracy": accuracy for language, accuracy in accuracies.items()}
-        logger.info("Topics %s at step %d: %.2f %%", self.name, steps, 100 * scores["mean_accuracy"])
-        return self.record(model, scores, output_path, epoch, steps)
+        return scores | {f"{language}_accuracy": accuracy for language, accuracy in accuracies.items()}

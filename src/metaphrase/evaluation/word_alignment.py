@@ -17,18 +17,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.evaluation import BaseEvaluator
 
 from metaphrase.aligners.base import WordPair
 from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method, Rule
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
+from metaphrase.evaluation.evaluator import RecordedEvaluator
 from metaphrase.evaluation.measures import draw_counts, error_rates
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import BetweenZeroAndOne, Count, CountOr0, Resamples, Seed, checked
-from metaphrase.io.files import append_csv
 from metaphrase.io.progress import progress_bars
 
 logger = logging.getLogger(__name__)
@@ -426,7 +425,7 @@ def evaluate_word_alignment(
 
 
 @checked
-class WordAlignmentEvaluator(BaseEvaluator):
+class WordAlignmentEvaluator(RecordedEvaluator):
     """Word alignment by the token states of a model, during training.
 
     The model is measured as an `EmbeddingAligner`. As in sentence-transformers' evaluators, the metrics are fractions,
@@ -446,6 +445,9 @@ class WordAlignmentEvaluator(BaseEvaluator):
     Relations: `RetrievalEvaluator` measures sentence embeddings.
     """
 
+    kind = "word_alignment"
+    metric = "f1"
+
     def __init__(
         self,
         pairs: Sequence[GoldPair],
@@ -457,34 +459,21 @@ class WordAlignmentEvaluator(BaseEvaluator):
         batch_size: Count = 64,
         write_csv: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(name=name, write_csv=write_csv)
         self.pairs = list(pairs)
-        self.name = name
         self.layer = layer
         self.method = method
         self.level = level
         self.batch_size = batch_size
-        self.write_csv = write_csv
-        self.primary_metric = "f1"
-        self.csv_file = f"word_alignment_evaluation{'_' * bool(name)}{name}_results.csv"
 
-    def __call__(
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
         aligner = EmbeddingAligner(
             model, layer=self.layer, method=self.method, level=self.level, batch_size=self.batch_size
         )
         predicted = [alignment.links for alignment in aligner.align([pair.pair for pair in self.pairs])]
-        scores = alignment_scores(
-            predicted, [pair.sure for pair in self.pairs], [pair.possible for pair in self.pairs]
-        )
-        logger.info("Word alignment %s at step %d: AER %.3f, F1 %.3f", self.name, steps, scores.aer, scores.f1)
-        if output_path is not None and self.write_csv:
-            append_csv(Path(output_path) / self.csv_file, {"epoch": epoch, "steps": steps, **scores._asdict()})
-        metrics = self.prefix_name_to_metrics(scores._asdict(), self.name)
-        self.store_metrics_in_model_card_data(model, metrics, epoch, steps)
-        return metrics
+        gold = [pair.sure for pair in self.pairs], [pair.possible for pair in self.pairs]
+        return alignment_scores(predicted, *gold)._asdict()
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""

@@ -9,7 +9,6 @@ Shapes: ``n`` queries, ``m`` candidates, ``h`` hidden.
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Unpack
@@ -27,8 +26,6 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.evaluation.retrieval import largest_margin
 from metaphrase.io.arguments import Resamples, Seed, checked
 from metaphrase.mining.search import unit_rows
-
-logger = logging.getLogger(__name__)
 
 #: Number of neighbours in the margin.
 NEIGHBOURS = 4
@@ -178,16 +175,12 @@ class XsimPlusPlusEvaluator(EmbeddingEvaluator):
     kind = "xsimpp"
     metric = "accuracy"
 
-    def __call__(
-        self, model: SentenceTransformer, output_path: str | None = None, epoch: int = -1, steps: int = -1
-    ) -> dict[str, float]:
-        """Evaluate a model; the arguments are those of `BaseEvaluator`."""
+    def scores(self, model: SentenceTransformer) -> dict[str, float]:
+        """Measure a model."""
         found = [errors for _, errors in find_errors(model, self.sets, **self.encoding).values()]
         kinds = {kind: [one.kinds[kind].mean() for one in found if kind in one.kinds] for kind in KINDS}
-        scores = {
+        return {
             "accuracy": 1 - float(np.mean([one.together.mean() for one in found])),
             "without_distractors": 1 - float(np.mean([one.without.mean() for one in found])),
             **{f"{kind}_accuracy": 1 - float(np.mean(errors)) for kind, errors in kinds.items() if errors},
         }
-        logger.info("xsim++ %s at step %d: accuracy %.2f %%", self.name, steps, 100 * scores["accuracy"])
-        return self.record(model, scores, output_path, epoch, steps)

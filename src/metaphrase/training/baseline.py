@@ -14,9 +14,11 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.retention import retention
-from metaphrase.evaluation.retrieval import Encoders, evaluate_retrieval, resolve_prompt
+from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.suites.benchmarks import Settings
 from metaphrase.evaluation.suites.encoders import parallel_folders
 from metaphrase.exceptions import UsageError

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from metaphrase.evaluation.compare import compare
+from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.guards import AlphaCurve, Guard
 from metaphrase.evaluation.retention import collapse_in_words, overall_verdict
-from metaphrase.evaluation.retrieval import Encoders
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.training.baseline import Baseline, EvaluationSets, measure, measure_retention
 

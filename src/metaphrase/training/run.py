@@ -29,7 +29,8 @@ from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.encoders.adapters import add_lora, has_adapter
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder, model_folder
 from metaphrase.encoders.prompts import search_prompts
-from metaphrase.evaluation.retrieval import Encoders, RetrievalEvaluator
+from metaphrase.evaluation.encoding import Encoders
+from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.files import write_json
