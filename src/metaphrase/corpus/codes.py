@@ -52,11 +52,7 @@ def bare_language(language: str) -> str:
 
 
 def language_code(name: str) -> str:
-    """As :func:`standard_code`, for a language that a caller states.
-
-    Raises:
-        UsageError: `name` is not a code; the message suggests one.
-    """
+    """As :func:`standard_code`, for a language that a caller states. The `UsageError` for other names suggests a code."""
     code = standard_code(name)
     if code is None:
         names = {known.casefold(): (known, code) for code, known in NAMES.items()}

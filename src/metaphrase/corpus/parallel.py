@@ -89,15 +89,10 @@ def files_by_language(
     named: str,
     example: str,
 ) -> dict[str, Path]:
-    """The files of a split in a folder, by language.
+    """The files of a split in a folder, by language; of files without a split if it is None.
 
-    Args:
-        path: The folder.
-        pattern: Pattern of the files' names, with the groups ``language`` and ``split``.
-        split: The split; None for files without one.
-        languages: Languages to find, in this order; None finds all, in alphabetical order.
-        named: Name of such a file, for the message if there is none.
-        example: Name of a file, for the message if there is no folder.
+    The pattern of the files' names has the groups ``language`` and ``split``. ``named`` and ``example`` are names for
+    messages.
     """
     folder = Path(path)
     if not str(path) or not folder.is_dir():

@@ -26,16 +26,7 @@ _INSPECTED = 1000
 
 @dataclass(frozen=True)
 class Selection:
-    """Which pairs of a file become rows.
-
-    Attributes:
-        cleaning: The filters; None keeps every readable pair.
-        drop_duplicates: Whether repeated pairs are dropped.
-        languages: Source languages to keep; empty keeps all.
-        limit: Maximum number of pairs of each language.
-        max_chars: A side with more characters is unreadable.
-        max_bad_rate: Largest share of unreadable lines of a file.
-    """
+    """Which pairs of a file become rows. An empty set of languages keeps all; the limit is for each language."""
 
     cleaning: Cleaning | None
     drop_duplicates: bool

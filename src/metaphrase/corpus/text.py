@@ -29,12 +29,8 @@ _DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 
 
 class BadLine(NamedTuple):
-    """The reason why a line is unusable.
-
-    Attributes:
-        reason: The reason under which the line is counted.
-        detail: What was found.
-        fault: Whether the line is a fault of the file. A TMX unit in other languages is not.
+    """The reason under which an unusable line is counted, and what was found. A TMX unit in other languages is not a
+    fault of the file.
     """
 
     reason: str

@@ -32,11 +32,7 @@ def add_lora(model: SentenceTransformer, rank: int) -> None:
 
 
 def has_adapter(model: SentenceTransformer) -> bool:
-    """Whether a model has an adapter.
-
-    Raises:
-        ModelError: The adapter wraps the encoder instead of its layers.
-    """
+    """Whether a model has an adapter."""
     encoder: Any = model[0].auto_model
     adapters = getattr(encoder, "peft_config", None)
     if adapters and not isinstance(encoder, PreTrainedModel):
@@ -84,11 +80,7 @@ def encoder_of(model: SentenceTransformer) -> Any:
 
 
 def save_adapter(model: SentenceTransformer, folder: Path) -> None:
-    """Write the active adapter of a model to `folder`, in PEFT's format.
-
-    Raises:
-        ModelError: Several adapters are active.
-    """
+    """Write the one active adapter of a model to `folder`, in PEFT's format."""
     encoder: Any = model[0].auto_model
     if len(active := encoder.active_adapters()) > 1:
         raise ModelError(

@@ -378,14 +378,11 @@ def pooling_of(model: SentenceTransformer) -> str:
 
 
 def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:
-    """Read the masked language modelling head of a checkpoint.
+    """Read the masked language modelling head of a checkpoint: ``dense.weight``, ``dense.bias``, ``norm.weight``,
+    ``norm.bias`` and ``bias``.
 
-    Args:
-        name: Folder or Hub id, with or without ``@revision``.
-
-    Returns:
-        Weights by ``dense.weight``, ``dense.bias``, ``norm.weight``, ``norm.bias`` and ``bias``; None if the checkpoint has
-        no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's or RoBERTa's.
+    None if the checkpoint has no such head (E5, LaBSE), no ``model.safetensors``, or a head that is not laid out as BERT's
+    or RoBERTa's.
     """
     name, revision = split_revision(split_vectors(name)[0])
     if (installed := installed_model(name)) is not None:

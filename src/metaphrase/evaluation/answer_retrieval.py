@@ -140,9 +140,6 @@ def load_questions(files: Mapping[str, Path]) -> dict[str, AnswerSet]:
     """Read questions with their answers by language: XQuAD-R, or SQuAD's format, whose paragraphs are split into sentences.
 
     The questions of the languages may differ, as in MLQA.
-
-    Raises:
-        DataError: A file has another format.
     """
     return {language: _read(path, language, split=True) for language, path in files.items()}
 
@@ -412,17 +409,8 @@ def evaluate_monolingual_answers(
 ) -> Result:
     """Measure the retrieval of answers within each language; the questions of the languages may differ.
 
-    Args:
-        model: A SentenceTransformer, or an object with its ``encode``.
-        sets: Questions and candidates per language, from `load_questions`.
-        name: Name of the model in the result.
-        resamples: Number of bootstrap samples of the intervals, over questions.
-        seed: Seed of the bootstrap.
-        **encoding: As in `evaluate_answer_retrieval`.
-
-    Returns:
-        A result whose scores are mean reciprocal ranks ×100; ``items`` are those of each question. Tied candidates share
-        the last of their ranks.
+    The arguments are those of `evaluate_answer_retrieval`. The scores are mean reciprocal ranks ×100; ``items`` are those of
+    each question. Tied candidates share the last of their ranks.
     """
     start = time.perf_counter()
     texts = ([one.questions for one in sets.values()], [one.sentences for one in sets.values()])

@@ -34,11 +34,7 @@ STORE_BYTES = 4 << 30
 class StoredEncoder(CachedEncoder):
     """A model whose ``encode`` embeds each text once, in this process and in later ones.
 
-    Args:
-        model: The model.
-        folder: Folder of the embeddings of all encoders.
-        digest: Digest of the model.
-        limit: Bytes that the folder may hold.
+    The folder holds the embeddings of all encoders, in ``limit`` bytes at most.
     """
 
     def __init__(

@@ -40,9 +40,7 @@ def retention(comparison: Mapping[str, Any], limit: AtLeast0 = 1.0) -> dict[str,
 def collapse_in_words(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """What to do about embeddings that have collapsed before or after training; empty if they have not.
 
-    Args:
-        before: Results of `evaluate_retrieval` before training, as dictionaries by test set.
-        after: The same after training.
+    The arguments are results of `evaluate_retrieval` as dictionaries by test set.
 
     >>> before, after = ({"udhr": {"facts": {"unrelated_cosine": cosine}}} for cosine in (0.75, 0.9991))
     >>> collapse_in_words(before, before)
@@ -74,14 +72,10 @@ def overall_verdict(
     retained: Mapping[str, Mapping[str, Any]],
     abilities: Mapping[str, Mapping[str, Any]],
 ) -> str:
-    """What a model is better and worse at than before, as one sentence.
+    """What a model is better and worse at than before, as one sentence. Something is called kept only if nothing is worse.
 
-    Something is called kept only if nothing is worse.
-
-    Args:
-        comparisons: Output of `compare` by test set.
-        retained: Output of `retention` by test set.
-        abilities: Rows of guards (`metaphrase.evaluation.guards.Guard.measure`) by their names.
+    The arguments are outputs of `compare` and `retention` by test set, and rows of guards
+    (`metaphrase.evaluation.guards.Guard.measure`) by their names.
 
     >>> swahili, others = {"pooled": {"verdict": "better"}}, {"verdict": "kept"}
     >>> overall_verdict({"udhr": swahili}, {"udhr": others}, {"stsb": {"verdict": "worse"}})

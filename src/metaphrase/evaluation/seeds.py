@@ -27,10 +27,7 @@ def interval(values: Sequence[float]) -> dict[str, Any]:
 def difference(old: Sequence[float], new: Sequence[float], sampling: float = 0.0) -> dict[str, Any]:
     """Return the mean difference over paired seeds, its interval and a verdict: a tie if it is smaller than its interval.
 
-    Args:
-        old: Scores of a cell, one for each seed.
-        new: Scores of another cell, in the same order.
-        sampling: Half the width of the interval due to the test items.
+    ``sampling`` is half the width of the interval due to the test items.
 
     >>> difference([70.0, 71.0, 72.0], [71.0, 72.1, 73.1])["verdict"], difference([70.0, 71.0], [71.0, 70.0])["verdict"]
     ('better', 'tie')

@@ -203,16 +203,7 @@ def probe_hits(
     """Whether a logistic regression on embeddings predicts the topic of each sentence of other embeddings.
 
     The regression is scikit-learn's with its default settings (L2 penalty, C = 1) on embeddings of length 1, and has no
-    random part.
-
-    Args:
-        train_nh: Embeddings to train on, shape ``(n, hidden)``.
-        topics: Their topics.
-        embeddings: Embeddings of the same sentences in several languages, shape ``(m, hidden)`` each.
-        gold: Their topics.
-
-    Returns:
-        Hits per language, boolean, shape ``(m,)`` each.
+    random part. It is trained on ``train_nh``, shape ``(n, hidden)``; the hits of each language have shape ``(m,)``.
     """
     probe = LogisticRegression(max_iter=PROBE_ITERATIONS).fit(unit_rows(np.asarray(train_nh)), list(topics))
     return {

@@ -80,13 +80,9 @@ def pooled_bootstrap_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Compute a percentile bootstrap interval of the unweighted mean of several languages' accuracies.
+    """Percentile bootstrap interval of the unweighted mean of several languages' accuracies; see `bootstrap_interval`.
 
-    Args:
-        correct: Score of each item, per language. Items are resampled within their language.
-        resamples: See `bootstrap_interval`.
-        confidence: See `bootstrap_interval`.
-        seed: See `bootstrap_interval`.
+    Items are resampled within their language.
     """
     return percentile_interval(resampled_means(correct, resamples=resamples, seed=seed), confidence)
 
@@ -161,11 +157,7 @@ def pooled_paired_bootstrap(
 def item_differences(
     before: Mapping[str, ArrayLike], after: Mapping[str, ArrayLike]
 ) -> dict[str, NDArray[np.float64]]:
-    """After − before for each item of each language.
-
-    Raises:
-        ValueError: The two sides differ in languages or in the number of items of one.
-    """
+    """After − before for each item of each language."""
     if before.keys() != after.keys():
         raise ValueError(
             f"A paired test needs the same languages on both sides, but got {sorted(before)} before and "
@@ -187,9 +179,6 @@ def two_sided_p_value(difference_r: NDArray[np.floating]) -> float:
     """Two-sided bootstrap p-value of "no difference", which inverts the percentile interval.
 
     With ``B`` resampled differences ``d`` it is ``2 · min(1 + #{d ≤ 0}, 1 + #{d ≥ 0}) / (1 + B)``, at most 1.
-
-    Args:
-        difference_r: Resampled differences in percentage points, shape ``(resamples,)``.
 
     >>> two_sided_p_value(np.linspace(1, 3, 99))
     0.02
@@ -236,14 +225,6 @@ def resampled_means(scores: Mapping[str, ArrayLike], *, resamples: int, seed: in
     """Mean over languages of the resampled mean of each, in percent, shape ``(resamples,)``.
 
     Languages are visited in alphabetical order, so that the result does not depend on the order of the mapping.
-
-    Args:
-        scores: Score of each item, per language.
-        resamples: Number of bootstrap samples.
-        seed: Seed of the resampling.
-
-    Raises:
-        ValueError: There are no languages, or a language has no items.
     """
     if not scores:
         raise ValueError("A bootstrap needs the scores of at least one language, but got none.")

@@ -157,12 +157,7 @@ def _scores(counts_4: NDArray[np.int64]) -> AlignmentScores:
 def parse_gold(alignment: str, *, first: CountOr0 = 0) -> tuple[frozenset[Link], frozenset[Link]]:
     """Sure and possible links of a Pharaoh string, in which possible links have a ``p`` instead of the hyphen.
 
-    Args:
-        alignment: The string.
-        first: Number of the first word.
-
-    Raises:
-        DataError: The string is malformed.
+    Words are counted from ``first``.
 
     >>> sure, possible = parse_gold("0-0 1p2")
     >>> sorted(sure), sorted(possible)
@@ -226,9 +221,6 @@ def peer_scores(pairs: Sequence[GoldPair], links: str | Path, *, first: int = 0)
     """Scores of the links that another program found for gold pairs: a file of Pharaoh links, counted from 0.
 
     The pairs before ``first`` are not scored.
-
-    Raises:
-        DataError: The file does not have one line per pair.
     """
     lines = _lines(links)
     if len(lines) != len(pairs):
@@ -333,12 +325,8 @@ RULES = tuple(
 
 
 class TunedRule(NamedTuple):
-    """The settings of an `EmbeddingAligner` with the lowest error on some pairs.
-
-    Attributes:
-        layer: Its layer.
-        rule: Its method, level and threshold.
-        tried: The AER of all settings, a fraction.
+    """The settings of an `EmbeddingAligner` with the lowest error on some pairs, and the error (a fraction) of all that
+    were tried.
     """
 
     layer: int
@@ -376,20 +364,9 @@ def evaluate_word_alignment(
 ) -> Result:
     """Measure the alignment error rate of links between a model's token states.
 
-    Args:
-        model: The model.
-        sets: Pairs with gold links, by name.
-        sha256: Digest of each set, which distinguishes results over different data.
-        name: Name of the model in the result.
-        aligner: How the model aligns; None is an `EmbeddingAligner` with its default settings.
-        batch_size: Sentences per forward pass of the default aligner.
-        resamples: Number of bootstrap samples of the intervals, over pairs of sentences.
-        seed: Seed of the bootstrap.
-        show_progress: Show a progress bar.
-
-    Returns:
-        A result whose scores are error rates in percent; lower is better. In JSON, ``counts`` are the numbers of
-        predicted, sure, correct sure and correct possible links of each pair.
+    The digests distinguish results over different data. Without an aligner, it is an `EmbeddingAligner` with its default
+    settings. The scores of the result are in percent; lower is better. In JSON, ``counts`` are the numbers of predicted,
+    sure, correct sure and correct possible links of each pair.
     """
     start = time.perf_counter()
     aligner = aligner or EmbeddingAligner(model, batch_size=batch_size)

@@ -137,14 +137,7 @@ def describe_type(hint: Any) -> str:
 
 
 def check_value(value: Any, hint: Any, what: str, error: type[MetaphraseError] = UsageError) -> None:
-    """Refuse a value that does not have its type, or is out of range.
-
-    Args:
-        value: The value.
-        hint: Its annotation.
-        what: Its name and place, for the message.
-        error: Class of the exception.
-    """
+    """Refuse a value that does not have its type, or is out of range; ``what`` is its name and place, for the message."""
     if not is_of_type(value, hint):
         raise error(f"{what} must be {describe_type(hint)}, but is {reprlib.repr(value)}.")
 
@@ -170,14 +163,7 @@ def is_limited(hint: Any) -> bool:
 def check_values(
     hints: Mapping[str, Any], given: Mapping[str, Any], name: str, error: type[MetaphraseError] = UsageError
 ) -> None:
-    """Refuse numbers that are out of range and unknown choices; arguments of other types are not checked.
-
-    Args:
-        hints: Annotations of the arguments.
-        given: The arguments.
-        name: What they belong to, for the message.
-        error: Class of the exception.
-    """
+    """Refuse numbers that are out of range and unknown choices; arguments of other types are not checked."""
     for key, value in given.items():
         if is_limited(hints.get(key)):
             check_value(value, hints[key], f"{key!r} of {name}", error)

@@ -76,22 +76,9 @@ def write_manifest(folder: Path) -> None:
 
 
 def copy_release(folder: Path, copy: Path, *, with_heads: bool) -> list[str]:
-    """Copy the files that the manifest of a release lists to another folder, and verify the copies.
+    """Copy the files that the manifest of a release lists to an empty folder, and verify the copies. Returns their paths.
 
     The model card may have been edited; every other file must be the one that was released.
-
-    Args:
-        folder: The folder of the release.
-        copy: An empty folder.
-        with_heads: Also copy the objectives' heads.
-
-    Returns:
-        The paths of the files, relative to both folders.
-
-    Raises:
-        MissingFileError: `folder` has no complete release, or no heads that belong to it.
-        ModelError: `folder` is a training checkpoint, its manifest lists a file that no release contains, a file is a link or
-            was altered, or weights are NaN or infinite.
     """
     files: dict[str, Any] = _read_manifest(folder) | {CARD: None}
     for name, facts in files.items():
@@ -168,12 +155,7 @@ def _open_file(path: str, flags: int) -> int:
 
 
 def _heads(folder: Path, release: Path) -> tuple[Path, dict[str, Any]]:
-    """The folder of the heads that belong to a release, and the heads' files: its own, or those of the last checkpoint.
-
-    Args:
-        folder: The folder of the release.
-        release: A copy of the release without heads.
-    """
+    """The folder of the heads that belong to a release, and the heads' files: its own, or those of the last checkpoint."""
     own = {name: None for name in _HEADS if (folder / name).exists()}
     if any(map(is_weights, own)):
         return folder, own

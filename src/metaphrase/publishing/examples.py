@@ -54,12 +54,9 @@ _POOLINGS = {
 
 
 def example_pairs(languages: Iterable[str], default: str = "sw") -> tuple[str, list[tuple[str, str]]]:
-    """Three short sentences of the Declaration of Human Rights with their English translations.
+    """Three short sentences of the Declaration of Human Rights with their English translations, and their language.
 
-    They are in the first of the languages, other than English, that the packaged texts have, or else in the default.
-
-    Returns:
-        The language, and pairs of a sentence and its translation.
+    It is the first of the languages, other than English, that the packaged texts have, or else the default.
 
     >>> example_pairs(["en", "eu"])[0], example_pairs(["xx"])[0]
     ('eu', 'sw')

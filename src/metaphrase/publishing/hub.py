@@ -224,20 +224,8 @@ def make_repository(
 ) -> str:
     """Create a repository before the work whose result it receives, or check that an existing one is writable.
 
-    Args:
-        repo_id: `organisation/name`; a bare name belongs to the token's user.
-        repo_type: None for a model, or "dataset".
-        private: Make a new repository private, and refuse a public one.
-        token: Access token; None uses `HF_TOKEN`, then the token stored by `hf auth login`.
-        later: Last sentence of error messages.
-
-    Returns:
-        `organisation/name`.
-
-    Raises:
-        HubAccessError: The token is missing, or has no write access.
-        HubConnectionError: The Hub cannot be reached, or fails; see :func:`metaphrase.io.hub.is_transient`.
-        UsageError: `repo_id` is not a valid name, or the repository is public and a private one is required.
+    A bare name belongs to the token's user. ``later`` is the last sentence of error messages; see `CommitOptions` for the
+    others. Returns `organisation/name`.
     """
     repository = _Repository(repo_id, repo_type, private=private, token=token, hint=later, bare=True)
     with repository.errors():
@@ -255,22 +243,7 @@ def _hint(command: str) -> str:
 
 
 class _Repository:
-    """A repository on the Hub.
-
-    Args:
-        repo_id: `organisation/name`.
-        repo_type: None or "dataset".
-        hint: Last sentence of error messages.
-        bare: Accept a name without an organisation.
-        private: See `CommitOptions`.
-        revision: See `CommitOptions`.
-        token: See `CommitOptions`.
-        commit_message: See `CommitOptions`.
-
-    Raises:
-        UsageError: `repo_id` is not a valid name.
-        HubAccessError: There is no token.
-    """
+    """A repository on the Hub; ``hint`` is the last sentence of error messages, and a ``bare`` name has no organisation."""
 
     _start: str | None = None  # head before the first attempt to commit
 
@@ -305,11 +278,7 @@ class _Repository:
         return hub_errors(self.repo_id, "write to", self.hint, token=self.token)
 
     def create(self) -> None:
-        """Create the repository if it does not exist, and complete its name.
-
-        Raises:
-            UsageError: The repository is public, and a private one is required.
-        """
+        """Create the repository if it does not exist, and complete its name."""
         made = retry(
             lambda: self.api.create_repo(**self.where, private=self.private or None, exist_ok=True), RETRY_PAUSES[:1]
         ).repo_id
@@ -329,19 +298,10 @@ class _Repository:
         replaces: Callable[[str], bool] = lambda path: False,
         check: bool = True,
     ) -> str:
-        """Make the repository contain `files`, and no other file that `replaces` accepts, with one commit.
+        """Make the repository contain `files`, and no other file that `replaces` accepts, with one commit. Returns its
+        address.
 
-        Args:
-            files: The files by their paths in the repository.
-            title: Title of a commit without a message.
-            replaces: Which other files of the repository are deleted.
-            check: Download the commit and compare it with the files.
-
-        Returns:
-            Address of the commit.
-
-        Raises:
-            HubError: The push failed, a private repository became public, or the download differs.
+        The commit is downloaded and compared with the files if ``check`` is set.
         """
         digests = {name: file_sha256(path) for name, path in files.items()} if check else {}
         with self.errors():

@@ -28,14 +28,9 @@ Embedded = Mapping[str, Mapping[str, tuple[NDArray[Any], NDArray[Any]]]]
 def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str, dict[str, Any]]:
     """Geometry of each side of a report, as `metaphrase diagnose` measures it.
 
-    Args:
-        embedded: Embeddings of sources and targets, by language and side.
-        sets: Their sentences.
-
-    Returns:
-        For each side ``language``, the accuracy of a linear probe of the language, with ``chance``; ``isotropy``;
-        ``hubness``, the mean skewness over the languages, with the worst ``hub`` and its ``hub_count``; and after training
-        ``structure``, the mean Spearman correlation ×100 of the similarities within each language with those before.
+    Returns for each side ``language``, the accuracy of a linear probe of the language, with ``chance``; ``isotropy``;
+    ``hubness``, the mean skewness over the languages, with the worst ``hub`` and its ``hub_count``; and after training
+    ``structure``, the mean Spearman correlation ×100 of the similarities within each language with those before.
     """
     facts: dict[str, dict[str, Any]] = {}
     for side in next(iter(embedded.values())):
@@ -70,13 +65,8 @@ def _structure(before_nh: NDArray[Any], after_nh: NDArray[Any]) -> float:
 def read_answers(path: str | Path) -> dict[str, Any]:
     """The table of question and answer languages in the output of `metaphrase evaluate`, of the model and its baseline.
 
-    Returns:
-        ``languages``, and a matrix of mAP in percent for ``after`` and, with a baseline, ``before``: a row for each
-        language of the questions, a column for each language of the candidates.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        DataError: It has no answer retrieval.
+    Returns ``languages``, and a matrix of mAP in percent for ``after`` and, with a baseline, ``before``: a row for each
+    language of the questions, a column for each language of the candidates.
     """
     with damage_in(path):
         content = json.loads(Path(path).read_text(encoding="utf-8"))

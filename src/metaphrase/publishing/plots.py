@@ -158,11 +158,7 @@ def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
 
 
 def save_picture(chart: Chart, path: str | Path) -> Path:
-    """Save a chart as a file; the suffix decides the format.
-
-    Raises:
-        UsageError: The format is unknown.
-    """
+    """Save a chart as a file; the suffix decides the format."""
     with _style({}):
         figure = Figure(layout="constrained", dpi=200)
         kinds = figure.canvas.get_supported_filetypes()

@@ -23,14 +23,7 @@ BEFORE = "before"
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, as its ``report.json`` describes it.
-
-    Attributes:
-        folder: Output folder.
-        facts: Facts of the run.
-        before: Results before training, by test set.
-        after: Results after training, by test set.
-    """
+    """A finished run, as its ``report.json`` describes it; results are by test set."""
 
     folder: Path
     facts: Mapping[str, Any]
@@ -39,12 +32,7 @@ class Run:
 
     @classmethod
     def read(cls, folder: str | Path) -> Run:
-        """Read the report of a run.
-
-        Raises:
-            MissingFileError: The folder has no ``report.json``.
-            DataError: The file is damaged, or its run had no test sets.
-        """
+        """Read the report of a run."""
         path = Path(folder) / "report.json"
         if not path.is_file():
             raise MissingFileError(

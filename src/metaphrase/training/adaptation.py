@@ -490,12 +490,8 @@ def verdict_in_words(
 ) -> list[str]:
     """The changes as sentences: one for each language, for the other languages and for each guard, and the choice of alpha.
 
-    Args:
-        languages: For each adapted language its row of `compare`.
-        retained: Retention of the languages that were not adapted; None if none was measured.
-        names: Names of languages.
-        abilities: Rows of guards by their names.
-        curve: Gain and cost by the weight of what training changed, if it was chosen.
+    ``languages`` has the row of `compare` of each adapted language, ``retained`` the retention of the others, ``abilities``
+    the rows of guards by their names.
     """
     verdicts = {"better": "Better", "tie": "Tie: the difference may be due to chance", "worse": "Worse"}
     lines = []

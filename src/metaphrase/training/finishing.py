@@ -32,12 +32,8 @@ GUARD_ITEMS, DEV_PAIRS, TEXTS = 100, 1000, 12
 
 @dataclass(frozen=True)
 class Finished:
-    """An encoder that is ready for its release.
-
-    Attributes:
-        encoder: The encoder.
-        facts: The facts ``merge`` and ``debias`` for its card.
-        curve: Gain and cost by weight, if the weight was chosen.
+    """An encoder for release, the facts ``merge`` and ``debias`` for its card, and gain and cost by weight, if the weight
+    was chosen.
     """
 
     encoder: SentenceTransformer
@@ -57,13 +53,7 @@ def release_guards(original: SentenceTransformer, config: RunConfig, part: Part)
 
 
 def count_texts(merge: Any, directions: int, dev_pairs: int) -> int:
-    """Number of texts that `finish` and `release_guards` encode, without folders of guards; about as long as dev pairs.
-
-    Args:
-        merge: The weight of the trained encoder, or ``"auto"``.
-        directions: Number of directions of language identity to remove.
-        dev_pairs: Number of pairs that show the gain.
-    """
+    """Number of texts that `finish` and `release_guards` encode, without folders of guards; about as long as dev pairs."""
     structure = sum(map(len, structure_texts(english=100, articles="even").values()))
     languages = parallel_texts() if directions else {}
     each = 2 * min(dev_pairs, DEV_PAIRS) + structure + TEXTS * len(languages)
@@ -81,15 +71,8 @@ def finish(
 ) -> Finished:
     """Merge a trained encoder with the original one, and project language identity out of it, as configured.
 
-    Args:
-        model: The trained encoder. It does not change.
-        config: The configuration of its run. If the weight is to be chosen, its curve is written to the output folder.
-        pooling: Pooling of an original encoder that has none.
-        dev: Pairs that show the gain, if the weight is to be chosen.
-        show_progress: Show a progress bar.
-
-    Raises:
-        UsageError: The languages of the packaged texts do not differ in so many directions.
+    The encoder itself does not change. If the weight is to be chosen, ``dev`` shows the gain, and the curve is written to
+    the output folder. ``pooling`` is that of an original encoder that has none.
     """
     facts: dict[str, Any] = {}
     curve = None

@@ -197,19 +197,9 @@ def make_plan(
     row_bytes: float,
     cuda: bool,
 ) -> Plan:
-    """Choose settings by data, time and memory.
+    """Choose settings by data, time and memory (in bytes).
 
-    Args:
-        pairs: The user's pairs to train on.
-        replayed: Additional pairs of other languages.
-        seconds_per_step: Measured duration of a step.
-        measuring_seconds: Estimated duration of all measurements.
-        minutes: Time for training.
-        memory: Free memory in bytes.
-        parameters: Parameters of the encoder.
-        table: Parameters of its word embeddings.
-        row_bytes: Activations of a sentence in bytes.
-        cuda: Whether there is a GPU.
+    ``table`` is the number of parameters of the word embeddings, ``row_bytes`` the size of the activations of a sentence.
     """
     batch = batch_size_for(pairs + replayed)
     reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs"]

@@ -25,18 +25,11 @@ def check_languages(dataset: Any) -> None:
 class LanguageBatchSampler(DefaultBatchSampler):
     """Batches of pairs whose sources are in one language, and whose targets are in one language.
 
-    The batches of the languages follow each other at random, in proportion to their pairs. The pairs that do not fill a batch
-    of their language form mixed batches at the end of an epoch. The batches of an epoch depend on the seed and its number
-    only.
+    The batches of the languages follow each other at random, in proportion to their pairs. The pairs that do not fill a
+    batch of their language form mixed batches at the end of an epoch. The batches of an epoch depend on the seed and its
+    number only.
 
-    Args:
-        dataset: The pairs, with the columns ``source_lang`` and ``target_lang``.
-        batch_size: Pairs of a batch.
-        drop_last: Drop the last batch if it is smaller.
-        generator: Source of randomness; it is seeded in each epoch.
-        seed: Seed of the first epoch.
-        make: Makes the sampler of a part of the data, with the same arguments.
-        **others: Further arguments for it.
+    ``make`` makes the sampler of a part of the data, with the same arguments.
     """
 
     generator: torch.Generator

@@ -50,22 +50,14 @@ class SearchesHyperparameters:
 
 
 def check_loss(loss: Any) -> AlignmentLoss:
-    """Refuse a loss that is not an AlignmentLoss.
-
-    Raises:
-        UsageError: The loss is of another class.
-    """
+    """Refuse a loss that is not an AlignmentLoss."""
     if not isinstance(loss, AlignmentLoss):
         raise UsageError(f"AlignmentTrainer requires an AlignmentLoss, but got {type(loss).__name__}.")
     return loss
 
 
 def check_loss_function(loss: Any) -> Callable[[SentenceTransformer], AlignmentLoss]:
-    """Refuse a loss that belongs to one encoder.
-
-    Raises:
-        UsageError: The loss is not a function of an encoder.
-    """
+    """Refuse a loss that belongs to one encoder."""
     if isinstance(loss, nn.Module) or not callable(loss):
         raise UsageError(
             "With model_init, every trial has its own encoder and requires its own loss: pass a function as `loss` that "

@@ -34,13 +34,7 @@ _HAN = re.compile("[\u4e00-\u9fa5]")
 
 @dataclass(frozen=True)
 class AnswerScores:
-    """Scores of the answers to some questions.
-
-    Attributes:
-        f1: Mean F1 over the words of an answer, in percent.
-        exact_match: Share of answers that match exactly, in percent.
-        f1_n: F1 of each question, in [0, 1].
-    """
+    """Mean F1 over words and share of exact matches in percent, and the F1 of each question in [0, 1]."""
 
     f1: float
     exact_match: float

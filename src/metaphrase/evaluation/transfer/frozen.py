@@ -47,24 +47,15 @@ ITERATIONS = 300
 
 @dataclass(frozen=True)
 class Features:
-    """A frozen encoder.
-
-    Attributes:
-        embed: Sentence embeddings of texts, shape ``(texts, hidden)``.
-        states: States of words in the last layer.
-    """
+    """A frozen encoder: sentence embeddings of texts, shape ``(texts, hidden)``, and states of words in the last layer."""
 
     embed: Callable[[Sequence[str]], NDArray[Any]]
     states: EmbeddingAligner
 
 
 class ProbedTask(NamedTuple):
-    """A data set that probes are trained on.
-
-    Attributes:
-        form: Format of its data.
-        measure: Trains on English and scores each language.
-        limit_test: Number of test items of each language.
+    """A data set that probes are trained on: its format, a function that trains on English and scores each language, and
+    the number of test items of each.
     """
 
     form: Format
@@ -73,16 +64,9 @@ class ProbedTask(NamedTuple):
 
 
 def run_probe(name: str, sources: Mapping[str, Any], languages: Sequence[str], features: Features) -> dict[str, Any]:
-    """Train a probe on English and measure it in each language.
+    """Train the probe of a task of `PROBED` on English and measure it in each language.
 
-    Args:
-        name: A key of `PROBED`.
-        sources: Options of `FineTuningOptions` that name the data.
-        languages: Languages to measure.
-        features: The frozen encoder.
-
-    Returns:
-        The part of the result of :func:`metaphrase.evaluation.transfer.running.fine_tune` that is not about training.
+    Returns the part of the result of :func:`metaphrase.evaluation.transfer.running.fine_tune` that is not about training.
     """
     task = PROBED[name]
     options = FineTuningOptions(

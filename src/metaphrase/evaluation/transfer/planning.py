@@ -24,12 +24,8 @@ from metaphrase.exceptions import UsageError
 
 @dataclass(frozen=True)
 class Run:
-    """One training run.
-
-    Attributes:
-        train: Training data; if it is code-switched, with the English originals as further columns.
-        languages: Languages that its model is measured in.
-        couples: Whether the training data are code-switched.
+    """A training run, and the languages that its model is measured in. Code-switched data have the English originals as
+    further columns.
     """
 
     train: Dataset

@@ -27,15 +27,8 @@ Tags = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class TagScores:
-    """Scores of the tags of some sentences, in percent.
-
-    Attributes:
-        f1: F1 over the chunks.
-        precision: Share of the predicted chunks that are correct.
-        recall: Share of the gold chunks that were found.
-        accuracy: Share of the words with the correct tag.
-        chunks: Numbers of correct, predicted and gold chunks of each sentence.
-        words: Numbers of correct tags and of words of each sentence.
+    """Scores in percent, and for each sentence the numbers of correct, predicted and gold chunks, and of correct tags and
+    words.
     """
 
     f1: float

@@ -41,12 +41,8 @@ class TaggingOptions(FineTuningOptions):
 
 @dataclass(frozen=True)
 class TaggedPieces:
-    """The pieces of a sentence, or of a part of one.
-
-    Attributes:
-        inputs: Inputs of the encoder, by name.
-        first: Position of the first piece of each word.
-        tags: Tag of each word.
+    """The pieces of a sentence or a part of one: inputs of the encoder, position of each word's first piece, and tag of
+    each word.
     """
 
     inputs: dict[str, list[int]]

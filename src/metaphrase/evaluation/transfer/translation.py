@@ -114,12 +114,8 @@ class TargetPieces:
 
 @dataclass(frozen=True)
 class TranslationCollator:
-    """Turns rows of ``source`` and ``target`` into a batch.
-
-    Attributes:
-        tokenizer: Tokenizer of the encoder.
-        pieces: Vocabulary of the decoder.
-        max_length: Maximum number of pieces of a side, including special tokens.
+    """Turns rows of ``source`` and ``target`` into a batch; a side has at most ``max_length`` pieces, including special
+    tokens.
     """
 
     tokenizer: PreTrainedTokenizerBase
