@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from metaphrase.corpus.declaration import articles_of, load_declaration
+from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
 from metaphrase.evaluation.similarity_structure import structure_texts
 from metaphrase.io.files import UDHR
@@ -15,7 +15,8 @@ from metaphrase.training.recipe import Recipe
 
 @pytest.mark.long
 def test_the_parts_share_no_text():
-    whole, odd, even = load_parallel_folder(UDHR), load_declaration("odd"), load_declaration("even")
+    whole = load_parallel_folder(UDHR)
+    odd, even = articles_of(whole, "odd"), articles_of(whole, "even")
     texts = [{text for one in part.values() for text in (*one.sources, *one.targets)} for part in (odd, even)]
     assert not texts[0] & texts[1]
     for language, one in whole.items():
@@ -36,7 +37,7 @@ def test_similarity_structure_has_two_parts():
 def test_a_release_without_language_identity_is_measured_on_other_articles(bitext_path):
     """Trained languages and others; without --debias, all articles are measured."""
     tests = {"udhr": load_parallel_folder(UDHR, ["de", "sw"])}
-    even = load_declaration("even")
+    even = articles_of(load_parallel_folder(UDHR), "even")
     for directions in (0, 5):
         config = RunConfig(corpus=[str(bitext_path)], languages=["de"], debias=directions, output_dir="x")
         split = split_retention(tests, config, Recipe.load("tr"))

@@ -38,7 +38,7 @@ from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokeniz
 from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError, NonFiniteError, UsageError
 from metaphrase.objectives import HeadSources
 from metaphrase.objectives.vocabulary import VocabularyHead
-from metaphrase.publishing.release import compare_with_reference, release
+from metaphrase.publishing.release import release, verify
 from metaphrase.training.heads import AlignmentHeads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
@@ -400,7 +400,7 @@ def test_other_loaders_refuse_missing_weights_too(model, template, tiny_bert_dir
     released = release(load_encoder(template, device="cpu"), tmp_path / "released", recipe=None)
     edit_weights(released / WEIGHTS, rename)
     with pytest.raises(ModelFileError, match=r"1 missing .* 1 not part of the model"):
-        compare_with_reference(released, "released")
+        verify(released, name="released")
     fault("J3", "renamed weights of an aligner, a release and a fine-tuned encoder", tried=4, survived=4)
 
 

@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.text import open_text
 from metaphrase.io.files import UDHR
 
 #: Articles with odd numbers; articles with even numbers and the preamble.
 Articles = Literal["odd", "even"]
-
-
-def load_declaration(articles: Articles) -> dict[str, ParallelSet]:
-    """A part of the declaration in 94 languages, with English translations."""
-    return articles_of(load_parallel_folder(UDHR), articles)
 
 
 def articles_of(sets: Mapping[str, ParallelSet], articles: Articles) -> dict[str, ParallelSet]:

@@ -99,25 +99,20 @@ def open_bytes(
 
 
 @contextmanager
-def open_text(
-    path: Path, *, newline: str | None = "\n", max_expansion: float | None = MAX_EXPANSION
-) -> Iterator[TextIO]:
+def open_text(path: Path, *, newline: str | None = "\n") -> Iterator[TextIO]:
     """Open the UTF-8 text of a plain or gzip file, without a byte order mark."""
     try:
-        with (
-            open_bytes(path, max_expansion) as raw,
-            io.TextIOWrapper(raw, encoding="utf-8-sig", newline=newline) as text,
-        ):
+        with open_bytes(path) as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline=newline) as text:
             yield text
     except _DAMAGED as error:
         raise CorpusError(f"{path}: the gzip file is damaged or truncated ({error}). Download it again.") from error
     except UnicodeDecodeError as error:
-        raise _not_utf8(path, max_expansion) from error
+        raise _not_utf8(path) from error
 
 
-def _not_utf8(path: Path, max_expansion: float | None) -> CorpusError:
+def _not_utf8(path: Path) -> CorpusError:
     """The error for a file, which names the first line that is not UTF-8."""
-    with open_bytes(path, max_expansion) as stream:
+    with open_bytes(path) as stream:
         for number, raw in enumerate(stream, 1):
             try:
                 raw.decode("utf-8")

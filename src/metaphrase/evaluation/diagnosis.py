@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import mannwhitneyu
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.embedding import EmbeddingAligner
@@ -302,10 +303,7 @@ def closer(own_n: NDArray[Any], control_n: NDArray[Any]) -> float:
     >>> closer(np.array([0.9, 0.5]), np.array([0.1, 0.5]))
     0.875
     """
-    ordered_n = np.sort(control_n)
-    below_n = np.searchsorted(ordered_n, own_n, "left")
-    upto_n = np.searchsorted(ordered_n, own_n, "right")
-    return float((below_n + upto_n).mean() / 2 / len(ordered_n))
+    return float(mannwhitneyu(own_n, control_n, method="asymptotic").statistic) / (len(own_n) * len(control_n))
 
 
 def _paired(

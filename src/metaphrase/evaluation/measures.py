@@ -231,8 +231,11 @@ class ScoreOfCounts(ScoreOfSamples):
 
     def scores(self, results: Sequence[Any], resamples: int, rng: np.random.Generator) -> list[NDArray[np.float64]]:
         """Sum the counts of all results in the same samples."""
-        counts_rn = draw_counts(len(results[0]), resamples, rng)
-        return [self.score_of(counts_rn @ items_nk) for items_nk in results]
+        rows, parts = max(1, CHUNK // len(results[0])), []
+        for start in range(0, resamples, rows):
+            counts_rn = draw_counts(len(results[0]), min(rows, resamples - start), rng)
+            parts.append([self.score_of(counts_rn @ items_nk) for items_nk in results])
+        return [np.concatenate(scores) for scores in zip(*parts, strict=True)]
 
 
 class ErrorRate(ScoreOfCounts):

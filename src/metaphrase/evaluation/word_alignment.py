@@ -23,7 +23,7 @@ from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method, Rule
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.evaluator import RecordedEvaluator
-from metaphrase.evaluation.measures import draw_counts, error_rates
+from metaphrase.evaluation.measures import ErrorRate
 from metaphrase.evaluation.result import Measurement, Result, conditions, with_intervals
 from metaphrase.evaluation.significance import CONFIDENCE, RESAMPLES, percentile_interval
 from metaphrase.exceptions import DataError
@@ -129,8 +129,8 @@ def alignment_error_interval(
         Lower and upper end, fractions.
     """
     counts_n4 = _counts(predicted, sure, possible)
-    drawn_rn = draw_counts(len(counts_n4), resamples, np.random.default_rng(seed))
-    return percentile_interval(error_rates(drawn_rn @ counts_n4) / 100, confidence)
+    (error_r,) = ErrorRate().scores([counts_n4], resamples, np.random.default_rng(seed))
+    return percentile_interval(error_r / 100, confidence)
 
 
 def _counts(

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
+from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 from torch.nn import functional as F
 
@@ -41,15 +42,12 @@ _BINS = 40
 # --------------------------------------------------------------------------------------------------------------- words
 
 
-def word_states(
-    model: SentenceTransformer, sentences: Sequence[Words], layer: int | None = None
-) -> list[tuple[list[int], NDArray[np.float32]]]:
-    """States of words in an encoder: each the mean over the states of its pieces.
+def word_states(model: SentenceTransformer, sentences: Sequence[Words]) -> list[tuple[list[int], NDArray[np.float32]]]:
+    """States of words in the last layer of an encoder: each the mean over the states of its pieces.
 
     Returns for each sentence the indices of the words that have states (truncation may remove some), and their states.
     """
-    layers = model[0].auto_model.config.num_hidden_layers
-    aligner = EmbeddingAligner(model, layer=layers if layer is None else layer, level="word")
+    aligner = EmbeddingAligner(model, layer=model[0].auto_model.config.num_hidden_layers, level="word")
     return [(words, states_nh.float().cpu().numpy()) for words, states_nh in aligner.word_states(sentences)]
 
 
@@ -108,32 +106,23 @@ def token_map(states_nh: NDArray[Any], languages: Sequence[str]) -> dict[str, An
     }
 
 
-def principal_components(rows_nh: NDArray[Any], components: int = 2) -> tuple[NDArray[np.float64], list[float]]:
-    """Coordinates along the directions of largest variance, and each direction's share of the variance.
-
-    Directions are signed so that their largest component is positive.
+def principal_components(rows_nh: NDArray[Any]) -> tuple[NDArray[np.float64], list[float]]:
+    """Coordinates along the two directions of largest variance, and each direction's share of the variance.
 
     >>> points, shares = principal_components(np.array([[3.0, 0.0], [-3.0, 0.0], [0.0, 1.0], [0.0, -1.0]]))
     >>> np.abs(points).round(6).tolist()[0], [round(share, 3) for share in shares]
     ([3.0, 0.0], [0.9, 0.1])
     """
-    centred_nh = np.asarray(rows_nh, dtype=np.float64) - np.mean(rows_nh, axis=0, dtype=np.float64)
-    left_nc, size_c, right_ch = np.linalg.svd(centred_nh, full_matrices=False)
-    largest_c = np.take_along_axis(right_ch, np.abs(right_ch).argmax(axis=1)[:, None], axis=1)[:, 0]
-    points_nc = left_nc * size_c * np.where(largest_c < 0, -1, 1)
-    share_c = size_c**2 / max(float((size_c**2).sum()), np.finfo(np.float64).tiny)
-    return points_nc[:, :components], share_c[:components].tolist()
+    pca = PCA(2, svd_solver="full")
+    return pca.fit_transform(np.asarray(rows_nh, dtype=np.float64)), pca.explained_variance_ratio_.tolist()
 
 
-def neighbour_embedding(rows_nh: NDArray[Any], seed: int = 0) -> NDArray[np.float64]:
+def neighbour_embedding(rows_nh: NDArray[Any]) -> NDArray[np.float64]:
     """t-SNE in two dimensions, initialised with the principal components.
 
     Reference: van der Maaten and Hinton 2008, "Visualizing Data using t-SNE".
     """
-    perplexity = min(30.0, (len(rows_nh) - 1) / 3)
-    start_n2 = principal_components(rows_nh)[0]
-    start_n2 = (1e-4 * start_n2 / max(float(start_n2[:, 0].std()), 1e-12)).astype(np.float32)
-    return TSNE(perplexity=perplexity, init=start_n2, random_state=seed).fit_transform(rows_nh)
+    return TSNE(perplexity=min(30.0, (len(rows_nh) - 1) / 3), init="pca", random_state=0).fit_transform(rows_nh)
 
 
 def own_language_share(unit_nh: NDArray[np.float32], languages: Sequence[str], k: int = WORD_NEIGHBOURS) -> float:

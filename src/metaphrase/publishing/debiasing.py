@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.declaration import load_declaration
+from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, load_parallel_folder
 from metaphrase.encoders.debiasing import language_directions, without_directions
 from metaphrase.encoders.loading import load_encoder, model_folder
@@ -17,6 +17,7 @@ from metaphrase.evaluation.encoding import embed_sides
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
+from metaphrase.io.files import UDHR
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
 from metaphrase.publishing.merging import hub_base
@@ -109,7 +110,9 @@ def debias(
 
 def parallel_texts(folder: Path | None = None, split: str | None = None) -> dict[str, Sequence[str]]:
     """The texts of a folder of translations by language; by default articles with odd numbers of the packaged declaration."""
-    sets = load_declaration("odd") if folder is None else load_parallel_folder(folder, split=split)
+    sets = (
+        articles_of(load_parallel_folder(UDHR), "odd") if folder is None else load_parallel_folder(folder, split=split)
+    )
     texts: dict[str, Sequence[str]] = {language: one.sources for language, one in sets.items()}
     texts[TARGET_LANGUAGE] = list(dict.fromkeys(text for one in sets.values() for text in one.targets))
     return texts

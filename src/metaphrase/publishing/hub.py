@@ -46,7 +46,7 @@ from metaphrase.publishing.corpus_card import corpus_card
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import NOTICES
 from metaphrase.publishing.merging import stated_languages, vector_card
-from metaphrase.publishing.release import compare_with_reference
+from metaphrase.publishing.release import verify
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def push(
                 ) from error
             (copy / name).write_text(text, encoding="utf-8")
         if check:
-            compare_with_reference(copy, str(folder))
+            verify(copy, name=str(folder))
         return repository.commit(
             {name: copy / name for name in names}, "Release by metaphrase", replaces=belongs_to_release, check=check
         )

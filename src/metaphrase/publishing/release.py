@@ -202,32 +202,30 @@ def release_languages(
     }
 
 
-def verify(name_or_path: str | Path, *, revision: str | None = None, device: str | None = None) -> float:
+def verify(name_or_path: str | Path, *, name: str | None = None, device: str | None = None) -> float:
     """Load a release from a folder or a Hub and compare it with its reference embeddings.
 
-    Returns:
-        The largest absolute difference between two components: 0 to 1e-5 in float32 on the hardware family of the release,
-        slightly more elsewhere.
-
-    Raises:
-        FileNotFoundError: The release has no reference embeddings.
-        RuntimeError: The difference exceeds the tolerance that the release states.
-        OSError: The Hub cannot be reached or refuses the request.
+    ``name`` is its name in messages. Returns the largest absolute difference between two components: 0 to 1e-5 in float32 on
+    the hardware family of the release, slightly more elsewhere.
     """
+    name = name or str(name_or_path)
     folder = Path(name_or_path)
     if not folder.is_dir():
-        folder = download(str(name_or_path), revision=revision)
-    return compare_with_reference(folder, str(name_or_path), device=device)
-
-
-def compare_with_reference(folder: Path, name: str, *, device: str | None = None) -> float:
-    """As :func:`verify`, for a folder that messages call `name`."""
+        folder = download(str(name_or_path))
     if not (folder / REFERENCE).is_file():
         raise MissingFileError(
             f"A release is verified with its reference embeddings, but {name} has no {REFERENCE}. Name a "
             "release, or release the model again."
         )
-    return _compare(load_encoder(folder, device=device), folder / REFERENCE, name)
+    model = load_encoder(folder, device=device).float()
+    difference, tolerance = reference_difference(model, folder / REFERENCE, name)
+    if not difference <= tolerance:
+        raise HubError(
+            f"{name} does not reproduce its reference embeddings: a component differs by {difference:.1e}, more than "
+            f"{tolerance:.0e}. If its files were altered, download or release it again; if only the hardware differs, push "
+            "it with --no_check."
+        )
+    return difference
 
 
 def _write_yaml(path: Path, content: Any) -> None:
@@ -281,18 +279,6 @@ def _kept_on_failure(staging: Path, kept: Path) -> Iterator[None]:
     except MetaphraseError as error:
         staging.rename(kept)
         raise type(error)(f"{error} Nothing was released; the files that were written are kept in {kept}.") from error
-
-
-def _compare(model: SentenceTransformer, path: Path, name: str) -> float:
-    """Compare a model with the reference embeddings in a file."""
-    difference, tolerance = reference_difference(model.float(), path, name)
-    if not difference <= tolerance:
-        raise HubError(
-            f"{name} does not reproduce its reference embeddings: a component differs by {difference:.1e}, more than "
-            f"{tolerance:.0e}. If its files were altered, download or release it again; if only the hardware differs, push "
-            "it with --no_check."
-        )
-    return difference
 
 
 @contextlib.contextmanager

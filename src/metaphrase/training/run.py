@@ -358,9 +358,9 @@ class TrainingRun:
                     f"The corpus has {len(dataset)} pairs, fewer than a batch of {arguments.train_batch_size}. Add "
                     "pairs, or lower --per_device_train_batch_size."
                 )
-        evaluators = [RetrievalEvaluator(dict(self.dev), name="dev")] if self.dev else None
-        for evaluator in evaluators or ():
-            evaluator.language_embedding = self.language_embedding
+        evaluators = None
+        if self.dev:
+            evaluators = [RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)]
         if evaluators and arguments.eval_strategy == IntervalStrategy.NO:
             arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, arguments.save_steps
         self.trainer = AlignmentTrainer(

@@ -13,6 +13,8 @@ from transformers import AutoModelForSequenceClassification, TrainerState
 
 from metaphrase.checkpoints.folders import checkpoint_folders, publish, verify
 from metaphrase.corpus.code_switching import NLI
+from metaphrase.evaluation.measures import ChunkF1
+from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, PairCollator, finetune_classification
 from metaphrase.evaluation.transfer.data import TransferData, pairs_format
@@ -27,7 +29,7 @@ from metaphrase.evaluation.transfer.running import (
     last_checkpoint,
     results_table,
 )
-from metaphrase.evaluation.transfer.tasks import predict, ratio_interval
+from metaphrase.evaluation.transfer.tasks import predict
 from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder
@@ -212,9 +214,10 @@ def test_predictions_come_in_the_order_of_the_rows():
     assert not model.training
 
 
-def test_interval_of_a_ratio_equals_a_loop():
-    parts, wholes = [2, 0, 4, 1], [4, 3, 4, 6]
-    low, high = ratio_interval(parts, wholes)
+def test_interval_of_chunk_f1_equals_a_loop():
+    chunks = np.array([(1, 2, 2), (0, 1, 2), (2, 2, 2), (1, 4, 3)])
+    parts, wholes = 2 * chunks[:, 0], chunks[:, 1:].sum(axis=1)
+    low, high = percentile_interval(ChunkF1().scores([chunks], RESAMPLES, np.random.default_rng(0))[0])
     rng = np.random.default_rng(1)
     loop = []
     for _ in range(4000):

@@ -81,7 +81,6 @@ def test_hard_cases(case):
 def test_accuracy_is_of_words():
     scores = tag_scores([["DET", "NOUN", "NOUN"], ["VERB"]], [["DET", "NOUN", "VERB"], ["VERB"]])
     assert scores.accuracy == 75.0
-    assert scores.words == ((2, 3), (1, 1))
     assert scores.chunks == ((1, 3, 2), (1, 1, 1))
     assert scores.f1 == pytest.approx(200 * 2 / (4 + 3))
     assert scores.precision == 50.0

@@ -44,23 +44,13 @@ def _measure(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject
     else:
         chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
         texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
-        encode_texts(  # fills the cache in one call; MTEB asks for the same texts many times
-            subject.model,
-            texts,
-            prompt=subject.settings.prompt,
-            batch_size=subject.batch_size,
-            show_progress=subject.show_progress,
-            encode=subject.encode,
-        )
+        encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
     found = tasks.evaluate_mteb(
         subject.model,
         chosen,
         Path(subject.folder or "runs/evaluation").parent / "mteb",
         name=subject.name,
-        prompt=subject.settings.prompt,
-        batch_size=subject.batch_size,
-        show_progress=subject.show_progress,
-        encode=subject.encode,
+        **subject.encoding(),
     )
     if found["unavailable"]:
         raise DataUnavailable("; ".join(found["unavailable"].values()))

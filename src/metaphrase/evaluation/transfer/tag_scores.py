@@ -27,16 +27,13 @@ Tags = Sequence[Sequence[str]]
 
 @dataclass(frozen=True)
 class TagScores:
-    """Scores in percent, and for each sentence the numbers of correct, predicted and gold chunks, and of correct tags and
-    words.
-    """
+    """Scores in percent, and for each sentence the numbers of correct, predicted and gold chunks."""
 
     f1: float
     precision: float
     recall: float
     accuracy: float
     chunks: tuple[tuple[int, int, int], ...]
-    words: tuple[tuple[int, int], ...]
 
 
 def tag_chunks(sentences: Tags, *, whole_types: bool = False) -> set[tuple[str, int, int]]:
@@ -89,7 +86,6 @@ def tag_scores(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Tag
         recall=_percent(right, true),
         accuracy=_percent(sum(good for good, _ in words), sum(count for _, count in words)),
         chunks=tuple((counts[0][i], counts[1][i], counts[2][i]) for i in range(len(words))),
-        words=tuple(words),
     )
 
 

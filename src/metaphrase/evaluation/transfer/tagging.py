@@ -12,16 +12,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import AutoModelForTokenClassification, PreTrainedModel, PreTrainedTokenizerBase
 
+from metaphrase.evaluation.measures import ChunkF1
+from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer.data import UPOS, Row, treebank_format
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
 from metaphrase.evaluation.transfer.tag_scores import Tags, tag_scores
-from metaphrase.evaluation.transfer.tasks import Score, Task, ratio_interval
+from metaphrase.evaluation.transfer.tasks import Score, Task
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 
@@ -119,10 +122,10 @@ class TaggingTask(Task):
 def score_tags(gold: Tags, predicted: Tags, *, whole_types: bool = False) -> Score:
     """Chunk F1 and accuracy, and the numbers of correct, predicted and gold chunks of each sentence."""
     scores = tag_scores(gold, predicted, whole_types=whole_types)
-    right, wholes = zip(*((2 * hits, found + gold) for hits, found, gold in scores.chunks), strict=True)
+    (f1_r,) = ChunkF1().scores([np.array(scores.chunks)], RESAMPLES, np.random.default_rng(0))
     metrics = {"f1": scores.f1, "accuracy": scores.accuracy}
     metrics |= {"precision": scores.precision, "recall": scores.recall}
-    return Score(metrics, ratio_interval(right, wholes), scores.chunks)
+    return Score(metrics, percentile_interval(f1_r), scores.chunks)
 
 
 def finetune_tagging(options: TaggingOptions, arguments: FineTuningArguments) -> Mapping[str, Any]:

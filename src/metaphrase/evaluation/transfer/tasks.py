@@ -7,17 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
 from datasets import Dataset
-from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.encoders.positions import check_length
-from metaphrase.evaluation.measures import draw_counts
-from metaphrase.evaluation.significance import CHUNK, RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer.data import Format, Row
 from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
@@ -128,20 +124,3 @@ def predict(
         for at, result in zip(places, read(output, batch), strict=True):
             results[at] = result
     return results
-
-
-def ratio_interval(parts: Sequence[float], wholes: Sequence[float]) -> tuple[float, float]:
-    """Percentile bootstrap interval of a ratio of sums over items in percent, such as the F1 of chunks over sentences.
-
-    >>> ratio_interval([1, 1, 1], [2, 2, 2])
-    (50.0, 50.0)
-    """
-    rng = np.random.default_rng(0)
-    values_n2 = np.stack([parts, wholes], axis=1).astype(np.float64)
-    ratios: list[NDArray[np.float64]] = []
-    rows = max(1, CHUNK // len(values_n2))
-    for start in range(0, RESAMPLES, rows):
-        sums_r2 = draw_counts(len(values_n2), min(rows, RESAMPLES - start), rng) @ values_n2
-        ratios.append(sums_r2[:, 0] / np.maximum(sums_r2[:, 1], 1e-12))
-    low, high = percentile_interval(np.concatenate(ratios))
-    return 100 * low, 100 * high
