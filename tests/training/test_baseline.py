@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from metaphrase.corpus.parallel import load_test_folder
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.training import baseline
-from metaphrase.training.baseline import EvaluationSets, measure_baseline, read_folder, read_test_sets, split_retention
+from metaphrase.training.baseline import EvaluationSets, measure_baseline, read_test_sets, split_retention
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.recipe import Recipe
 
@@ -79,7 +80,7 @@ def test_a_baseline_is_measured_once_for_an_encoder(tiny_encoder, bitext, tmp_pa
         baseline, "evaluate_retrieval", lambda *a, **k: measured.append(list(a[1])) or real(*a, **k, resamples=10)
     )
     folder = str(write_sets(tmp_path / "held-out", de=bitext[:15], sw=bitext[:12]))
-    own, others = ({"held-out": read_folder(folder, [language])} for language in ("de", "sw"))
+    own, others = ({"held-out": load_test_folder(folder, [language])} for language in ("de", "sw"))
     first = measure_baseline(tiny_encoder, EvaluationSets(own, others), tmp_path, name="x")
     assert measured == [["de"], ["sw"]]
     again = measure_baseline(tiny_encoder, EvaluationSets(own, others), tmp_path, name="x")

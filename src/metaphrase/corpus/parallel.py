@@ -80,6 +80,12 @@ def load_parallel_folder(
     return sets
 
 
+def load_test_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
+    """`load_parallel_folder` with the split ``test`` of a folder that has it, else with the files without a split."""
+    split = "test" if any(Path(path).glob("*.test.tsv*")) else None
+    return load_parallel_folder(path, languages, split)
+
+
 def files_by_language(
     path: str | Path,
     pattern: re.Pattern[str],

@@ -40,7 +40,7 @@ from metaphrase.mining.search import distinct_rows, unit_rows
 AnswerText = Literal["sentence", "paragraph"]
 
 #: Files of XQuAD-R.
-ANSWER_FILE = re.compile(r"(?P<language>[a-z]{2,3})\.json(\.gz)?")
+_ANSWER_FILE = re.compile(r"(?P<language>[a-z]{2,3})\.json(\.gz)?")
 #: Files of questions in SQuAD's format: XQuAD-R's, ``dev-xx.json``, ``xquad.xx.json``, and MLQA's own names.
 QUESTION_FILE = re.compile(
     r"(?:(?P<split>dev|test)-(?:context-)?|xquad\.)?(?P<language>[a-z]{2,3})(?:-question-(?P=language))?\.json(\.gz)?"
@@ -110,8 +110,7 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
         DataMismatchError: The questions of two languages differ.
     """
     folder = Path(path)
-    names = sorted(folder.iterdir()) if folder.is_dir() else []
-    files = {match["language"]: file for file in names if (match := ANSWER_FILE.fullmatch(file.name))}
+    files = answer_files(folder)
     if missing := [language for language in languages or () if language not in files]:
         raise MissingFileError(f"{folder} has no questions in {', '.join(missing)}. It has: {', '.join(files)}.")
     if not files:
@@ -125,6 +124,12 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
                 f"{first.language} differ ({len(one.ids)} and {len(first.ids)} questions)."
             )
     return sets
+
+
+def answer_files(folder: Path) -> dict[str, Path]:
+    """The files of XQuAD-R in a folder by language, in alphabetical order."""
+    names = sorted(folder.iterdir()) if folder.is_dir() else []
+    return {match["language"]: file for file in names if (match := _ANSWER_FILE.fullmatch(file.name))}
 
 
 def question_files(folder: Path) -> dict[str, dict[str, Path]]:
@@ -445,9 +450,7 @@ def _sha256(sets: Mapping[str, AnswerSet], answer_text: AnswerText) -> str:
 class AnswerRetrievalEvaluator(EmbeddingEvaluator):
     """Answer retrieval from one pool of all languages, during training.
 
-    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
-    evaluator, and each evaluation appends a line to ``answer_retrieval_evaluation_{name}_results.csv`` in the output
-    folder. The metrics are ``mean_average_precision``, ``own_language_first`` (share of first candidates in the language of
+    The metrics are ``mean_average_precision``, ``own_language_first`` (share of first candidates in the language of
     the question) and ``{language}_average_precision``.
 
     Args:

@@ -11,7 +11,7 @@ from metaphrase.corpus.checks import Finding, by_severity, check_corpus, read_co
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.identification import LINES
 from metaphrase.corpus.options import SOURCE_COLUMN, TARGET_COLUMN
-from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import ParallelSet, load_test_folder
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.encoders.loading import encoder_files, load_encoder
 from metaphrase.evaluation.diagnosis import FIT, SAMPLE, Diagnosis, diagnose, sentences_to_embed
@@ -125,10 +125,7 @@ def _combined(findings: Sequence[Finding], diagnosis: Diagnosis) -> list[Finding
 
 def _load_tests(folder: str, sets: Mapping[str, ParallelSet]) -> dict[str, ParallelSet]:
     """The test sets of the corpus's languages, of the split ``test`` or without a split."""
-    try:
-        available = load_parallel_folder(folder, split="test")
-    except FileNotFoundError:
-        available = load_parallel_folder(folder)
+    available = load_test_folder(folder)
     tests = {language: pairs for language, pairs in available.items() if language in sets}
     if not tests:
         raise MissingFileError(f"{folder} has no test set for {', '.join(sets)}. It has: {', '.join(available)}.")

@@ -59,6 +59,8 @@ class RecordedEvaluator(BaseEvaluator):
 class EmbeddingEvaluator(RecordedEvaluator):
     """An evaluator of sentence embeddings; subclasses set `kind` and `metric`, and compute the scores.
 
+    As in sentence-transformers' evaluators, the metrics are fractions, and their names start with the name of the evaluator.
+
     Args:
         sets: The data per language.
         name: Name of the data set.

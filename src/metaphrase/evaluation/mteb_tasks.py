@@ -21,7 +21,7 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.evaluation.encoding import Encode, encoder_settings, resolve_prompt
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.exceptions import DataError
 from metaphrase.io.digests import file_sha256, model_hash
@@ -48,7 +48,6 @@ from metaphrase.io.files import replace_text
 from metaphrase.io.progress import Begin, no_progress, progress_bars
 from metaphrase.io.work_folders import read_kept
 from metaphrase.modeling.functional import check_finite_rows
-from metaphrase.modeling.packing import packed
 
 #: Further ISO 639-3 codes that MTEB tasks use for a two-letter code.
 _INDIVIDUAL = {
@@ -160,12 +159,12 @@ def get_tasks(names: Sequence[str], languages: Sequence[str] | None = None) -> l
     return tasks
 
 
-def sts_sets(task: AbsTask, split: str = "test") -> dict[str, STSSet]:
+def sts_sets(task: AbsTask) -> dict[str, STSSet]:
     """The subsets of an STS task, such as those of ``mteb.get_task("STS22")``."""
     task.load_data()
     sets = {}
     for subset in task.hf_subsets:
-        rows = (task.dataset or {})[subset][split]
+        rows = (task.dataset or {})[subset]["test"]
         sets[subset] = STSSet(
             subset, tuple(rows["sentence1"]), tuple(rows["sentence2"]), tuple(map(float, rows["score"]))
         )
@@ -212,13 +211,12 @@ class MTEBEncoder(AbsEncoder):
         *,
         prompt: str | None = None,
         encode: Encode | None = None,
-        begin: Begin = no_progress,
     ) -> None:
         self.model = model
         self.mteb_model_meta = meta
         self.prompt = prompt
-        self.encode_texts = encode or model.encode
-        self.begin = begin
+        self.encode_with = encode
+        self.begin: Begin = no_progress
 
     def encode(
         self,
@@ -236,19 +234,11 @@ class MTEBEncoder(AbsEncoder):
         texts = [text for batch in inputs for text in batch["text"]]
         advance = self.begin(f"Embedding {hf_subset}", len(texts))
         rows_nh = []
-        with packed(self.model) if isinstance(self.model, SentenceTransformer) else nullcontext():
-            for first in range(0, max(len(texts), 1), _CHUNK):
-                chunk = texts[first : first + _CHUNK]
-                rows_nh.append(
-                    self.encode_texts(
-                        chunk,
-                        prompt=prompt,
-                        batch_size=kwargs.get("batch_size", 32),
-                        show_progress_bar=False,
-                        convert_to_numpy=True,
-                    )
-                )
-                advance(len(chunk))
+        for first in range(0, max(len(texts), 1), _CHUNK):
+            chunk = texts[first : first + _CHUNK]
+            options: EncodingOptions = {"prompt": prompt, "batch_size": kwargs.get("batch_size", 32)}
+            rows_nh.append(encode_texts(self.model, chunk, **options, encode=self.encode_with))
+            advance(len(chunk))
         embeddings_nh = np.concatenate(rows_nh)
         check_finite_rows(embeddings_nh)
         return embeddings_nh

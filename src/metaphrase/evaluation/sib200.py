@@ -309,9 +309,7 @@ def _sha256(*sets: TopicSet) -> str:
 class TopicEvaluator(EmbeddingEvaluator):
     """Topic classification by a probe on English embeddings, during training.
 
-    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
-    evaluator, and each evaluation appends a line to ``topic_evaluation_{name}_results.csv`` in the output folder. The
-    metrics are ``mean_accuracy``, over the languages without English, and ``{language}_accuracy``.
+    The metrics are ``mean_accuracy``, over the languages without English, and ``{language}_accuracy``.
 
     Args:
         sets: English and other languages, from `load_topic_folder`.

@@ -80,7 +80,7 @@ def pooled_bootstrap_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the unweighted mean of several languages' accuracies; see `bootstrap_interval`.
+    """Compute a percentile bootstrap interval of the unweighted mean of several languages' accuracies; see `bootstrap_interval`.
 
     Items are resampled within their language.
     """
@@ -129,20 +129,11 @@ def pooled_paired_bootstrap(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> PairedDifference:
-    """Test the unweighted mean over languages by a paired bootstrap.
+    """Test the unweighted mean over languages by a paired bootstrap; see `paired_bootstrap`.
 
     Languages are fixed, not sampled: items are resampled within each language, and every language has the same weight,
-    regardless of its number of items.
-
-    Args:
-        before: Scores per language, each of shape ``(n,)``.
-        after: Scores of the same items after.
-        resamples: See `paired_bootstrap`.
-        confidence: See `paired_bootstrap`.
-        seed: See `paired_bootstrap`.
-
-    Raises:
-        ValueError: The two sides differ in languages or in the number of items of one.
+    regardless of its number of items. A `ValueError` is raised if the two sides differ in languages or in the number of
+    items of one.
     """
     differences = item_differences(before, after)
     means_r = resampled_means(differences, resamples=resamples, seed=seed)

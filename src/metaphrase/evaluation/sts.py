@@ -16,6 +16,7 @@ import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -119,16 +120,11 @@ def _read(language: str, path: Path) -> STSSet:
     return STSSet(language, first_sentences, second_sentences, scores)
 
 
-def cross_lingual(sets: Mapping[str, STSSet], pairs: Iterable[tuple[str, str]] | None = None) -> dict[str, STSSet]:
-    """Combine translations of one STS set: the first sentence in one language, the second of the same row in another.
-
-    Without pairs, each language is combined with English, both ways.
-    """
-    if pairs is None:
-        others = [language for language in sets if language != TARGET_LANGUAGE and TARGET_LANGUAGE in sets]
-        pairs = [pair for other in others for pair in ((other, TARGET_LANGUAGE), (TARGET_LANGUAGE, other))]
+def cross_lingual(sets: Mapping[str, STSSet]) -> dict[str, STSSet]:
+    """Combine each language with English, both ways: the first sentence in one, the second of the same row in the other."""
+    others = [language for language in sets if language != TARGET_LANGUAGE and TARGET_LANGUAGE in sets]
     crossed = {}
-    for one, other in pairs:
+    for one, other in chain.from_iterable(((x, TARGET_LANGUAGE), (TARGET_LANGUAGE, x)) for x in others):
         if sets[one].scores != sets[other].scores:
             raise DataMismatchError(
                 f"STS across {one} and {other} needs the same rows in both, but their scores differ "

@@ -115,18 +115,9 @@ def alignment_error_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Compute a percentile bootstrap interval of the AER, over sentence pairs.
+    """Compute a percentile bootstrap interval of the AER over sentence pairs: its lower and upper end, fractions.
 
-    Args:
-        predicted: See `alignment_scores`.
-        sure: See `alignment_scores`.
-        possible: See `alignment_scores`.
-        resamples: Number of bootstrap samples.
-        confidence: Share of the bootstrap distribution inside the interval.
-        seed: Seed of the resampling.
-
-    Returns:
-        Lower and upper end, fractions.
+    The links are those of `alignment_scores`; ``confidence`` is the share of the bootstrap distribution inside the interval.
     """
     counts_n4 = _counts(predicted, sure, possible)
     (error_r,) = ErrorRate().scores([counts_n4], resamples, np.random.default_rng(seed))

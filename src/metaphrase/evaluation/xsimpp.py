@@ -161,9 +161,7 @@ def _means(languages: Mapping[str, Measurement]) -> dict[str, Any]:
 class XsimPlusPlusEvaluator(EmbeddingEvaluator):
     """xsim++ during training.
 
-    As in sentence-transformers' evaluators, the metrics are fractions, their names start with the name of the
-    evaluator, and each evaluation appends a line to ``xsimpp_evaluation_{name}_results.csv`` in the output folder. The
-    metrics are ``accuracy`` (1 − xsim++ error, the mean over the languages), ``without_distractors`` and
+    The metrics are ``accuracy`` (1 − xsim++ error, the mean over the languages), ``without_distractors`` and
     ``{kind}_accuracy``.
 
     Args:

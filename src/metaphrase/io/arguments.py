@@ -160,13 +160,11 @@ def is_limited(hint: Any) -> bool:
     return hint in (int, float) or get_origin(hint) is Literal
 
 
-def check_values(
-    hints: Mapping[str, Any], given: Mapping[str, Any], name: str, error: type[MetaphraseError] = UsageError
-) -> None:
+def check_values(hints: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
     """Refuse numbers that are out of range and unknown choices; arguments of other types are not checked."""
     for key, value in given.items():
         if is_limited(hints.get(key)):
-            check_value(value, hints[key], f"{key!r} of {name}", error)
+            check_value(value, hints[key], f"{key!r} of {name}")
 
 
 def checked(target: _Target) -> _Target:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.declaration import articles_of
-from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_test_folder
 from metaphrase.encoders.loading import load_encoder, model_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
@@ -284,8 +284,7 @@ def read_sets(folders: Sequence[str]) -> Sets:
         name = Path(folder).resolve().name
         if name in sets:
             raise UsageError(f"Two folders of test sets are named {name!r}; rename one.")
-        split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
-        sets[name] = load_parallel_folder(folder, None, split)
+        sets[name] = load_test_folder(folder)
     return sets
 
 

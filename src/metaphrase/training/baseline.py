@@ -13,7 +13,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.declaration import articles_of
 from metaphrase.corpus.files import find_files
-from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
+from metaphrase.corpus.parallel import ParallelSet, load_test_folder
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import Encoders
@@ -90,13 +90,7 @@ def read_folders(folder: str | Path, languages: Sequence[str] = ()) -> Sets:
         found = parallel_folders(path, Settings(languages=list(languages)))
         if found:
             return {name: sets for name, (sets, _) in found.items()}
-    return {path.resolve().name: read_folder(folder, languages or None)}
-
-
-def read_folder(folder: str | Path, languages: Sequence[str] | None = None) -> dict[str, ParallelSet]:
-    """Read the test sets of a folder; if it has splits, only the test split."""
-    split = "test" if any(Path(folder).glob("*.test.tsv*")) else None
-    return load_parallel_folder(folder, languages, split)
+    return {path.resolve().name: load_test_folder(folder, languages or None)}
 
 
 def split_retention(tests: Sets, config: RunConfig, recipe: Recipe) -> EvaluationSets:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import Encoders
@@ -49,6 +49,16 @@ class RunResult:
     usage: str = ""
     pushed: str | None = None
 
+    def add_to(self, card: AlignmentModelCardData) -> None:
+        """Add what training changed to a model card."""
+        for test, comparison in self.comparisons.items():
+            card.add_comparison(test, comparison)
+        for test, one in self.retention.items():
+            card.add_retention(test, one)
+        for ability, row in self.abilities.items():
+            card.add_ability(ability, row)
+        card.verdict = self.verdict
+
     def to_dict(self) -> dict[str, Any]:
         """The result as plain data: the facts with ``output``, comparisons, retention, verdict and ``pushed``."""
         names = ("comparisons", "retention", "abilities", "verdict", "pushed")
@@ -61,42 +71,27 @@ class RunResult:
         }
 
 
-class Effects(NamedTuple):
-    """What training changed; the fields are those of `RunResult`."""
-
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-    comparisons: Mapping[str, Any]
-    retention: Mapping[str, Any]
-    abilities: Mapping[str, Any]
-    verdict: str
-
-    def add_to(self, card: AlignmentModelCardData) -> None:
-        """Add the effects to a model card."""
-        for test, comparison in self.comparisons.items():
-            card.add_comparison(test, comparison)
-        for test, one in self.retention.items():
-            card.add_retention(test, one)
-        for ability, row in self.abilities.items():
-            card.add_ability(ability, row)
-        card.verdict = self.verdict
-
-
 def measure_effects(
+    result: RunResult,
     model: Encoders,
     tests: EvaluationSets,
     baseline: Baseline,
     guards: Sequence[Guard],
-    facts: Mapping[str, Any],
     *,
-    name: str,
     show_progress: bool = False,
-) -> Effects:
+) -> RunResult:
     """Measure a trained encoder on test sets, retention sets and guards, and compare it with the baseline."""
-    before = baseline.trained
+    before, name = baseline.trained, str(result.output)
     after = measure(model, tests.trained, name=name, show_progress=show_progress)
     comparisons = {test: compare(before[test], one) for test, one in after.items()}
-    retained = measure_retention(model, tests, baseline, facts, name=name, show_progress=show_progress)
+    retained = measure_retention(model, tests, baseline, result.facts, name=name, show_progress=show_progress)
     abilities = {guard.name: guard.measure(model) for guard in guards}
-    verdict = collapse_in_words(before, after) or overall_verdict(comparisons, retained, abilities)
-    return Effects(before, after, comparisons, retained, abilities, verdict)
+    return replace(
+        result,
+        before=before,
+        after=after,
+        comparisons=comparisons,
+        retention=retained,
+        abilities=abilities,
+        verdict=collapse_in_words(before, after) or overall_verdict(comparisons, retained, abilities),
+    )

@@ -418,16 +418,11 @@ class TrainingRun:
         tests = self.tests.trained
         if not tests:
             return result
-        effects = measure_effects(
-            self.trained_encoder(),
-            self.tests,
-            self.baseline,
-            self.guards,
-            facts,
-            name=str(self.output),
-            show_progress=self._show_progress,
+        model = self.trained_encoder()
+        result = measure_effects(
+            result, model, self.tests, self.baseline, self.guards, show_progress=self._show_progress
         )
-        effects.add_to(card)
+        result.add_to(card)
         self.release(card)
         languages = [*next(iter(tests.values())), *card.language]
         write_usage = usage_lines if self.language_embedding is None else usage_by_language
@@ -435,15 +430,15 @@ class TrainingRun:
         page = write_report(
             self.output,
             title=self.title or f"{self.config.model} trained with {self.recipe.name}",
-            before=effects.before,
-            after=effects.after,
-            comparisons=effects.comparisons,
+            before=result.before,
+            after=result.after,
+            comparisons=result.comparisons,
             run=facts,
             usage=usage,
-            analysis={name: getattr(effects, name) for name in ("retention", "abilities", "verdict")}
+            analysis={name: getattr(result, name) for name in ("retention", "abilities", "verdict")}
             | ({} if self.curve is None else {"alpha": self.curve.to_dict()}),
         )
-        return replace(result, **effects._asdict(), report=page, usage=usage)
+        return replace(result, report=page, usage=usage)
 
     def push(self) -> str:
         """Push the finished release, with its complete card, to the repository of the training arguments.

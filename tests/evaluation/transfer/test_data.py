@@ -32,9 +32,8 @@ def test_reads_a_folder_in_every_language(nli):
     assert sets["sw"]["premise"][0].endswith("sw")
 
 
-def test_only_the_asked_languages_and_items(nli):
-    sets = read_languages(str(nli), XNLI, split="test", languages=["sw"], limit=5)
-    assert {language: len(rows) for language, rows in sets.items()} == {"sw": 5}
+def test_only_the_asked_languages(nli):
+    assert list(read_languages(str(nli), XNLI, split="test", languages=["sw"])) == ["sw"]
     with pytest.raises(FileNotFoundError, match=r"no test data for de. It has: sw"):
         read_languages(str(nli), XNLI, split="test", languages=["sw", "de"])
     with pytest.raises(FileNotFoundError, match="no validation files"):

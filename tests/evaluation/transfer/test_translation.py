@@ -16,6 +16,7 @@ from metaphrase.evaluation.transfer.translation import (
     IGNORED,
     TargetPieces,
     TranslationCollator,
+    TranslationOptions,
     TranslationTrainer,
     average_checkpoints,
     load_pairs,
@@ -73,7 +74,7 @@ def translator(request, tiny_encoder_dir, tokenizer, pieces, tmp_path):
         XLMRobertaModel(config, add_pooling_layer=False).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     torch.manual_seed(0)
-    return make_translator(encoder_source(folder), tokenizer, pieces, layers=3).eval()
+    return make_translator(encoder_source(folder), tokenizer, pieces, TranslationOptions(decoder_layers=3)).eval()
 
 
 def test_the_decoder_has_the_shape_of_the_encoder_and_other_weights(translator, pieces):
@@ -140,8 +141,9 @@ def test_loss_equals_a_loop(translator, tokenizer, pieces, tmp_path, smoothing):
 def test_beam_search_scores_at_least_as_greedy_search(translator, tokenizer, pieces):
     translator.double()  # batches round differently, and a beam of a random model is full of near-ties
     sources = ["der Hund schläft", "ja", "die Katze trinkt Milch"]
-    translations = translate(translator, sources, tokenizer, pieces, max_length=10, num_beams=4, batch_size=2)
-    alone = [translate(translator, [text], tokenizer, pieces, max_length=10, num_beams=4)[0] for text in sources]
+    options = TranslationOptions(max_length=10, num_beams=4)
+    translations = translate(translator, sources, tokenizer, pieces, options, batch_size=2)
+    alone = [translate(translator, [text], tokenizer, pieces, options, batch_size=1)[0] for text in sources]
     assert translations == alone
     inputs = tokenizer(sources[0], return_tensors="pt")
 

@@ -15,7 +15,7 @@ from metaphrase.corpus.readers.jsonl import read_jsonl
 from metaphrase.corpus.readers.moses import read_moses
 from metaphrase.corpus.readers.parquet import read_parquet
 from metaphrase.corpus.readers.tmx import read_tmx
-from metaphrase.corpus.readers.tsv import check_header, read_tsv
+from metaphrase.corpus.readers.tsv import read_tsv
 from metaphrase.corpus.report import CorpusReport, format_examples
 from metaphrase.corpus.rows import Row, check_row
 from metaphrase.corpus.text import BAD_RATE_AFTER, MAX_BAD_RATE, MAX_CHARS, BadLine
@@ -118,10 +118,9 @@ def read_parallel(path: str | Path) -> list[tuple[str, str]]:
     file = find_file(path)
     if file.format != "tsv":
         raise CorpusError(f"{path} is not a TSV file.")
-    check_header(file, MAX_CHARS)
     pairs = []
     with unchanged(file.pinned().pins):
-        for line, row in read_tsv(file, MAX_CHARS):
+        for line, row in read_tsv(file, MAX_CHARS, needs_header=True):
             checked = row if isinstance(row, BadLine) else check_row(row, file.into, MAX_CHARS)
             if isinstance(checked, BadLine):
                 raise CorpusError(f"{path}:{line}: {' '.join(filter(None, (checked.reason, checked.detail)))}.")

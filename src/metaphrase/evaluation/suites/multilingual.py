@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from metaphrase.corpus.parallel import ParallelSet
-from metaphrase.evaluation.answer_retrieval import ANSWER_FILE, evaluate_answer_retrieval, load_answer_folder
+from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.measures import STS_RESAMPLES
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -40,8 +40,7 @@ _WORK = {"sentence": 0.5, "paragraph": 2.5}
 def find_answer_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """XQuAD-R, in a folder of this name."""
     for folder in folders(data):
-        names = sorted(folder.iterdir()) if folder.resolve().name == "xquad-r" else []
-        files = {match["language"]: path for path in names if (match := ANSWER_FILE.fullmatch(path.name))}
+        files = answer_files(folder) if folder.resolve().name == "xquad-r" else {}
         wanted = wanted_languages(files, settings)
         if len(wanted) > 1:
             used = tuple(files[language] for language in wanted)

@@ -45,19 +45,14 @@ SAMPLES: dict[str, dict[str, Sample]] = {
 def with_samples(
     find: Callable[[Settings], Iterable[Benchmark]], settings: Settings, samples: Mapping[str, Sample]
 ) -> list[Benchmark]:
-    """Find the benchmarks of a suite; of those that have a sample, only the sample is measured."""
+    """Find the benchmarks of a suite; of those whose suite or folder has a sample, only the sample is measured."""
     whole = list(find(settings))
     found = {one.name: one for one in whole}
     for key, sample in samples.items():
-        if named := {one.name for one in whole if key in _keys(one)}:
+        if named := {one.name for one in whole if key in (one.suite, one.name.split()[0])}:
             parts = [_sampled(one, sample) for one in find(_settings(sample, settings)) if one.name in named]
             found = {name: one for name, one in found.items() if name not in named} | {one.name: one for one in parts}
     return [found[one.name] for one in whole if one.name in found]
-
-
-def _keys(benchmark: Benchmark) -> tuple[str, str]:
-    """The names that a sample of a benchmark has: its suite, or its folder."""
-    return benchmark.suite, benchmark.name.split()[0]
 
 
 def _settings(sample: Sample, settings: Settings) -> Settings:

@@ -21,7 +21,6 @@ import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +88,7 @@ class Format:
     group: str
 
 
-def read_languages(
-    source: str, form: Format, *, split: str, languages: Sequence[str] | None = None, limit: int | None = None
-) -> Languages:
+def read_languages(source: str, form: Format, *, split: str, languages: Sequence[str] | None = None) -> Languages:
     """Read a source.
 
     The form of a source is in the module docstring; ``split`` is read if it names none. A file without a language in its
@@ -102,8 +99,7 @@ def read_languages(
     rows = _hub_rows if is_hub_name(place) else _file_rows
     sets: Languages = {}
     for language, found in rows(place, form, split, languages):
-        part = list(islice(found, limit))
-        if not part:
+        if not (part := list(found)):
             raise DataError(f"{source} has no rows for {language!r}.")
         data = Dataset.from_list(part)
         sets[language] = concatenate_datasets([sets[language], data]) if language in sets else data

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -144,11 +144,7 @@ def make_translator(
     source: EncoderSource,
     tokenizer: PreTrainedTokenizerBase,
     pieces: TargetPieces,
-    *,
-    layers: int = 6,
-    dropout: float | None = None,
-    freeze_word_embeddings: bool = False,
-    freeze_encoder: bool = False,
+    options: TranslationOptions,
 ) -> EncoderDecoderModel:
     """Build a model of an encoder and a randomly initialized decoder of the same architecture.
 
@@ -157,14 +153,16 @@ def make_translator(
     about three times larger than BERT's. With the initialization of BERT, cross-attention is too weak at the start: the
     decoder memorizes the targets and ignores the source.
     """
-    encoder = load_with_head(source, AutoModel, dropout=dropout, freeze_word_embeddings=freeze_word_embeddings)
+    frozen = options.freeze_word_embeddings
+    encoder = load_with_head(source, AutoModel, dropout=options.dropout, freeze_word_embeddings=frozen)
     remove_pooler(encoder)
-    if freeze_encoder:
+    if options.freeze_encoder:
         encoder.requires_grad_(False)
     first, last = tokenizer.cls_token_id, tokenizer.sep_token_id
     start, end, pad = pieces.encode(torch.tensor([first, last, tokenizer.pad_token_id])).tolist()
     config = copy.deepcopy(encoder.config)
-    config.update({"is_decoder": True, "add_cross_attention": True, "num_hidden_layers": layers, "use_cache": True})
+    config.update({"is_decoder": True, "add_cross_attention": True, "use_cache": True})
+    config.num_hidden_layers = options.decoder_layers
     config.update({"vocab_size": len(pieces), "bos_token_id": start, "eos_token_id": end, "pad_token_id": pad})
     decoder = AutoModelForCausalLM.from_config(config)
     initialise_decoder(decoder)
@@ -223,22 +221,19 @@ def translate(
     texts: Sequence[str],
     tokenizer: PreTrainedTokenizerBase,
     pieces: TargetPieces,
+    options: TranslationOptions,
     *,
-    max_length: int = 128,
-    num_beams: int = 5,
-    length_penalty: float = 1.0,
-    batch_size: int = 32,
+    batch_size: int,
 ) -> list[str]:
     """Translate with beam search."""
+    search = {name: getattr(options, name) for name in ("max_length", "num_beams", "length_penalty")}
     return predict(
         model,
         texts,
         collate=lambda rows: tokenizer(
-            rows, truncation=True, max_length=max_length, padding=True, return_tensors="pt"
+            rows, truncation=True, max_length=options.max_length, padding=True, return_tensors="pt"
         ),
-        forward=partial(
-            model.generate, max_length=max_length, num_beams=num_beams, length_penalty=length_penalty, do_sample=False
-        ),
+        forward=partial(model.generate, **search, do_sample=False),
         read=lambda ids, rows: tokenizer.batch_decode(pieces.decode(ids.cpu()), skip_special_tokens=True),
         length=len,
         batch_size=batch_size,
@@ -298,17 +293,11 @@ def _train_and_translate(
 ) -> dict[str, Any] | None:
     started = time.time()
     tokenizer = load_tokenizer(source)
-    pieces = _target_pieces(train["target"], tokenizer, options.decoder_vocabulary)
+    full = options.decoder_vocabulary == "full"
+    ids = torch.arange(len(tokenizer)) if full else english_piece_ids(train["target"], tokenizer)
+    pieces = TargetPieces(ids, len(tokenizer), tokenizer.unk_token_id)
     set_seed(arguments.seed)
-    model = make_translator(
-        source,
-        tokenizer,
-        pieces,
-        layers=options.decoder_layers,
-        dropout=options.dropout,
-        freeze_word_embeddings=options.freeze_word_embeddings,
-        freeze_encoder=options.freeze_encoder,
-    )
+    model = make_translator(source, tokenizer, pieces, options)
     check_length(model.encoder, options.max_length)
     trainer = TranslationTrainer(
         model=model,
@@ -324,16 +313,8 @@ def _train_and_translate(
     (folder / "model.safetensors").write_bytes(weights)
     load_model(trainer.model, folder / "model.safetensors", device=str(arguments.device))
     trained = time.time()
-    translations = translate(
-        trainer.model,
-        test["source"],
-        tokenizer,
-        pieces,
-        max_length=options.max_length,
-        num_beams=options.num_beams,
-        length_penalty=options.length_penalty,
-        batch_size=arguments.per_device_eval_batch_size,
-    )
+    batch_size = arguments.per_device_eval_batch_size
+    translations = translate(trainer.model, test["source"], tokenizer, pieces, options, batch_size=batch_size)
     metrics, signatures = translation_scores(translations, test["target"], into, options.tokenisation)
     return {
         "data": {name: {"n": len(data), "sha256": digest(data)} for name, data in (("train", train), ("test", test))},
@@ -359,11 +340,6 @@ def _for_averaging(arguments: Any, checkpoints: int) -> Any:
     arguments.eval_strategy = "no"
     arguments.save_total_limit = checkpoints
     return arguments
-
-
-def _target_pieces(texts: Iterable[str], tokenizer: PreTrainedTokenizerBase, kind: str) -> TargetPieces:
-    ids = torch.arange(len(tokenizer)) if kind == "full" else english_piece_ids(texts, tokenizer)
-    return TargetPieces(ids, len(tokenizer), tokenizer.unk_token_id)
 
 
 def translation_scores(
