@@ -116,7 +116,7 @@ def load_encoder(
         if (copy / MODULES_FILE).exists():
             model = _load_modules(copy, device, kwargs)
             if pooling is not None:
-                _replace_pooling(model, pooling)
+                replace_pooling(model, pooling)
         else:
             transformer = _Transformer(str(copy), model_kwargs=kwargs)
             mode = pooling or default_pooling
@@ -338,13 +338,15 @@ def _accepts_pooling_flag(folder: Path) -> bool:
     return "add_pooling_layer" in inspect.signature(model.__init__).parameters
 
 
-def _replace_pooling(model: SentenceTransformer, mode: str) -> None:
+def replace_pooling(model: SentenceTransformer, mode: str) -> None:
+    """Replace the pooling of a model in place."""
     for at, module in enumerate(model):
         if isinstance(module, Pooling):
-            size = model[0].get_embedding_dimension()
-            model[at] = Pooling(size, pooling_mode=mode)
+            model[at] = Pooling(module.embedding_dimension, mode)
             return
-    raise ModelError("This model has no pooling module to replace. Omit `pooling`.")
+    raise ModelError(
+        f"Pooling {mode!r} was requested, but the model has no pooling module to replace. Omit `pooling`."
+    )
 
 
 def freeze_word_embeddings(model: SentenceTransformer) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import string
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -34,6 +34,7 @@ from metaphrase.evaluation.retrieval import COLLAPSED_COSINE, retrieval_hits
 from metaphrase.evaluation.significance import bootstrap_interval, paired_bootstrap, verdict
 from metaphrase.io.arguments import Count, Range, Seed, checked
 from metaphrase.io.files import UDHR
+from metaphrase.io.progress import Advance
 from metaphrase.mining.bulk import encode, is_sortable
 
 SAMPLE = 2000
@@ -58,7 +59,6 @@ WORD_PAIRS, WORD_COUNT, WORDS_SHOWN, LINKED = 400, 5, 15, 0.5
 #: Number of hubs of a language that are listed.
 HUBS_SHOWN = 3
 
-Advance = Callable[[int], None]
 Embeddings = tuple[NDArray[np.float32], NDArray[np.float32]]
 
 

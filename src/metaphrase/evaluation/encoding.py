@@ -13,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.loading import replace_pooling
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import ModelError
@@ -175,10 +176,6 @@ def prepare(
         del layers[layer if layer >= 0 else len(layers) + 1 + layer :]
         encoder.config.num_hidden_layers = len(layers)
     if pooling is not None:
-        places = [name for name, module in model.named_children() if isinstance(module, Pooling)]
-        if not places:
-            raise ModelError(f"Pooling {pooling!r} was requested, but the model has no pooling module to replace.")
-        replaced = model.get_submodule(places[0])
-        model.set_submodule(places[0], Pooling(replaced.embedding_dimension, pooling))
+        replace_pooling(model, pooling)
     set_max_length(model, max_length)
     return model

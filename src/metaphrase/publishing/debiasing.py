@@ -18,10 +18,8 @@ from metaphrase.io.arguments import Count, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import UDHR
-from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
-from metaphrase.publishing.merging import hub_base
-from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.merging import derived_card
 
 #: Number of directions if none is given.
 DIRECTIONS = 20
@@ -162,15 +160,13 @@ def write_debiased(
         versions=versions(),
     )
     source = model_folder(options.model)
-    licenses = stated(options.model, "license")
-    card = AlignmentModelCardData(
+    card = derived_card(
+        model,
+        options.model,
         recipe=None if source is None else stored_recipe(source),
         debias={"directions": result.directions, "languages": len(texts), "data": result.data},
         command=command,
-        language=stated(options.model, "language") or None,
-        license=licenses[0] if licenses else None,
     )
-    card.base_model, card.base_model_revision = hub_base(model, options.model)
     with drafted(debiased, options.output_dir, source=source, card=card) as draft:
         draft.publish()
     return result

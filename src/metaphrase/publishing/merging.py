@@ -42,7 +42,7 @@ from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files
-from metaphrase.io.progress import Begin
+from metaphrase.io.progress import Begin, no_progress
 from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData
@@ -160,7 +160,7 @@ def merge(
     *,
     command: str | None = None,
     notify: Callable[[str], None] = lambda message: None,
-    begin: Begin = lambda text, total: lambda n: None,
+    begin: Begin = no_progress,
 ) -> Merge:
     """Merge models with their base, and write the result.
 
@@ -304,6 +304,14 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
         recipe=stored_recipe(find_model(name)[1]),
         license=" AND ".join(licenses) or None,
     )
+
+
+def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
+    """The card of a model that is made from another one, with the licence, the languages and the Hub id of that one."""
+    licenses, languages = stated(name, "license"), stated(name, "language")
+    card = AlignmentModelCardData(license=licenses[0] if licenses else None, language=languages or None, **known)
+    card.base_model, card.base_model_revision = hub_base(model, name)
+    return card
 
 
 def hub_base(base: SentenceTransformer, name: str) -> tuple[str | None, str | None]:

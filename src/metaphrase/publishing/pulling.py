@@ -8,12 +8,10 @@ from metaphrase.encoders.loading import find_folder, full_name, load_encoder, sp
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
-from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.contents import CARD
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import check_destination, drafted, how_to_load
-from metaphrase.publishing.merging import hub_base
-from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.merging import derived_card
 
 
 @checked
@@ -59,11 +57,7 @@ def pull(options: PullOptions) -> Pull:
     model = load_encoder(options.model, device="cpu")
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
-    licenses = stated(name, "license")
-    card = AlignmentModelCardData(license=licenses[0] if licenses else None)
-    card.language = stated(name, "language") or None
-    card.base_model, card.base_model_revision = hub_base(model, name)
-    with drafted(model, options.output_dir, source=source, card=card) as draft:
+    with drafted(model, options.output_dir, source=source, card=derived_card(model, name)) as draft:
         text = None
         if (source / CARD).is_file() and not vectors:
             text = name_model((source / CARD).read_text(encoding="utf-8"), options.output_dir)
