@@ -39,7 +39,7 @@ from rich.console import Console
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
-from metaphrase.evaluation.encoding import Encode, EncodingOptions, encode_texts, encoder_settings, resolve_prompt
+from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.exceptions import DataError
 from metaphrase.io.digests import file_sha256, model_hash
@@ -236,8 +236,8 @@ class MTEBEncoder(AbsEncoder):
         rows_nh = []
         for first in range(0, max(len(texts), 1), _CHUNK):
             chunk = texts[first : first + _CHUNK]
-            options: EncodingOptions = {"prompt": prompt, "batch_size": kwargs.get("batch_size", 32)}
-            rows_nh.append(encode_texts(self.model, chunk, **options, encode=self.encode_with))
+            size = kwargs.get("batch_size", 32)
+            rows_nh.append(encode_texts(self.model, chunk, prompt=prompt, batch_size=size, encode=self.encode_with))
             advance(len(chunk))
         embeddings_nh = np.concatenate(rows_nh)
         check_finite_rows(embeddings_nh)

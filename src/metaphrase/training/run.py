@@ -196,12 +196,7 @@ class TrainingRun:
     # -------------------------------------------------------------------------------------------------- the steps
 
     def check(self) -> None:
-        """Refuse a configuration that cannot succeed, before anything is loaded.
-
-        Raises:
-            UsageError: An option is missing or unknown.
-            MissingFileError: The corpus does not exist.
-        """
+        """Refuse a configuration that cannot succeed, before anything is loaded."""
         check(
             self.config,
             dev=self.config.dev or self.inputs.dev or (),
@@ -213,12 +208,7 @@ class TrainingRun:
 
     @contextmanager
     def claim_output(self) -> Iterator[None]:
-        """Keep other processes out of the output folder, and choose the checkpoint to resume from.
-
-        Raises:
-            UsageError: The folder is that of the encoder, or holds files that this library did not write.
-            CheckpointError: Another process uses the folder, it is not writable, or it cannot be resumed.
-        """
+        """Keep other processes out of the output folder, and choose the checkpoint to resume from."""
         torch.set_flush_denormal(True)  # peaked softmaxes produce denormal numbers, on which CPUs are 45 times slower
         with ExitStack() as stack:
             with self.arguments.main_process_first(local=False, desc="choice of a checkpoint"):
@@ -262,13 +252,7 @@ class TrainingRun:
         self._preparation = time.time() - started
 
     def build(self) -> None:
-        """Build loss and trainer, and verify that the checkpoint to resume belongs to this run.
-
-        Raises:
-            UsageError: Options contradict each other.
-            CorpusError: The corpus is smaller than a batch, or lacks a language that a language embedding requires.
-            CheckpointError: The checkpoint belongs to another run.
-        """
+        """Build loss and trainer, and verify that the checkpoint to resume belongs to this run."""
         self.build_loss()
         self.build_trainer()
         if self.arguments.resume_from_checkpoint:
@@ -282,9 +266,6 @@ class TrainingRun:
 
         Returns:
             Facts of the run, for card and report.
-
-        Raises:
-            CheckpointError: A checkpoint cannot be written.
         """
         started = time.time()
         with redirect_stdout(sys.stderr):  # the progress bar's log lines; stdout belongs to results
@@ -311,11 +292,7 @@ class TrainingRun:
         }
 
     def finish(self, facts: dict[str, Any]) -> None:
-        """Merge the trained encoder with the original one and remove language identity, if configured.
-
-        Raises:
-            UsageError: The languages of the packaged texts do not differ in so many directions.
-        """
+        """Merge the trained encoder with the original one and remove language identity, if configured."""
         finished = finish(
             self.encoder, self.config, pooling=self.recipe.pooling, dev=self.dev, show_progress=self._show_progress
         )
@@ -323,12 +300,7 @@ class TrainingRun:
         facts |= finished.facts
 
     def build_loss(self) -> None:
-        """Build the recipe's loss over the encoder.
-
-        Raises:
-            UsageError: The recipe's vocabulary cannot be read from a stream, or a language that is measured has no vector
-                in the recipe's language embedding.
-        """
+        """Build the recipe's loss over the encoder."""
         if self.config.freeze_word_embeddings:
             freeze_word_embeddings(self.encoder)
         if self.config.lora_rank is not None:
@@ -342,11 +314,7 @@ class TrainingRun:
             check_language_embedding(self.config, self.recipe, embedding, [self.dev, *self.tests.merged().values()])
 
     def build_trainer(self) -> None:
-        """Build the trainer over corpus, loss and dev sets.
-
-        Raises:
-            CorpusError: The corpus is smaller than a batch.
-        """
+        """Build the trainer over corpus, loss and dev sets."""
         arguments, dataset = self.arguments, self.corpus.dataset
         if isinstance(dataset, IterableDataset):
             dataset = dataset.shuffle(seed=arguments.seed, buffer_size=10_000)
@@ -445,9 +413,6 @@ class TrainingRun:
 
         Returns:
             Address of the commit.
-
-        Raises:
-            HubError: The Hub refuses the release or cannot be reached.
         """
         return push(
             self.output,
