@@ -51,16 +51,15 @@ def test_expected_share_is_the_mean_over_pairs_of_words():
     assert analysis.expected_share(languages) == pytest.approx(100 * np.mean(same))
 
 
-@pytest.mark.parametrize("layer", [None, 0, 1, 2])
-def test_word_states_are_means_over_pieces(tiny_encoder, layer):
+def test_word_states_are_means_over_pieces(tiny_encoder):
     texts = ["der Hund schläft", "die Katze trinkt Milch"]
-    found = analysis.word_states(tiny_encoder, [Words.of(text) for text in texts], layer)
+    found = analysis.word_states(tiny_encoder, [Words.of(text) for text in texts])
     for text, (at, states) in zip(texts, found, strict=True):
         assert at == list(range(len(text.split())))
         encoded = tiny_encoder.tokenizer(text, return_tensors="pt")
         with torch.no_grad():
             hidden = tiny_encoder[0].auto_model(**encoded, output_hidden_states=True).hidden_states
-        hidden = hidden[-1 if layer is None else layer][0].numpy()
+        hidden = hidden[-1][0].numpy()
         word_of = encoded.encodings[0].word_ids
         for word, state in zip(at, states, strict=True):
             pieces = [piece for piece, owner in enumerate(word_of) if owner == word]

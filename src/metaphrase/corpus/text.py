@@ -47,11 +47,9 @@ class _Unpacked(io.RawIOBase):
         self.stream = gzip.GzipFile(fileobj=self.packed)
 
     def readable(self) -> bool:
-        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Decompress some bytes."""
         count = self.stream.readinto(buffer)
         self.size += count
         packed = self.packed.tell()
@@ -64,7 +62,6 @@ class _Unpacked(io.RawIOBase):
         return count
 
     def close(self) -> None:
-        """Close the file."""
         self.stream.close()
         self.packed.close()
         super().close()

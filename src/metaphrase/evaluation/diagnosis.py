@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import mannwhitneyu
+from scipy.stats import entropy, mannwhitneyu
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.aligners.embedding import EmbeddingAligner
@@ -205,12 +205,11 @@ def geometry(embedding_nh: NDArray[np.float32]) -> dict[str, float]:
     if variance_h.sum() < 1e-12:
         variance_h = np.eye(1, dimensions)[0]
     share_h = variance_h / variance_h.sum()
-    positive = share_h[share_h > 0]
     return {
         "mean_cosine": float(mean_cosine),
         "first_component": float(share_h[0]),
         "first_ten": float(share_h[:10].sum()),
-        "effective_rank": float(np.exp(-(positive * np.log(positive)).sum())),
+        "effective_rank": float(np.exp(entropy(share_h))),
         "isotropy": isotropy(embedding_nh),
         "dimensions": float(dimensions),
     }

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import skew
 from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import PredefinedSplit, cross_val_predict
 
 from metaphrase.mining.search import nearest_neighbours
 
@@ -77,14 +78,11 @@ def language_identification(sentences: Mapping[str, NDArray[Any]]) -> dict[str, 
     if len(sentences) < 2 or n < 2:
         return {}
     x_nh = np.concatenate([rows_nh[:n] for rows_nh in sentences.values()])
-    language_n, even_n = np.repeat(np.arange(len(sentences)), n), np.tile(np.arange(n) % 2 == 0, len(sentences))
-    hits = [
-        LogisticRegression(max_iter=1_000).fit(x_nh[train_n], language_n[train_n]).predict(x_nh[~train_n])
-        == language_n[~train_n]
-        for train_n in (even_n, ~even_n)
-    ]
+    language_n, fold_n = np.repeat(np.arange(len(sentences)), n), np.tile(np.arange(n) % 2, len(sentences))
+    probe, folds = LogisticRegression(max_iter=1_000), PredefinedSplit(fold_n)
+    accuracy = float(np.mean(cross_val_predict(probe, x_nh, language_n, cv=folds) == language_n))
     return {
-        "accuracy": 100 * float(np.concatenate(hits).mean()),
+        "accuracy": 100 * accuracy,
         "chance": 100 / len(sentences),
         "languages": len(sentences),
         "sentences": n,
