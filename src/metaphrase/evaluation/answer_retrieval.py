@@ -16,7 +16,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Unpack
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.corpus.parallel import add_file
+from metaphrase.corpus.parallel import add_file, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
@@ -85,14 +85,8 @@ class AnswerSet:
         paragraphs = {self.paragraphs[self.answers[at]] for at in questions}
         kept = [row for row, paragraph in enumerate(self.paragraphs) if paragraph in paragraphs]
         place = {row: at for at, row in enumerate(kept)}
-        return AnswerSet(
-            self.language,
-            tuple(self.ids[at] for at in questions),
-            tuple(self.questions[at] for at in questions),
-            tuple(place[self.answers[at]] for at in questions),
-            tuple(self.sentences[row] for row in kept),
-            tuple(self.paragraphs[row] for row in kept),
-        )
+        part = rows_of(rows_of(self, ("ids", "questions", "answers"), questions), ("sentences", "paragraphs"), kept)
+        return replace(part, answers=tuple(place[answer] for answer in part.answers))
 
 
 def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None) -> dict[str, AnswerSet]:

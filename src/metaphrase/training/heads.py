@@ -133,15 +133,10 @@ class AlignmentHeads(PreTrainedModel):
             languages=list(sources.languages) if language_embedding else [],
         )
         heads = cls(config)
-        heads.lend(objective for objective, _ in objectives.values())
         for objective, _ in objectives.values():
+            objective.head = dict(heads.heads.items()).get(objective.name)
             objective.fill_head(sources)
         return heads.to(dtype=sources.encoder.dtype)
-
-    def lend(self, objectives: Any) -> None:
-        """Assign each objective its head."""
-        for objective in objectives:
-            objective.head = dict(self.heads.items()).get(objective.name)
 
     def _init_weights(self, module: nn.Module) -> None:
         """Initialise linear layers and embeddings like the encoder's; other modules keep torch's initialisation."""

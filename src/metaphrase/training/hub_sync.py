@@ -19,16 +19,15 @@ from metaphrase.training.loss import AlignmentLoss
 
 logger = logging.getLogger(__name__)
 
-_ONE_RELEASE_PER_LANGUAGE = (
-    "A model with a language embedding has one release per language. Write them with "
-    "`metaphrase.publishing.release.release_languages`, and push each folder: metaphrase push FOLDER/xx --repo me/name-xx."
-)
-
 
 def check_single_release(loss: AlignmentLoss) -> None:
     """Refuse to push a model that has one release per language."""
     if loss.heads.language_embedding is not None:
-        raise UsageError(f"push_to_hub cannot push this recipe's checkpoints. {_ONE_RELEASE_PER_LANGUAGE}")
+        raise UsageError(
+            "push_to_hub cannot push this recipe's checkpoints. A model with a language embedding has one release per "
+            "language. Write them with `metaphrase.publishing.release.release_languages`, and push each folder: metaphrase "
+            "push FOLDER/xx --repo me/name-xx."
+        )
 
 
 class PushesReleases(AtomicCheckpoints):
