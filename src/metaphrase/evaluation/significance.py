@@ -80,7 +80,7 @@ def pooled_bootstrap_interval(
     confidence: BetweenZeroAndOne = CONFIDENCE,
     seed: Seed = 0,
 ) -> tuple[float, float]:
-    """Compute a percentile bootstrap interval of the unweighted mean of several languages' accuracies; see `bootstrap_interval`.
+    """Compute a percentile bootstrap interval of the mean over several languages' accuracies; see `bootstrap_interval`.
 
     Items are resampled within their language.
     """
