@@ -48,6 +48,12 @@ class Options:
         default_factory=list,
         metadata={"help": "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."},
     )
+    timed: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "results.json of `metaphrase evaluate … --suite all` and the like, for the durations of suites."
+        },
+    )
     alignment: str | None = field(default=None, metadata={"help": "alignment.json of scripts/wacse.sh."})
     translation: str | None = field(
         default=None,
@@ -278,6 +284,38 @@ def suites_table(content: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def keep_durations(results: Sequence[Path], path: Path) -> None:
+    """Store how long suites took, in the order of the files."""
+    runs = []
+    for result in results:
+        content = json.loads(result.read_text(encoding="utf-8"))
+        parts = content["parts"].values()
+        seconds: dict[str, float] = {}
+        for part in parts:
+            seconds[part["suite"]] = round(seconds.get(part["suite"], 0) + part["seconds"], 1)
+        kept = {key: content[key] for key in ("model", "model_hash", "suite")}
+        runs.append(kept | {"seconds": seconds, "hardware": next(iter(parts))["hardware"]})
+    path.write_text(json.dumps(runs, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def durations_table(runs: Sequence[dict[str, Any]]) -> str:
+    """Format the minutes of each suite, with a column for each run."""
+    suites = list(dict.fromkeys(suite for run in runs for suite in run["seconds"]))
+    minutes = [{suite: seconds / 60 for suite, seconds in run["seconds"].items()} for run in runs]
+    rows = {suite: [f"{one[suite]:.1f}" if suite in one else "" for one in minutes] for suite in suites}
+    rows["**minutes**"] = [f"**{sum(one.values()):.0f}**" for one in minutes]
+    commands = [f"`evaluate {run['model']} --suite {run['suite']}`" for run in runs]
+    return "\n".join(
+        [
+            f"| suite | {' | '.join(commands)} |",
+            f"|---|{'--:|' * len(runs)}",
+            *(f"| {suite} | {' | '.join(cells)} |" for suite, cells in rows.items()),
+            "",
+            f"One run each, on {' and '.join(dict.fromkeys(hardware_words(run['hardware']) for run in runs))}.",
+        ]
+    )
+
+
 #: Scores in the README's table, and how they are named there.
 HEADLINES = {
     "tatoeba": "Tatoeba, retrieval, {languages} languages",
@@ -486,6 +524,8 @@ def store(options: Options) -> None:
     for name, files in (("suites", options.suites), ("suites-dap", options.dap_suites)):
         if files:
             keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
+    if options.timed:
+        keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
     if options.alignment:
         measured = json.loads(Path(options.alignment).read_text(encoding="utf-8")) | {"cpus": os.cpu_count()}
         (RESULTS / "alignment.json").write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
@@ -502,6 +542,7 @@ def stored_tables() -> dict[str, str]:
         "results": ("suites", headline_table),
         "suites": ("suites", suites_table),
         "suites-dap": ("suites-dap", suites_table),
+        "durations": ("durations", durations_table),
         "alignment": ("alignment", alignment_table),
         "translation": ("translation_overfit", translation_words),
     }

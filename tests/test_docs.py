@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -99,6 +100,22 @@ def test_pages_show_the_stored_results():
             shown[name] = content.rstrip("\n")
     assert tables.keys() <= shown.keys()
     assert [name for name, content in tables.items() if shown[name] != content] == []
+
+
+def test_durations_are_those_of_suites(tmp_path):
+    program = runpy.run_path(str(ROOT / "scripts" / "update_tables.py"))
+    machine = {"cpus": 2, "machine": "x86_64", "threads": 2}
+    parts = {
+        name: {"suite": suite, "seconds": seconds, "hardware": machine}
+        for name, suite, seconds in [("stsb", "sts", 90), ("a", "retrieval", 60.0), ("b", "retrieval", 30)]
+    }
+    results = tmp_path / "results.json"
+    results.write_text(json.dumps({"model": "starter", "model_hash": "1", "suite": "all", "parts": parts}))
+    program["keep_durations"]([results], tmp_path / "durations.json")
+    lines = program["durations_table"](json.loads((tmp_path / "durations.json").read_text())).splitlines()
+    assert lines[0] == "| suite | `evaluate starter --suite all` |"
+    assert lines[2:5] == ["| sts | 1.5 |", "| retrieval | 1.5 |", "| **minutes** | **3** |"]
+    assert lines[-1] == "One run each, on 2 x86_64 cores, 2 threads."
 
 
 def test_stored_results_name_no_folder_of_the_machine():

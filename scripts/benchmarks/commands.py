@@ -20,9 +20,9 @@ def commands(context: Context) -> list[Figure]:
         (f"metaphrase adapt, {' and '.join(run['languages'])}", run) for run in _stored("adapt")
     ]
     figures = [Figure(name, run["seconds"] / 60, None, "min", of=_machine(run["hardware"])) for name, run in runs]
-    for run in _stored("suites"):
-        what = "metaphrase evaluate --suite all --baseline starter"
-        figures.append(Figure(what, sum(run["minutes"].values()), None, "min", of=_machine(run["hardware"])))
+    for run in _stored("durations"):
+        what, minutes = f"metaphrase evaluate {run['model']} --suite {run['suite']}", sum(run["seconds"].values()) / 60
+        figures.append(Figure(what, minutes, None, "min", of=_machine(run["hardware"])))
     for name in ("test", "test-long"):
         if (report := ROOT / "build" / f"{name}.xml").exists():
             suites = ElementTree.parse(report).getroot().iter("testsuite")

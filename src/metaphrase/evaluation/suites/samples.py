@@ -38,7 +38,7 @@ QUICK: dict[str, Sample] = {
 #: together, the 43,000 long pairs of software longer than all other retrieval.
 SAMPLES: dict[str, dict[str, Sample]] = {
     "quick": QUICK,
-    "all": {"sib200": Sample(100, 0.25), "software": Sample(500, 0.4)},
+    "all": {"sib200": Sample(50, 0.125), "software": Sample(500, 0.4)},
 }
 
 
