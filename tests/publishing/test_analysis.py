@@ -32,6 +32,14 @@ def test_tsne_keeps_clusters_apart_and_is_repeatable():
     assert (distance.argmin(axis=1) // 20 == np.arange(40) // 20).all()
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_words_of_a_collapsed_encoder_have_a_map():
+    rows = np.ones((40, 8), dtype=np.float32)
+    points, shares = analysis.principal_components(rows)
+    assert (points.tolist(), shares) == ([[0.0, 0.0]] * 40, [0.0, 0.0])
+    assert np.isfinite(analysis.neighbour_embedding(rows)).all()
+
+
 def test_own_language_share_equals_a_loop():
     rng = np.random.default_rng(1)
     rows = rng.normal(size=(30, 5)).astype(np.float32)

@@ -114,15 +114,18 @@ def principal_components(rows_nh: NDArray[Any]) -> tuple[NDArray[np.float64], li
     ([3.0, 0.0], [0.9, 0.1])
     """
     pca = PCA(2, svd_solver="full")
-    return pca.fit_transform(np.asarray(rows_nh, dtype=np.float64)), pca.explained_variance_ratio_.tolist()
+    with np.errstate(invalid="ignore"):  # equal rows have no variance
+        points_n2 = pca.fit_transform(np.asarray(rows_nh, dtype=np.float64))
+    return points_n2, np.nan_to_num(pca.explained_variance_ratio_).tolist()
 
 
 def neighbour_embedding(rows_nh: NDArray[Any]) -> NDArray[np.float64]:
-    """t-SNE in two dimensions, initialised with the principal components.
+    """t-SNE in two dimensions, initialised with the principal components; at random if all rows are equal.
 
     Reference: van der Maaten and Hinton 2008, "Visualizing Data using t-SNE".
     """
-    return TSNE(perplexity=min(30.0, (len(rows_nh) - 1) / 3), init="pca", random_state=0).fit_transform(rows_nh)
+    init = "pca" if np.ptp(rows_nh, axis=0).any() else "random"
+    return TSNE(perplexity=min(30.0, (len(rows_nh) - 1) / 3), init=init, random_state=0).fit_transform(rows_nh)
 
 
 def own_language_share(unit_nh: NDArray[np.float32], languages: Sequence[str], k: int = WORD_NEIGHBOURS) -> float:
