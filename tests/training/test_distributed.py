@@ -1,8 +1,13 @@
 """Two processes compute the gradients of one."""
 
 import copy
+import json
 import os
+import shutil
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +16,8 @@ from accelerate.state import AcceleratorState, GradientState, PartialState
 from datasets import Dataset
 from torch.nn.parallel import DistributedDataParallel
 
+from metaphrase.cli import main
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.loss import AlignmentLoss
@@ -18,7 +25,14 @@ from metaphrase.training.recipe import Recipe
 from metaphrase.training.trainer import AlignmentTrainer
 from tests.faults.children import Child
 
+ROOT = Path(__file__).parents[2]
 ATTENTION_ALONE = Recipe.from_dict({"name": "wa", "terms": [{"objective": "wa"}]})
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
 
 
 @pytest.fixture
@@ -26,13 +40,11 @@ def two_ranks(tmp_path):
     """Run a function of the rank in two forked processes."""
 
     def run(work):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
 
         def joined(rank):
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             for state in (PartialState, AcceleratorState, GradientState):
                 state._reset_state()
             work(rank)
@@ -100,3 +112,47 @@ def test_attention_alone_trains_on_two_processes(two_ranks, tiny_encoder, full_b
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     before = list(tiny_encoder.parameters())
     assert not all(torch.equal(a, b) for a, b in zip(first, before, strict=True))
+
+
+@pytest.mark.slow
+def test_two_nodes_train_the_encoder_of_one_process(tiny_encoder_dir, bitext_path, tmp_path):
+    """torchrun on two machines, here both this one, with half of the batch each; without dropout, which differs by rank."""
+    encoder = Path(shutil.copytree(tiny_encoder_dir, tmp_path / "encoder"))
+    (config,) = (path for path in encoder.rglob("config.json") if "hidden_dropout_prob" in path.read_text())
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config.write_text(json.dumps(json.loads(config.read_text()) | no_dropout))
+    settings = {
+        "recipe": "tr",
+        "model": encoder,
+        "corpus": bitext_path,
+        "languages": "de",
+        "max_steps": 2,
+        "save_steps": 2,
+    }
+    settings |= {"effective_batch_size": 8, "batch_sampler": "batch_sampler", "optim": "sgd", "learning_rate": 10}
+    settings |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "report_to": "none", "use_cpu": True}
+    options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
+    torchrun += ["--master_addr", "127.0.0.1", "--master_port", free_port(), "--node_rank"]
+    training = ["trainers/train.py", *options, "--ddp_backend", "gloo", "--output_dir", str(tmp_path / "two")]
+    logs = [tmp_path / f"node-{rank}.log" for rank in (0, 1)]
+    nodes = []
+    for rank, log in enumerate(logs):
+        with log.open("w") as output:
+            command = [*torchrun, str(rank), *training]
+            nodes.append(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT))
+    try:
+        statuses = [node.wait(400) for node in nodes]
+    finally:
+        for node in nodes:
+            node.kill()
+    assert statuses == [0, 0], "\n".join(log.read_text()[-3000:] for log in logs)
+    assert main(["train", *options, "--output_dir", str(tmp_path / "one")]) == 0
+    before, one, two = (
+        load_encoder(str(path), device="cpu").state_dict() for path in (encoder, tmp_path / "one", tmp_path / "two")
+    )
+    manifest = json.loads((tmp_path / "two" / "checkpoint-2" / "manifest.json").read_text())
+    assert manifest["run"]["processes"] == 2
+    moved = max((one[name] - value).abs().max() for name, value in before.items())
+    assert moved > 1e-4
+    assert max((two[name] - value).abs().max() for name, value in one.items()) < 0.01 * moved
