@@ -144,12 +144,13 @@ def largest_margin(query_nh: NDArray[np.float32], pool_nh: NDArray[np.float32], 
     return forward.row_qk[np.arange(len(best_n)), best_n]
 
 
+@checked
 def find_translations(
     model: Encoders,
     sets: Mapping[str, ParallelSet],
     *,
     text_equality: bool = False,
-    margin_k: int | None = None,
+    margin_k: Count | None = None,
     **encoding: Unpack[EncodingOptions],
 ) -> tuple[dict[str, Hits], float | None]:
     """Hits of every language, and the mean over the languages of the cosine of unrelated sentences, if there are any."""
