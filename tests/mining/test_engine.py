@@ -95,6 +95,7 @@ def test_a_storage_in_memory(mine, tmp_path):
     memory.rm("/mining", recursive=True)
 
 
+@pytest.mark.long
 def test_what_a_storage_in_memory_has_is_not_made_again(mine, words, tmp_path, capsys):
     memory = fsspec.filesystem("memory")
     options = ["--storage", "memory://reused", "--tasks"]
@@ -113,6 +114,7 @@ def test_what_a_storage_in_memory_has_is_not_made_again(mine, words, tmp_path, c
     memory.rm("/reused", recursive=True)
 
 
+@pytest.mark.long
 def test_lost_and_damaged_files_are_made_again(mine, words, tmp_path, capsys, fault):
     storage = tmp_path / "storage"
     options = [*LOCAL, "--tasks", 3, "--storage", storage]

@@ -151,6 +151,7 @@ def test_a_killed_run_resumes(script, settings, tmp_path, monkeypatch, capsys):
         script.main([*argv, "--learning_rate", "1e-3"])
 
 
+@pytest.mark.long
 def test_a_checkpoint_within_a_cell_is_resumed(script, settings, tmp_path):
     saving = ["--save_strategy", "steps", "--save_steps", "2", "--steps", "5"]
     run = planned(script, "dap-table6", [*settings, *saving])[0]

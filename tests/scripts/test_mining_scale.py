@@ -61,6 +61,7 @@ def test_long_rows_are_left_out(script, tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.long
 def test_kept_rows_are_shown_and_not_measured_again(script, tmp_path):
     options = script.Options(sizes=[], indexes=["exact"], results=str(tmp_path), plots=str(tmp_path / "plots"))
     program = script.Program(options)
