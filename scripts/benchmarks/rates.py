@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
 from costs import Encoder, step_flops
-from measuring import Figure, Skipped, interleaved
+from measuring import Figure, Skipped, interleaved, ratio
 from rows import DAP, TR, Context, loss_of, step
 from settings import SHAPES, batch_of
 from torch.profiler import ProfilerActivity, profile
 
 from metaphrase import packed
+from metaphrase.io.environment import has_bfloat16_instructions
 from metaphrase.mining.bulk import CPU_TOKENS, encode
 from metaphrase.modeling.functional import accumulated_in_place
+from metaphrase.modeling.precision import bfloat16
 
 #: Repetitions of the products of a layer in a measurement.
 LAYERS = 12
@@ -84,39 +87,39 @@ def shares(context: Context) -> list[Figure]:
         "DAP step": 3 * (forward + head) + 2 * projection,  # frozen word embeddings have no gradient
         "encode": forward,
     }
-    products = partial(layer_products, context, shape.hidden)
-    variants = {
-        "products, step": products(sum(real), torch.float32),
-        "products, encode": products(min(sum(real), CPU_TOKENS), torch.float32),
-        "TR step": step(context, losses["TR"], batch),
-        "DAP step": step(context, losses["DAP"], batch),
-        "encode": lambda: context.clock.of(lambda: encode(model, sentences)),
-    }
-    capabilities = torch.cpu.get_capabilities()
-    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
-        variants["products, bfloat16"] = products(sum(real), torch.bfloat16)
+    tokens = {"step": sum(real), "encode": min(sum(real), CPU_TOKENS)}
+    precisions = ["float32"] + ["bfloat16"] * has_bfloat16_instructions()
+    variants: dict[str, Callable[[], float]] = {}
+    for precision in precisions:
+        half = precision == "bfloat16"
+        dtype = torch.bfloat16 if half else torch.float32
+        for case, count in tokens.items():
+            variants[f"products, {case}, {precision}"] = layer_products(context, shape.hidden, count, dtype)
+        for name, loss in losses.items():
+            variants[f"{name} step, {precision}"] = step(context, loss, batch, bf16=half)
+        bulk = partial(encode, model, sentences, bf16=half)
+        variants[f"encode, {precision}"] = partial(context.clock.of, bulk)
     for name in variants:
         variants[name]()  # the first call allocates and chooses kernels
     seconds = interleaved(variants, max(context.rounds, 3))
     layers = 2 * LAYERS * 12 * shape.hidden**2
     figures = []
-    cases = {
-        "step": (sum(real), "float32, as in a step"),
-        "encode": (min(sum(real), CPU_TOKENS), "float32, as in bulk encoding"),
-        "bfloat16": (sum(real), "bfloat16, as in a step"),
-    }
-    for name, (tokens, words) in cases.items():
-        if rounds := seconds.get(f"products, {name}"):
-            rate = layers * tokens / min(rounds) / 1e9
-            what = f"matrix products of a layer, {tokens:,} tokens, {words}"
-            figures.append(Figure(what, rate, None, "GFLOP/s", {name: rounds}, str(shape)))
-    for name, count in operations.items():
+    for precision, (case, count) in product(precisions, tokens.items()):
+        rounds = seconds[f"products, {case}, {precision}"]
+        what = f"matrix products of a layer, {count:,} tokens, {precision}"
+        figures.append(Figure(what, layers * count / min(rounds) / 1e9, None, "GFLOP/s", {what: rounds}, str(shape)))
+    for precision, (name, count) in product(precisions, operations.items()):
         case = "encode" if name == "encode" else "step"
-        rounds = {one: seconds[one] for one in (name, f"products, {case}")}
+        rounds = {one: seconds[one] for one in (f"{name}, {precision}", f"products, {case}, {precision}")}
         took, products_took = (min(one) for one in rounds.values())
-        share = 100 * count / took / (layers * cases[case][0] / products_took)
+        share = 100 * count / took / (layers * tokens[case] / products_took)
         what = f"share of this rate, {name}" + (f", {len(sentences)} sentences" if name == "encode" else "")
-        figures.append(Figure(what, share, None, "%", rounds, "starter"))
+        target = (">=", 60.0) if precision == "bfloat16" and name != "DAP step" else None
+        figures.append(Figure(f"{what}, {precision}", share, target, "%", rounds, "starter"))
+    if len(precisions) > 1:
+        for name in operations:
+            pair = f"{name}, float32", f"{name}, bfloat16"
+            figures.append(ratio(" / ".join(pair), seconds, *pair, of="starter"))
     return figures
 
 
@@ -140,33 +143,44 @@ def profiled(context: Context) -> list[Figure]:
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=True)
 
-    def work() -> None:
+    def work(*, half: bool) -> None:
         with packed(model), accumulated_in_place():
-            sum(loss(batch).values()).backward()
+            with bfloat16(model, enabled=half):
+                total = sum(loss(batch).values())
+            total.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad()
 
-    work()
-    seconds = dict.fromkeys([*KINDS, OTHER], 0.0)
-    with profile(activities=[ProfilerActivity.CPU]) as found:
-        for _ in range(context.rounds):
-            work()
-    for event in found.key_averages():
-        seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
+    figures = []
+    for half in (False, True) if has_bfloat16_instructions() else (False,):
+        work(half=half)
+        seconds = dict.fromkeys([*KINDS, OTHER], 0.0)
+        with profile(activities=[ProfilerActivity.CPU]) as found:
+            for _ in range(context.rounds):
+                work(half=half)
+        for event in found.key_averages():
+            seconds[kind_of(event.key)] += event.self_cpu_time_total / 1e6
+        total = sum(seconds.values())
+        ordered = sorted(seconds.items(), key=lambda one: (one[0] == OTHER, -one[1]))
+        for kind, spent in ordered:
+            given = {"kind": kind, "ms": round(1000 * spent / context.rounds, 1), "bf16": half}
+            what = f"{kind}, {'bfloat16' if half else 'float32'}"
+            figures.append(Figure(what, 100 * spent / total, None, "%", {}, "starter", given))
     model.load_state_dict(kept)
-    total = sum(seconds.values())
-    ordered = sorted(seconds.items(), key=lambda one: (one[0] == OTHER, -one[1]))
-    return [
-        Figure(kind, 100 * spent / total, None, "%", {}, "starter", {"ms": round(1000 * spent / context.rounds, 1)})
-        for kind, spent in ordered
-    ]
+    return figures
 
 
 def profile_table(content: dict[str, Any]) -> str:
-    """Format the profile of a step as Markdown."""
-    lines = [f"| {content['figures'][0]['of']}, TR step | ms | share |", "|---|--:|--:|"]
-    lines += [f"| {one['what']} | {one['given']['ms']:,.0f} | {one['value']:.0f} % |" for one in content["figures"]]
+    """Format the profile of a step as Markdown, with two columns for each precision."""
+    columns = [[one for one in content["figures"] if one["given"]["bf16"] is half] for half in (False, True)]
+    names = [name for name, column in zip(("float32", "bfloat16"), columns, strict=True) if column]
+    heading = " | ".join(f"{name}, ms | share" for name in names)
+    lines = [f"| {content['figures'][0]['of']}, TR step | {heading} |", "|---|" + "--:|--:|" * len(names)]
+    for kind in (one["given"]["kind"] for one in columns[0]):
+        cells = [one for column in columns for one in column if one["given"]["kind"] == kind]
+        shown = " | ".join(f"{one['given']['ms']:,.0f} | {one['value']:.0f} %" for one in cells)
+        lines.append(f"| {kind} | {shown} |")
     return "\n".join(lines) + "\n"
 
 

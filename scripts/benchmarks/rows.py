@@ -44,6 +44,7 @@ from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.io.files import PACKAGED_DATA as DATA
 from metaphrase.mining.bulk import encode
 from metaphrase.modeling.functional import accumulated_in_place, vocabulary_cross_entropy
+from metaphrase.modeling.precision import bfloat16
 from metaphrase.modeling.views import UNSCORED
 
 #: Rows of DAP's English subset vocabulary (its Table 6 fits 37,000).
@@ -107,12 +108,14 @@ def loss_of(model: SentenceTransformer, of: Recipe, subset: int | None = None) -
     return AlignmentLoss(model, of, english_ids=english_ids).to(model.device).train()
 
 
-def step(context: Context, loss: AlignmentLoss, batch: Any, *, packing: bool = True) -> Callable[[], float]:
+def step(
+    context: Context, loss: AlignmentLoss, batch: Any, *, packing: bool = True, bf16: bool = False
+) -> Callable[[], float]:
     """Return a function that times a forward and backward pass of metaphrase, starting without gradients."""
 
     def work() -> None:
         with packed(loss.model, enabled=packing), accumulated_in_place():
-            with context.autocast():
+            with bfloat16(loss.model) if bf16 else context.autocast():
                 total = sum(loss(batch).values())
             total.backward()
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from metaphrase.io.environment import has_bfloat16_instructions
+
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "costs",
@@ -98,17 +100,19 @@ def test_steps_reach_a_share_of_the_rate_of_their_matrix_products(results):
     found = figures(results, "shares")
     rates = [figure["value"] for what, figure in found.items() if what.startswith("matrix products of a layer")]
     shares = {what: figure["value"] for what, figure in found.items() if figure["unit"] == "%"}
-    assert len(rates) >= 2
+    precisions = 1 + has_bfloat16_instructions()
+    assert len(rates) == 2 * precisions
     assert min(rates) > 0
-    assert [what.split(", ")[1] for what in shares] == ["TR step", "DAP step", "encode"]
+    assert [what.split(", ")[1] for what in shares] == ["TR step", "DAP step", "encode"] * precisions
     assert all(0 < share < 100 for share in shares.values())
 
 
 def test_a_profile_adds_up_to_a_step(bench, results):
     found = figures(results, "profile")
-    assert sum(figure["value"] for figure in found.values()) == pytest.approx(100)
-    assert found.keys() == {*bench.rates.KINDS, "other"}
-    assert found["matrix products"]["value"] > 0
+    precisions = ("float32", "bfloat16")[: 1 + has_bfloat16_instructions()]
+    assert sum(figure["value"] for figure in found.values()) == pytest.approx(100 * len(precisions))
+    assert found.keys() == {f"{kind}, {one}" for kind in (*bench.rates.KINDS, "other") for one in precisions}
+    assert found["matrix products, float32"]["value"] > 0
     assert "| matrix products |" in (results / "profile.md").read_text()
     assert "matrix products |" not in (results / "table.md").read_text()
 

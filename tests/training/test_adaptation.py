@@ -83,7 +83,7 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
         comparisons={"held-out": {"languages": {"sw": row("tie", 0.1)}}},
         retention={"udhr": kept},
     )
-    plan = Plan(8, None, 9, 3, True, 1e-4, 1.0, 1.0, ())
+    plan = Plan(8, None, 9, 3, True, False, 1e-4, 1.0, 1.0, ())
     first, second = adaptation._judge(run, plan).verdict
     assert first.startswith("Training has collapsed the embeddings: unrelated sentences have a mean cosine of 0.9996")
     assert second.startswith("Swahili (sw): Tie")

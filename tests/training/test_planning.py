@@ -7,13 +7,14 @@ import torch
 
 from metaphrase.corpus import load_corpus
 from metaphrase.io.digests import model_hash
-from metaphrase.training.planning import EPOCHS, batch_size_for, make_plan, step_seconds
+from metaphrase.training import planning
+from metaphrase.training.planning import EPOCHS, batch_size_for, faster_precision, make_plan, step_seconds
 from metaphrase.training.recipe import Recipe
 
 PLAN = {
     "pairs": 4000,
     "replayed": 4000,
-    "seconds_per_step": 2.0,
+    "step": (torch.float32, 2.0),
     "measuring_seconds": 90.0,
     "minutes": 20.0,
     "memory": 20e9,
@@ -32,10 +33,10 @@ def test_the_plan_ends_in_time():
     assert plan.micro_batch_size is None
     assert (plan.training_minutes, plan.measuring_minutes) == (12.5, 1.5)
     assert plan.reasons[-1] == "about 14 minutes: 12 for training, 2 for measurements"
-    slow = make_plan(**{**PLAN, "seconds_per_step": 60.0})
+    slow = make_plan(**{**PLAN, "step": (torch.float32, 60.0)})
     assert slow.max_steps == 20
     assert "20 minutes at 60.0 s a step" in " ".join(slow.reasons)
-    assert make_plan(**{**PLAN, "seconds_per_step": 1e6}).max_steps == 1
+    assert make_plan(**{**PLAN, "step": (torch.float32, 1e6)}).max_steps == 1
 
 
 def test_the_plan_fits_into_memory():
@@ -54,8 +55,9 @@ def test_small_corpora_have_small_batches():
     assert sizes == sorted(sizes) == [16, 32, 64]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("recipe", "freeze"), [("dap", False), ("ppa", True), ("mexma", False)])
-def test_the_trial_step_leaves_no_trace(recipe, freeze, tiny_encoder, bitext_path):
+def test_the_trial_step_leaves_no_trace(recipe, freeze, dtype, tiny_encoder, bitext_path):
     def state():
         flags = [(weight.requires_grad, weight.grad is None) for weight in tiny_encoder.parameters()]
         numbers = torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
@@ -63,7 +65,24 @@ def test_the_trial_step_leaves_no_trace(recipe, freeze, tiny_encoder, bitext_pat
 
     corpus = load_corpus(bitext_path, languages=["de"])
     before = state()
-    assert (
-        step_seconds(tiny_encoder, replace(Recipe.load(recipe), max_length=16), corpus, 6, freeze=freeze, seed=1) > 0
-    )
+    short = replace(Recipe.load(recipe), max_length=16)
+    assert step_seconds(tiny_encoder, short, corpus, 6, freeze=freeze, seed=1, dtype=dtype) > 0
     assert state() == before
+
+
+@pytest.mark.parametrize(
+    ("able", "seconds", "expected"),
+    [
+        (False, {torch.float32: 2.0}, (torch.float32, 2.0)),
+        (True, {torch.float32: 2.0, torch.bfloat16: 1.0}, (torch.bfloat16, 1.0)),
+        (True, {torch.float32: 2.0, torch.bfloat16: 3.0}, (torch.float32, 2.0)),
+    ],
+)
+def test_a_step_runs_in_the_faster_precision(able, seconds, expected, tiny_encoder, monkeypatch):
+    """bfloat16 is tried only on a CPU with instructions for it."""
+    monkeypatch.setattr(planning, "has_bfloat16_instructions", lambda: able)
+    monkeypatch.setattr(planning, "step_seconds", lambda *a, dtype=torch.float32, **k: seconds[dtype])
+    assert faster_precision(tiny_encoder, None, None, 6, freeze=True, seed=1) == expected
+    assert any("bfloat16" in reason for reason in make_plan(**{**PLAN, "step": expected}).reasons) is (
+        expected[0] == torch.bfloat16
+    )

@@ -142,6 +142,17 @@ def test_bfloat16_is_trained_and_released(execute, settings, monkeypatch, recipe
     assert load_encoder(folders[0], device="cpu").dtype == torch.float32
 
 
+@pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])
+def test_the_precision_is_chosen_and_kept_when_a_run_resumes(execute, monkeypatch, tmp_path, faster):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: (faster, 1.0))
+    settings = {"bf16": None, "recipe": "tr", "test": [], "save_steps": 2}
+    assert execute(**settings).facts["bf16"] is (faster == torch.bfloat16)
+    monkeypatch.setattr(run_module, "faster_precision", lambda *a, **k: pytest.fail("it was timed again"))
+    resumed = execute(**settings, resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-2"))
+    assert resumed.facts["bf16"] is (faster == torch.bfloat16)
+
+
 @pytest.mark.slow
 def test_an_adapter_is_trained_and_merged(execute, settings, tiny_encoder_dir, tmp_path):
     result = execute(lora_rank=2, keep_adapter=True, save_steps=2)

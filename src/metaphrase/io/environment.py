@@ -54,6 +54,14 @@ def hardware() -> dict[str, Any]:
     return facts
 
 
+def has_bfloat16_instructions() -> bool:
+    """Whether this CPU multiplies matrices in bfloat16 in hardware: AVX512-BF16, AMX or Arm's instructions."""
+    import torch
+
+    capabilities = torch.cpu.get_capabilities()
+    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+
+
 def prepare_process() -> None:
     """Set up the process of a program: log this package's lines to stderr, and flush denormal numbers, slow on CPUs, to 0."""
     import torch

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerBase
 
 from metaphrase.modeling.packing import packed
+from metaphrase.modeling.precision import bfloat16
 from metaphrase.modeling.views import pad_rows
 
 #: Tokens per batch: few on a CPU, to fit its caches, and many on a GPU, to keep it busy.
@@ -43,6 +44,7 @@ def encode(
     normalize_embeddings: bool = False,
     convert_to_tensor: bool = False,
     tokens: int | None = None,
+    bf16: bool = False,
     advance: Callable[[int], None] = lambda n: None,
 ) -> NDArray[Any] | Tensor:
     """Embed sentences; the result equals that of ``model.encode`` up to rounding.
@@ -59,6 +61,8 @@ def encode(
         convert_to_tensor: Return a tensor on the model's device instead of an array.
         tokens: Tokens per batch, including padding if the encoder requires it. None uses ``CPU_TOKENS`` or
             ``GPU_TOKENS``.
+        bf16: Compute in bfloat16, which is faster on GPUs and on CPUs with instructions for it. The embeddings are float32,
+            with cosines above 0.99 to those without this option.
         advance: Called with the number of newly embedded sentences.
 
     Returns:
@@ -82,7 +86,7 @@ def encode(
                 convert_to_tensor=True,
                 show_progress_bar=False,
             )
-        with packed(model):
+        with packed(model), bfloat16(model, enabled=bf16):
             return _embed(model, window, budget, prompt, normalize_embeddings)
 
     if not len(sentences):
@@ -160,6 +164,8 @@ def _embed(
         rows = pad_rows(model.tokenizer, **{name: [values[i] for i in batch] for name, values in ragged.items()})
         output = model({**{name: value.to(model.device) for name, value in rows.items()}, **features})
         embeddings_bh = output["sentence_embedding"][:, : model.truncate_dim]
+        if torch.is_autocast_enabled(model.device.type):
+            embeddings_bh = embeddings_bh.float()
         if normalize_embeddings:
             embeddings_bh = F.normalize(embeddings_bh, dim=1)
         if embeddings_nh is None:

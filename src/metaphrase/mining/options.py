@@ -39,6 +39,10 @@ class SearchOptions:
     )
     max_length: Length | None = option(None, "Maximum number of tokens of a sentence.")
     batch_size: Count = option(32, "Sentences per forward pass.")
+    bf16: bool = option(
+        False,
+        "Compute embeddings in bfloat16: faster on GPUs, and on CPUs with instructions for it (AVX512-BF16, AMX).",
+    )
     half: bool = option(False, "Store embeddings in 16 bits, which halves the disk space.")
     shard_size: Count = option(SHARD, "Sentences that are embedded, searched and stored together.")
     k: Count = option(4, "Neighbours per sentence that the margin is relative to.")

@@ -28,6 +28,7 @@ from metaphrase.mining.options import SHARD, SearchOptions
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, recall, unit_rows
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import packed
+from metaphrase.modeling.precision import bfloat16
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +175,7 @@ def embed_texts(
             chunk, prompt=prompt, batch_size=search.batch_size, show_progress_bar=False, convert_to_numpy=True
         )
 
-    with packed(model):
+    with packed(model), bfloat16(model, enabled=search.bf16):
         return encode_shards(
             texts, folder, encode, size=search.shard_size, half=search.half, advance=advance, part=part
         )

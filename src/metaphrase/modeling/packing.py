@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import accumulate
@@ -22,6 +22,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
@@ -138,15 +139,15 @@ def grouped_attention(
     if query.is_cuda:
         return padded_attention(query, key, value, packing, scaling, dropout), None
     heads, width = query.shape[1], query.shape[3]
-    outputs, start = [], 0
-    for sentences, length in packing.groups:
-        stop = start + sentences * length
-        query_nl, key_nl, value_nl = (
-            x[0, :, start:stop].unflatten(1, (sentences, length)).transpose(0, 1) for x in (query, key, value)
-        )
-        out = F.scaled_dot_product_attention(query_nl, key_nl, value_nl, dropout_p=dropout, scale=scaling)
-        outputs.append(out.transpose(1, 2).reshape(sentences * length, heads, width))
-        start = stop
+    outputs = []
+    tokens = [sentences * length for sentences, length in packing.groups]
+    parts = (x[0].split(tokens, dim=1) for x in (query, key, value))  # the gradient of slices would be a sum of zeros
+    slow_backward = query.dtype in HALVES and query.requires_grad  # that of the fused kernel, on a CPU
+    with sdpa_kernel(SDPBackend.MATH) if slow_backward else nullcontext():
+        for (sentences, length), *group in zip(packing.groups, *parts, strict=True):
+            query_nl, key_nl, value_nl = (x.unflatten(1, (sentences, length)).transpose(0, 1) for x in group)
+            out = F.scaled_dot_product_attention(query_nl, key_nl, value_nl, dropout_p=dropout, scale=scaling)
+            outputs.append(out.transpose(1, 2).reshape(sentences * length, heads, width))
     return torch.cat(outputs).unsqueeze(0), None
 
 

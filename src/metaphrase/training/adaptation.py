@@ -328,6 +328,7 @@ class Adaptation:
             per_device_train_batch_size=plan.batch_size,
             micro_batch_size=plan.micro_batch_size,
             freeze_word_embeddings=plan.freeze_word_embeddings,
+            bf16=plan.bf16,
             learning_rate=plan.learning_rate,
             head_learning_rate=5e-4,
             warmup_steps=0.1,

@@ -18,7 +18,7 @@ from transformers.integrations.integration_utils import (
 from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, Range
 from metaphrase.io.configuration import did_you_mean, option
-from metaphrase.io.environment import install_command
+from metaphrase.io.environment import has_bfloat16_instructions, install_command
 from metaphrase.io.training_ranges import TrainingRanges
 from metaphrase.objectives import Objective
 
@@ -49,7 +49,8 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
         resume_from_checkpoint: Checkpoint to resume; ``"true"`` resumes the last valid one, if there is one.
         allow_changes: Resume a checkpoint even if recipe, encoder, data, batch size or seed have changed.
         restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
-        bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32.
+        bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32. With None,
+            :class:`metaphrase.TrainingRun` uses it on a CPU where a trial step is faster with it.
         use_liger_kernel: Compute the vocabulary loss with Liger's kernel, on CUDA (extra ``liger``).
         logging_nan_inf_filter: Off by default, because steps with a NaN or infinite loss are skipped and counted.
         dataloader_pin_memory: On by default if there is a CUDA device.
@@ -71,7 +72,9 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     batches: Literal["mixed", "language"] = option(
         "mixed", "Pairs of a batch: of all languages, or of one (harder negatives)."
     )
-    bf16: bool = option(False, "Compute in bfloat16, if the device supports it.")
+    bf16: bool | None = option(  # type: ignore[assignment]
+        False, "Compute in bfloat16, if the device supports it. null in a file: on a CPU, if a trial step is faster."
+    )
     resume_from_checkpoint: str | None = option(
         None, "Checkpoint to resume; true resumes the last valid one of the output folder, if there is one."
     )
@@ -93,9 +96,10 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     )
 
     def __post_init__(self) -> None:
+        self.bf16 = bool(self.bf16)
         if self.bf16 and not torch.accelerator.is_available():
             self.use_cpu = True
-        if self.bf16 and self.use_cpu and not _has_bfloat16_instructions():
+        if self.bf16 and self.use_cpu and not has_bfloat16_instructions():
             logger.warning("This CPU has no bfloat16 instructions, so float32 is faster: bf16 is disabled.")
             self.bf16 = False
         super().__post_init__()
@@ -137,12 +141,6 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
             "pairs, so nothing is learned. Gradient accumulation does not add any. Set per_device_train_batch_size, or "
             "effective_batch_size, to at least 2, preferably 32 or more. If memory is short, set micro_batch_size as well."
         )
-
-
-def _has_bfloat16_instructions() -> bool:
-    """Whether this CPU has AVX512-BF16, AMX or Arm's bfloat16 instructions."""
-    capabilities = torch.cpu.get_capabilities()
-    return any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
 
 
 def check_trackers(names: Sequence[str]) -> None:

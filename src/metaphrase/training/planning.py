@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -20,16 +22,22 @@ from metaphrase.encoders.loading import freeze_word_embeddings
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.io.arguments import AtLeast0, Count, checked
+from metaphrase.io.environment import has_bfloat16_instructions
 from metaphrase.mining.bulk import distinct_texts
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.packing import packed
+from metaphrase.modeling.precision import bfloat16
 from metaphrase.training.loss import build_loss
 from metaphrase.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 #: Maximum number of epochs over the user's pairs.
 EPOCHS = 3
 #: Number of evaluations of the dev set during training, and number without improvement after which training ends.
 EVALUATIONS, PATIENCE = 8, 3
+#: Maximum number of pairs of a step that is timed only to choose its precision.
+TRIAL_PAIRS = 64
 #: Number of texts whose encoding is timed.
 TIMED_TEXTS = 64
 #: Free memory assumed if the system does not report it, in bytes.
@@ -47,6 +55,7 @@ class Plan:
         max_steps: Maximum number of optimiser steps.
         eval_steps: Steps between two evaluations of the dev set.
         freeze_word_embeddings: Whether the word embeddings are frozen.
+        bf16: Whether steps compute in bfloat16.
         learning_rate: Peak learning rate.
         training_minutes: Estimated duration of all steps.
         measuring_minutes: Estimated duration of all measurements, before, during and after training.
@@ -58,6 +67,7 @@ class Plan:
     max_steps: Count
     eval_steps: Count
     freeze_word_embeddings: bool
+    bf16: bool
     learning_rate: AtLeast0
     training_minutes: AtLeast0
     measuring_minutes: AtLeast0
@@ -91,7 +101,7 @@ def plan_run(
     return make_plan(
         pairs=pairs,
         replayed=rows - pairs,
-        seconds_per_step=step_seconds(model, recipe, corpus, size, freeze=not cuda, seed=seed),
+        step=faster_precision(model, recipe, corpus, size, freeze=not cuda, seed=seed),
         measuring_seconds=measured * text_seconds(model, dev_texts + test_texts, seed=seed),
         minutes=minutes,
         memory=memory,
@@ -111,8 +121,28 @@ def free_memory() -> float:
         return UNKNOWN_MEMORY
 
 
+def faster_precision(model: SentenceTransformer, *trial: Any, **settings: Any) -> tuple[torch.dtype, float]:
+    """The precision in which a step is faster, and its seconds: float32, or bfloat16 on a CPU with instructions for it.
+
+    The arguments are those of `step_seconds`.
+    """
+    single = step_seconds(model, *trial, **settings)
+    if model.device.type != "cpu" or not has_bfloat16_instructions():
+        return torch.float32, single
+    half = step_seconds(model, *trial, **settings, dtype=torch.bfloat16)
+    logger.info("A trial step takes %.2f s in float32 and %.2f s in bfloat16; the faster is used.", single, half)
+    return min((single, torch.float32), (half, torch.bfloat16), key=itemgetter(0))[::-1]
+
+
 def step_seconds(
-    model: SentenceTransformer, recipe: Recipe, corpus: Corpus, size: int, *, freeze: bool, seed: int
+    model: SentenceTransformer,
+    recipe: Recipe,
+    corpus: Corpus,
+    size: int,
+    *,
+    freeze: bool,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
 ) -> float:
     """Time the forward and backward pass of a step, after a warm-up step; 5 % are added for the optimiser.
 
@@ -132,7 +162,9 @@ def step_seconds(
             batch = {name: _to_device(value, model.device) for name, value in collate(chosen).items()}
             start = time.perf_counter()
             with packed(model):
-                torch.stack(list(loss(batch).values())).sum().backward()
+                with bfloat16(model, enabled=dtype == torch.bfloat16):
+                    total = torch.stack(list(loss(batch).values())).sum()
+                total.backward()
             if model.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
@@ -188,7 +220,7 @@ def make_plan(
     *,
     pairs: int,
     replayed: int,
-    seconds_per_step: float,
+    step: tuple[torch.dtype, float],
     measuring_seconds: float,
     minutes: float,
     memory: float,
@@ -199,7 +231,8 @@ def make_plan(
 ) -> Plan:
     """Choose settings by data, time and memory (in bytes).
 
-    ``table`` is the number of parameters of the word embeddings, ``row_bytes`` the size of the activations of a sentence.
+    ``step`` is the result of `faster_precision`, ``table`` the number of parameters of the word embeddings, ``row_bytes``
+    the size of the activations of a sentence.
     """
     batch = batch_size_for(pairs + replayed)
     reasons = [f"batch of {batch} pairs, for {pairs + replayed:,} pairs"]
@@ -219,6 +252,9 @@ def make_plan(
     if micro is not None:
         reasons.append(f"{micro} rows are encoded at a time, for {memory / 1e9:.1f} GB of free memory")
     wanted = max(EPOCHS * (pairs + replayed) // batch, 1)
+    dtype, seconds_per_step = step
+    if dtype == torch.bfloat16:
+        reasons.append("bfloat16, in which a trial step is faster than in float32")
     affordable = max(int(60 * minutes / seconds_per_step), 1)
     steps = min(wanted, affordable)
     which = f"{EPOCHS} epochs" if steps == wanted else f"{minutes:g} minutes at {seconds_per_step:.1f} s a step"
@@ -231,4 +267,5 @@ def make_plan(
     reasons.append(
         f"about {training + measuring:.0f} minutes: {training:.0f} for training, {measuring:.0f} for measurements"
     )
-    return Plan(batch, micro, steps, evaluate, freeze, 5e-5, round(training, 2), round(measuring, 2), tuple(reasons))
+    minutes_of = round(training, 2), round(measuring, 2)
+    return Plan(batch, micro, steps, evaluate, freeze, dtype == torch.bfloat16, 5e-5, *minutes_of, tuple(reasons))

@@ -49,7 +49,7 @@ SETTINGS: dict[str, Any] = {
     "batches": Literal["mixed", "language"],
     "batch_sampler": Literal["batch_sampler", "no_duplicates", "no_duplicates_hashed"],
     "max_skipped_steps": Count,
-    "bf16": bool,
+    "bf16": bool | None,
     "fp16": bool,
     "activation_checkpointing": bool,
     "packing": bool,

@@ -18,6 +18,7 @@ from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from metaphrase.checkpoints.folders import (
+    TRAINING_ARGS,
     checkpoint_folders,
     differences,
     last_good,
@@ -216,6 +217,14 @@ class ResumableCollator(ParallelCollator):
             self.batches_to_skip -= 1
             return {}
         return super().__call__(examples)
+
+
+def trained_in_bfloat16(checkpoint: str | Path) -> bool:
+    """Whether the run of a checkpoint computed in bfloat16; False if its arguments cannot be read."""
+    try:
+        return bool(json.loads((Path(checkpoint) / TRAINING_ARGS).read_text(encoding="utf-8"))["bf16"])
+    except (OSError, ValueError, KeyError):  # `verify` reports a damaged checkpoint
+        return False
 
 
 def checkpoint_to_resume(arguments: AlignmentTrainingArguments) -> str | None:

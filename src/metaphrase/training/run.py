@@ -32,7 +32,7 @@ from metaphrase.encoders.prompts import search_prompts
 from metaphrase.evaluation.encoding import Encoders
 from metaphrase.evaluation.retrieval import RetrievalEvaluator
 from metaphrase.exceptions import CorpusError, UsageError
-from metaphrase.io.environment import hardware, versions
+from metaphrase.io.environment import hardware, has_bfloat16_instructions, versions
 from metaphrase.io.files import write_json
 from metaphrase.io.outputs import check_files, claimed
 from metaphrase.io.redaction import hide, without_tokens
@@ -63,11 +63,13 @@ from metaphrase.training.corpora import (
     restored_caches,
     with_columns,
 )
+from metaphrase.training.distributed import from_first_process
 from metaphrase.training.finishing import finish, release_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
+from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
 from metaphrase.training.releases import TRANSFORMS, describe
 from metaphrase.training.results import RunResult, measure_effects
-from metaphrase.training.resuming import checkpoint_to_resume
+from metaphrase.training.resuming import checkpoint_to_resume, trained_in_bfloat16
 from metaphrase.training.trainer import AlignmentTrainer
 
 logger = logging.getLogger(__name__)
@@ -253,6 +255,7 @@ class TrainingRun:
 
     def build(self) -> None:
         """Build loss and trainer, and verify that the checkpoint to resume belongs to this run."""
+        self.choose_precision()
         self.build_loss()
         self.build_trainer()
         if self.arguments.resume_from_checkpoint:
@@ -284,6 +287,7 @@ class TrainingRun:
             "files": self.corpus.files,
             "leakage": leakage(self.corpus.dataset, self.tests.merged()),
             "packing": arguments.packing,
+            "bf16": arguments.bf16,
             "seconds": round(self._preparation + time.time() - started, 1),
             "training_seconds": round(outcome.metrics["train_runtime"], 1),
             "hardware": hardware(),
@@ -298,6 +302,21 @@ class TrainingRun:
         )
         self.encoder, self.curve = finished.encoder, finished.curve
         facts |= finished.facts
+
+    def choose_precision(self) -> None:
+        """With ``bf16=None``, compute in bfloat16 if a trial step is faster in it; a resumed run keeps its precision."""
+        arguments, dataset = self.arguments, self.corpus.dataset
+        if self.config.bf16 is not None or isinstance(dataset, IterableDataset):
+            return
+        if checkpoint := arguments.resume_from_checkpoint:
+            arguments.bf16 = trained_in_bfloat16(checkpoint)
+        elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
+            size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
+            settings: dict[str, Any] = {"freeze": self.config.freeze_word_embeddings, "seed": self.config.seed}
+            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings)
+            arguments.bf16 = from_first_process(dtype == torch.bfloat16)
+        if arguments.bf16:
+            arguments.mixed_precision = "bf16"
 
     def build_loss(self) -> None:
         """Build the recipe's loss over the encoder."""

@@ -1,0 +1,150 @@
+"""Compare training in float32, in bfloat16, and in bfloat16 without dropout: quality on dev data over seeds, and time.
+
+    python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
+    python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
+
+The demo's recipe is trained on the demo's bitext with each setting and seed, and measured on dev data only, without a prompt,
+in the form in which the demo releases it: merged with the starter, without directions of language identity. The measures are
+those of ``scripts/forgetting.py``. Results are kept in the output folder, so that an interrupted program resumes with the
+missing runs. ``--keep`` writes ``scripts/results/precision.json`` and the table of docs/speed.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from ablations import trained
+from forgetting import COLUMNS, DevData, interpolated, kept_embeddings
+from sentence_transformers import SentenceTransformer
+from torch import nn
+from update_tables import fill, hardware_words
+
+from metaphrase.encoders.loading import load_encoder
+from metaphrase.evaluation.seeds import difference
+from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepare_process
+from metaphrase.io.files import write_json
+from metaphrase.training.configuration import RunConfig
+from metaphrase.training.demo import demo_settings
+from metaphrase.training.run import Inputs
+
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "scripts" / "results" / "precision.json"
+PAGE = ROOT / "docs" / "speed.md"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A precision, with the encoder's own dropout or without any."""
+
+    bf16: bool
+    dropout: bool
+
+
+SETTINGS = {
+    "float32": Setting(bf16=False, dropout=True),
+    "bfloat16": Setting(bf16=True, dropout=True),
+    "bfloat16, no dropout": Setting(bf16=True, dropout=False),
+}
+
+
+def train(setting: Setting, seed: int, steps: int, work: Path) -> tuple[SentenceTransformer, dict[str, Any]]:
+    """Train the demo's recipe; returns the encoder and facts of the run."""
+    encoder = load_encoder("starter")
+    if not setting.dropout:
+        for module in encoder.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+    settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias", "test")}
+    settings |= {"bf16": setting.bf16, "seed": seed, "max_steps": steps, "output_dir": str(work)}
+    config = RunConfig(**settings, disable_tqdm=True, report_to="none")
+    model, _, facts = trained(config, work, work / "links", Inputs(encoder=encoder))
+    return model, facts
+
+
+def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> dict[str, Any]:
+    """The row of a setting and a seed; it is made if missing."""
+    path = output / f"{name.replace(', ', '-').replace(' ', '-')}-{steps}-{seed}.json"
+    if path.is_file():
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    original = load_encoder("starter")
+    before = kept_embeddings(output / "starter.npz", lambda: data.embed(original))
+    model, facts = train(SETTINGS[name], seed, steps, output / "work")
+    weights = {key: one.detach() for key, one in model.named_parameters() if one.requires_grad}
+    release = demo_settings()
+    after = data.embed(interpolated(original, weights, release["merge"]))
+    row = {
+        "setting": name,
+        "seed": seed,
+        "steps": steps,
+        "step_seconds": facts["training_seconds"] / facts["steps"],
+        "scores": data.measures(after, before, release["debias"]),
+        "hardware": hardware(),
+        "versions": facts["versions"],
+    }
+    write_json(path, row)
+    shutil.rmtree(output / "work")
+    return row
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format means over seeds, and paired differences to float32, as Markdown."""
+    first, *others = dict.fromkeys(row["setting"] for row in rows)
+    seeds = sorted({row["seed"] for row in rows})
+
+    def of(setting: str, key: str) -> list[float]:
+        by_seed = {row["seed"]: row["scores"].get(key, row.get(key)) for row in rows if row["setting"] == setting}
+        return [by_seed[seed] for seed in seeds]
+
+    lines = [
+        f"{rows[0]['steps']} steps of the demo's recipe, seeds {', '.join(map(str, seeds))}; "
+        f"{hardware_words(rows[0]['hardware'])}. Differences from {first} are means over the same seeds, with 95 % intervals "
+        "(Student's t).",
+        "",
+        f"| setting | s per step | {' | '.join(COLUMNS.values())} |",
+        f"|---|--:|{'--:|' * len(COLUMNS)}",
+    ]
+    for setting in (first, *others):
+        cells = [f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS]
+        lines.append(f"| {setting} | {statistics.median(of(setting, 'step_seconds')):.2f} | {' | '.join(cells)} |")
+    for setting in others:
+        found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
+        cells = [f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found]
+        speed = statistics.median(of(first, "step_seconds")) / statistics.median(of(setting, "step_seconds"))
+        lines.append(f"| {setting} − {first} | {speed:.2f} × as fast | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Train and measure what is missing, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stsb", type=Path, required=True, help="Folder of STS-B in several languages.")
+    parser.add_argument("--mlqa", type=Path, required=True, help="Folder of MLQA's dev set, dev-xx.json.gz.")
+    parser.add_argument("--output", type=Path, default=Path("runs/precision"), help="Folder of the results.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--steps", type=int, default=demo_settings()["max_steps"])
+    parser.add_argument("--keep", action="store_true", help="Write scripts/results/precision.json and docs/speed.md.")
+    options = parser.parse_args(argv)
+    prepare_process()
+    if not has_bfloat16_instructions() and not torch.cuda.is_available():
+        parser.error("this machine has no instructions for bfloat16, in which most of the settings compute")
+    options.output.mkdir(parents=True, exist_ok=True)
+    data = DevData(options.stsb, options.mlqa)
+    rows = [measured(name, seed, options.steps, data, options.output) for seed in options.seeds for name in SETTINGS]
+    print(table(rows))
+    if options.keep:
+        write_json(KEPT, rows)
+        fill(PAGE, {"precision": table(rows)})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

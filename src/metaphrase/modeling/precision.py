@@ -1,0 +1,30 @@
+"""Computing in bfloat16."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+import torch
+from torch import nn
+
+from metaphrase.io.environment import has_bfloat16_instructions
+
+logger = logging.getLogger(__name__)
+
+
+def bfloat16(module: nn.Module, *, enabled: bool = True) -> torch.autocast:
+    """Compute in bfloat16 on the device of a module inside this block: about twice as fast where the hardware supports it.
+
+    Weights and outputs of norms remain in float32. On a CPU without instructions for bfloat16, the result is the same, but
+    slower than in float32; this is logged once.
+    """
+    device = next(module.parameters()).device.type
+    if enabled and device == "cpu" and not has_bfloat16_instructions():
+        _warn()
+    return torch.autocast(device, torch.bfloat16, enabled=enabled)
+
+
+@cache
+def _warn() -> None:
+    logger.warning("This CPU has no bfloat16 instructions, so bfloat16 is slower than float32.")
