@@ -97,7 +97,11 @@ def required(thing) -> dict[str, object]:
     if not is_dataclass(thing):
         return {}
     missing = [f.name for f in fields(thing) if f.init and f.default is MISSING and f.default_factory is MISSING]
-    return {name: next(iter([one.least for one in ranges(hints_of(thing)[name])]), "source") for name in missing}
+    hints = hints_of(thing)
+    return {
+        name: next((one.least for one in ranges(hints[name])), False if hints[name] is bool else "source")
+        for name in missing
+    }
 
 
 @pytest.mark.parametrize(("thing", "found"), WALKED)
@@ -114,6 +118,13 @@ def test_every_number_has_a_range_which_is_checked(thing, found, fault):
                 thing(**required(thing) | {key: value})
             tried += 1
     fault("H9", "numbers out of range, NaN, infinite or of another type, in Python", tried=tried, survived=tried)
+
+
+@pytest.mark.parametrize("value", ["no", "auto", 1])
+def test_a_truth_value_is_no_word(value):
+    """Every word would count as true."""
+    with pytest.raises(UsageError, match="'freeze_word_embeddings' of RunConfig must be true or false, but is"):
+        RunConfig(freeze_word_embeddings=value)
 
 
 def test_the_walk_meets_everything_that_takes_options():

@@ -154,14 +154,14 @@ def hints_of(target: Any) -> dict[str, Any]:
 
 
 def is_limited(hint: Any) -> bool:
-    """Whether a type is a number or a choice."""
+    """Whether a type is a number, a truth value or a choice."""
     if get_origin(hint) in (Annotated, Union, UnionType, dict, list):
         return any(map(is_limited, get_args(hint)))
-    return hint in (int, float) or get_origin(hint) is Literal
+    return hint in (int, float, bool) or get_origin(hint) is Literal
 
 
 def check_values(hints: Mapping[str, Any], given: Mapping[str, Any], name: str) -> None:
-    """Refuse numbers that are out of range and unknown choices; arguments of other types are not checked."""
+    """Refuse numbers that are out of range, unknown choices, and words for true and false; other types are not checked."""
     for key, value in given.items():
         if is_limited(hints.get(key)):
             check_value(value, hints[key], f"{key!r} of {name}")
