@@ -133,11 +133,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--steps", type=int, default=demo_settings()["max_steps"])
     parser.add_argument("--keep", action="store_true", help="Write scripts/results/precision.json and docs/speed.md.")
     options = parser.parse_args(argv)
+    if len(options.seeds) < 2:
+        parser.error("a comparison needs at least two seeds")
     prepare_process()
     if not has_bfloat16_instructions() and not torch.cuda.is_available():
         parser.error("this machine has no instructions for bfloat16, in which most of the settings compute")
-    if len(options.seeds) < 2:
-        parser.error("a comparison needs at least two seeds")
     options.output.mkdir(parents=True, exist_ok=True)
     data = DevData(options.stsb, options.mlqa)
     rows = [measured(name, seed, options.steps, data, options.output) for seed in options.seeds for name in SETTINGS]

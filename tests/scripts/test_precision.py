@@ -1,0 +1,39 @@
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture(scope="module")
+def script():
+    sys.path.insert(0, str(SCRIPTS))
+    yield importlib.import_module("precision")
+    sys.path.remove(str(SCRIPTS))
+
+
+def test_settings_are_compared_over_the_same_seeds(script):
+    rows = [
+        {
+            "setting": setting,
+            "seed": seed,
+            "steps": 100,
+            "step_seconds": seconds,
+            "scores": dict.fromkeys(script.COLUMNS, 80.0 + seed + gain),
+            "hardware": {"machine": "x86_64", "cpus": 2, "threads": 2},
+        }
+        for setting, seconds, gain in (("float32", 2.0, 0.0), ("bfloat16", 1.0, 0.5))
+        for seed in (2, 1, 3)
+    ]
+    *_, first, second, compared = script.table(rows).splitlines()
+    assert first.startswith("| float32 | 2.00 | 82.0 | ")
+    assert second.startswith("| bfloat16 | 1.00 | 82.5 | ")
+    assert compared.startswith("| bfloat16 − float32 | 2.00 × as fast | +0.5 ± 0.0 | ")
+
+
+def test_a_comparison_needs_two_seeds(script, capsys):
+    with pytest.raises(SystemExit):
+        script.main(["--stsb", "x", "--mlqa", "y", "--seeds", "1"])
+    assert "at least two seeds" in capsys.readouterr().err
