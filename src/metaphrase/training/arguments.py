@@ -72,7 +72,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
     batches: Literal["mixed", "language"] = option(
         "mixed", "Pairs of a batch: of all languages, or of one (harder negatives)."
     )
-    bf16: bool | None = option(  # type: ignore[assignment]
+    bf16: bool | None = option(
         False, "Compute in bfloat16, if the device supports it. null in a file: on a CPU, if a trial step is faster."
     )
     resume_from_checkpoint: str | None = option(
