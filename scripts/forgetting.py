@@ -360,19 +360,31 @@ def guarded(row: Mapping[str, Any], start: Mapping[str, Any]) -> bool:
     return all(row[key] >= start[key] for key in ("answers_in_own_language", "similarity"))
 
 
+def means(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of each recipe, α and number of directions as one, with means over the seeds."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in ("recipe", "alpha", "directions")), []).append(row)
+    return [
+        {**group[0], **{key: float(np.mean([row[key] for row in group])) for key in COLUMNS}}
+        for group in groups.values()
+    ]
+
+
 def table(content: Mapping[str, Any]) -> str:
     """Format the best encoders of each recipe as Markdown: of those that lose nothing, and of all."""
-    start, *_ = rows = content["rows"]
-    machines = [row["hardware"] for row in rows]
+    start, *_ = rows = means(content["rows"])
+    machines = [row["hardware"] for row in content["rows"]]
+    several = len(content["seeds"]) > 1
     names = {one.get("gpu") or f"{one['cpus']} {one['machine']} cores" for one in machines}
     lines = [
         f"{content['steps']} steps of {content['batch_size']} pairs of {content.get('corpus', DEMO_WORDS)}, word embeddings "
-        f"frozen, seed "
-        f"{', '.join(map(str, content['seeds']))}; without prompt, on dev data ({', '.join(sorted(names))}). α is the share "
-        "of the way from the original encoder to the trained one. Each recipe has up to two rows: the α and the number of "
-        "directions with the largest sum of translations and answers, first among those with which neither answers nor "
-        "similarities within a language are worse than the starter's, then among all. Single runs: small differences are not "
-        "meaningful.",
+        f"frozen, seed{'s' * several} {', '.join(map(str, content['seeds']))}; without prompt, on dev data "
+        f"({', '.join(sorted(names))}). α is the share of the way from the original encoder to the trained one. Each recipe "
+        "has up to two rows: the α and the number of directions with the largest sum of translations and answers, first "
+        "among those with which neither answers nor similarities within a language are worse than the starter's, then among "
+        + ("all. Means over the seeds" if several else "all. Single runs")
+        + ": small differences are not meaningful.",
         "",
         f"| recipe | α | directions removed | {' | '.join(COLUMNS.values())} |",
         f"|---|--:|--:|{'--:|' * len(COLUMNS)}",

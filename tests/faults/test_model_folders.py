@@ -425,6 +425,43 @@ def test_heads_are_loaded_completely_or_refused(tiny_encoder, tokenizer, tmp_pat
     fault("J3", "heads with missing, renamed, reshaped or additional weights, or in a pickle", tried=5, survived=5)
 
 
+DAMAGED_HEADS = [
+    ("{", "config.json of .*heads is not valid JSON"),
+    ("[]", "config.json of .*heads must contain an object"),
+    ("{}", "config.json of .*heads is not that of training heads: it has no encoder"),
+    ({"encoder": {"hidden_size": 48}}, r"weights of .*heads do not fit its config.json: \d+ of another shape .*48"),
+    ({"encoder": {"hidden_size": 10**6}}, "config.json of .*heads describes a model of [0-9,]+ values, but"),
+    ({"encoder": {"hidden_size": "32"}}, "config.json of .*heads does not describe training heads"),
+    ({"encoder": {"model_type": "nothing"}}, "config.json of .*heads does not describe training heads .*nothing"),
+    ({"objectives": ["rtl"]}, "must map each of its objectives to its args and settings, but contains .*rtl"),
+    ({"objectives": {"rtl": {"args": {}}}}, "must map each of its objectives to its args and settings"),
+    (
+        {"objectives": {"rtl": {"args": {"layers": 10**9}, "settings": {}}}},
+        "sets layers to 1000000000, which is out of range",
+    ),
+    (
+        {"objectives": {"rtl": {"args": {"depth": 2}, "settings": {}}}},
+        "heads does not describe training heads .*depth",
+    ),
+    ({"objectives": {"nothing": {"args": {}, "settings": {}}}}, "unknown objective 'nothing'"),
+    ({"languages": "de"}, "config.json of .*heads must list codes of languages, but contains de"),
+]
+
+
+@pytest.mark.parametrize(("change", "pattern"), DAMAGED_HEADS, ids=[pattern for _, pattern in DAMAGED_HEADS])
+def test_a_damaged_configuration_of_heads_is_refused(tiny_encoder, tmp_path, fault, change, pattern):
+    folder = tmp_path / "heads"
+    AlignmentLoss(tiny_encoder, Recipe.load("dap"), max_length=24).heads.save_pretrained(folder)
+    if isinstance(change, str):
+        (folder / CONFIG).write_text(change)
+    else:
+        encoder = json.loads((folder / CONFIG).read_text())["encoder"] | change.get("encoder", {})
+        edit(folder / CONFIG, **change | {"encoder": encoder})
+    with pytest.raises(ModelError, match=pattern):
+        AlignmentHeads.from_pretrained(folder)
+    fault("J5", "a damaged config.json of heads", tried=1, survived=1)
+
+
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [

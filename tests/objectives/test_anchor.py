@@ -1,10 +1,14 @@
 import copy
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 from sentence_transformers.sentence_transformer.losses import MSELoss
-from sentence_transformers.sentence_transformer.modules import Dense
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
 from tokenizers import models
 from transformers import BertConfig, BertModel
 
@@ -12,7 +16,7 @@ from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.encoders.loading import freeze_word_embeddings, load_encoder
 from metaphrase.encoders.reduction import prune_layers
 from metaphrase.evaluation.retrieval import evaluate_retrieval
-from metaphrase.exceptions import MissingFileError, ModelError, RecipeError, UsageError
+from metaphrase.exceptions import CheckpointError, MissingFileError, ModelError, RecipeError, UsageError
 from metaphrase.io.files import DEMO
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.encoding import encode_views
@@ -311,3 +315,51 @@ def test_a_resumed_run_is_anchored_to_the_original_start(tiny_encoder, teacher_d
         ends.append(model.state_dict())
     for key, value in ends[0].items():
         assert torch.equal(value, ends[1][key]), key
+
+
+def _other_weights(folder):
+    state = load_file(folder / "model.safetensors")
+    state["encoder.layer.0.output.dense.bias"] += 1e-3
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _other_pooling(folder):
+    Pooling(32, pooling_mode="cls").save(str(folder / "1_Pooling"))
+
+
+def _other_normaliser(folder):
+    content = json.loads((folder / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(content | {"normalizer": None}))
+
+
+@pytest.mark.parametrize("change", [_other_weights, _other_pooling, _other_normaliser])
+def test_a_run_is_not_resumed_with_another_teacher(tiny_encoder, teacher_dir, bitext, tmp_path, fault, change):
+    folder = Path(shutil.copytree(teacher_dir, tmp_path / "my-teacher"))
+    terms = [{"objective": "anchor", "args": {"teacher": str(folder), "toward": "target"}}]
+    recipe = Recipe.from_dict({"name": "taught", "terms": terms})
+
+    def make_trainer(**options):
+        loss = AlignmentLoss(copy.deepcopy(tiny_encoder), recipe, max_length=24)
+        return trainer_of(loss.model, loss, bitext, tmp_path / "run", max_steps=1, save_steps=1, **options)
+
+    make_trainer().train()
+    make_trainer().verify_checkpoint(True)
+    change(folder)
+    differs = rf'belongs to another run, which differs in: teacher {folder} \("\w+" → "\w+"\)\. Restore'
+    with pytest.raises(CheckpointError, match=differs):
+        make_trainer().verify_checkpoint(True)
+    make_trainer(allow_changes=True).verify_checkpoint(True)
+    fault("A5", "resumed with another teacher", tried=1, survived=1)
+
+
+def test_a_run_is_not_resumed_from_another_original_encoder(tiny_encoder, bitext, tmp_path, fault):
+    def trainer_from(encoder):
+        loss = AlignmentLoss(copy.deepcopy(encoder), Recipe.load("metaphrase"), max_length=24)
+        return trainer_of(loss.model, loss, bitext, tmp_path, max_steps=1, save_steps=1)
+
+    trainer = trainer_from(tiny_encoder)
+    trainer.train()
+    trainer_from(tiny_encoder).verify_checkpoint(True)
+    with pytest.raises(CheckpointError, match=r'differs in: original_encoder \("\w+" → "\w+"\)\. Restore'):
+        trainer_from(trainer.model).verify_checkpoint(True)
+    fault("A5", "resumed from other weights of the original encoder", tried=1, survived=1)

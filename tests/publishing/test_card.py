@@ -273,6 +273,30 @@ def test_a_local_base_model_is_named_but_not_linked(card, tmp_path):
     assert str(tmp_path) not in made.content
 
 
+def test_the_teacher_of_a_distilled_model_is_named_with_its_licence(card, tmp_path):
+    card.teacher = {
+        "name": "acme/large",
+        "revision": "v2",
+        "license": "cc-by-4.0",
+        "sides": "both",
+        "toward": "target",
+    }
+    made = written(card, tmp_path)
+    assert made.data.to_dict()["metaphrase"]["teacher"] == card.teacher
+    assert (
+        "- **Distilled from:** [acme/large](https://huggingface.co/acme/large), revision v2, licence cc-by-4.0. Both sides "
+        "of a pair were trained towards its embedding of the target sentence.\n"
+    ) in made.text
+    card.teacher = {"name": str(tmp_path / "mine|x"), "sides": "source", "toward": "itself"}
+    made = written(card, tmp_path)
+    assert made.data.to_dict()["metaphrase"]["teacher"]["name"] == "mine|x"
+    assert (
+        "- **Distilled from:** mine\\|x, which states no licence. Source sentences were trained towards its embedding of the "
+        "same sentence.\n"
+    ) in made.text
+    assert str(tmp_path) not in made.content
+
+
 def test_samples_are_the_first_pairs_shortened(card, tmp_path):
     rows = [{"source": "a|b" * 100, "target": "x", "alignment": None}] * 5
     info = card.extract_dataset_metadata(Dataset.from_list(rows), [], loss=None, dataset_type="train")

@@ -5,6 +5,7 @@ from huggingface_hub import constants
 
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import DEMO, PACKAGED, hub_licenses, provenance, stated
+from metaphrase.training.recipe import Recipe
 from metaphrase.training.releases import describe
 from tests.hub_server import reach, serve_hub
 
@@ -65,6 +66,34 @@ def test_a_base_model_of_the_hub_has_its_licence_in_its_card(hub, tiny_encoder):
         made = AlignmentModelCardData.adopt(tiny_encoder, license=None)
         describe(made, facts | {"model": model}, license=license)
         assert made.license == wanted, model
+
+
+def test_the_licence_of_a_teacher_is_in_its_card(hub, tiny_encoder, tmp_path):
+    commit = hub.put("acme/large", card("license: cc-by-nc-4.0"))
+    (tmp_path / "README.md").write_bytes(card("license: [mit, apache-2.0]")["README.md"])
+    facts = {"command": "x", "seed": 1, "files": [], "leakage": None, "transforms": {}, "hardware": {}}
+    distill = Recipe.load("distill").to_dict()
+    learned = {"sides": "both", "toward": "target"}
+
+    def teacher(recipe):
+        made = AlignmentModelCardData.adopt(tiny_encoder)
+        describe(made, facts | {"model": "starter", "recipe": recipe})
+        return made.teacher
+
+    def taught_by(name):
+        (term,) = distill["terms"]
+        return teacher({"name": "mine", "terms": [{**term, "args": {**term["args"], "teacher": name}}]})
+
+    assert teacher(distill) == {"name": "intfloat/multilingual-e5-small", "license": "mit", **learned}
+    assert taught_by(f"acme/large@{commit}") == {
+        "name": "acme/large",
+        "revision": commit,
+        "license": "cc-by-nc-4.0",
+        **learned,
+    }
+    assert taught_by("acme/nothing") == {"name": "acme/nothing", **learned}
+    assert taught_by(str(tmp_path)) == {"name": str(tmp_path), "license": "mit, apache-2.0", **learned}
+    assert teacher(Recipe.load("metaphrase").to_dict()) is None
 
 
 def test_without_a_network_nothing_is_stated(monkeypatch, tmp_path):

@@ -23,12 +23,12 @@ def result(share, seed, n=200):
 
 @pytest.fixture
 def write(tmp_path):
-    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10):
+    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200):
         facts = {"recipe": {"name": recipe}, "seed": seed, "model": "starter", "steps": steps, "files": []}
         report = {
             "run": facts,
-            "before": {test: result(0.5, 0) for test in tests},
-            "after": {test: result(share, seed) for test in tests},
+            "before": {test: result(0.5, 0, n) for test in tests},
+            "after": {test: result(share, seed, n) for test in tests},
         }
         (tmp_path / name).mkdir()
         (tmp_path / name / "report.json").write_text(json.dumps(report))
@@ -61,6 +61,17 @@ def test_a_run_is_the_baseline_of_the_others(write):
     with pytest.raises(UsageError, match="--baseline is 'before'"):
         compare_runs(runs, baseline="elsewhere")
     assert compare_runs(runs, baseline="starter") == compare_runs(runs)
+
+
+@pytest.mark.parametrize(("n", "verdict"), [(49, "too few to tell"), (50, "tie")])
+@pytest.mark.parametrize("seeds", [(1,), (1, 2)])
+def test_a_tie_on_few_items_is_shown_as_that(write, capsys, n, verdict, seeds):
+    """The items of two languages."""
+    runs = [write(f"run-{seed}", seed=seed, share=0.5, n=n) for seed in seeds]
+    (row,) = compare_runs(runs)
+    assert (row["n"], row["verdict"]) == (2 * n, "tie")
+    assert main(["compare", *map(str, runs)]) == 0
+    assert verdict in " ".join(capsys.readouterr().out.split())
 
 
 def test_configurations_of_one_recipe_are_named_by_their_folders(write):

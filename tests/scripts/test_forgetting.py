@@ -115,11 +115,28 @@ def test_the_table_has_the_best_encoders_of_a_recipe(script):
     )
     kept = start | {"recipe": "tr", "alpha": 0.5, "translations": 60.0}
     gained = kept | {"alpha": 1.0, "translations": 70.0, "similarity": 49.0}
-    content = {"rows": [start, kept, kept | {"answers": 49.0}, gained], **SETTING, "seeds": [1]}
+    content = {"rows": [start, kept, kept | {"answers": 49.0, "directions": 10}, gained], **SETTING, "seeds": [1]}
     lines = [line for line in script.table(content).splitlines() if line.startswith(("| starter", "| tr"))]
     assert [line.split(" | ")[1:4] for line in lines] == [["0", "0", "50.0"], ["0.5", "0", "60.0"], ["1", "0", "70.0"]]
     assert "64 pairs of the demo's bitext," in script.table(content)
     assert "64 pairs of the training sets in mine," in script.table(content | {"corpus": "the training sets in mine"})
+
+
+def test_the_table_has_means_over_the_seeds(script):
+    """An encoder that is best with one seed only is not the best one."""
+    start = {"recipe": "starter", "alpha": 0.0, "directions": 0, "hardware": {"gpu": "GPU"}}
+    start |= dict.fromkeys(script.COLUMNS, 50.0)
+    scores = {0.5: (60.0, 64.0), 1.0: (70.0, 50.0)}
+    rows = [
+        start | {"recipe": "tr", "seed": seed, "alpha": alpha, "translations": values[seed - 1]}
+        for seed in (1, 2)
+        for alpha, values in scores.items()
+    ]
+    text = script.table({"rows": [start, *rows], **SETTING, "seeds": [1, 2]})
+    lines = [line.split(" | ")[1:4] for line in text.splitlines() if line.startswith("| tr ")]
+    assert lines == [["0.5", "0", "62.0"]] * 2
+    assert "frozen, seeds 1, 2; without" in text
+    assert "Means over the seeds: small" in text
 
 
 def test_embeddings_are_kept_whole_or_not_at_all(script, tmp_path):

@@ -2,7 +2,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from metaphrase.training.heads import AlignmentHeads
+from metaphrase.exceptions import CheckpointError
+from metaphrase.training.heads import AlignmentHeads, restore_heads
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.recipe import Recipe
 
@@ -39,10 +40,22 @@ def test_buffers_of_the_english_vocabulary_come_back(tiny_encoder, tmp_path, tok
     loss.heads.save_pretrained(tmp_path)
     head = AlignmentHeads.from_pretrained(tmp_path).heads["rtl"]
     assert torch.equal(head.vocabulary.ids_v, english)
-    assert (
-        head.class_of if False else head.vocabulary.class_of(torch.tensor([20])).item() == english.tolist().index(20)
-    )
+    assert head.vocabulary.class_of(torch.tensor([20])).item() == english.tolist().index(20)
     assert torch.equal(head.languages.codes, loss.heads.heads["rtl"].languages.codes)
+
+
+def test_heads_of_another_recipe_are_not_restored(tiny_encoder, tmp_path):
+    dap, other = (AlignmentLoss(tiny_encoder, Recipe.load(name), max_length=24).heads for name in ("dap", "tr-tlm"))
+    with pytest.raises(
+        CheckpointError, match=r"heads are not those of this recipe .*, in the checkpoint None\)\. Use the"
+    ):
+        restore_heads(dap, tmp_path)
+    dap.save_pretrained(tmp_path / "heads")
+    restore_heads(dap, tmp_path)
+    with pytest.raises(
+        CheckpointError, match=r"cannot be resumed: \d+ weights of its heads .* --model .* new heads\."
+    ):
+        restore_heads(other, tmp_path)
 
 
 def test_no_head_owns_the_encoders_embeddings(tiny_encoder):

@@ -90,6 +90,6 @@ def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
             f"{row['before']:.1f}",
             f"{row['after']:.1f}",
             Text(f"{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]"),
-            row["verdict"],
+            verdict_shown(row),
         )
     return table

@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,18 +129,40 @@ def open_tokenizer(name: str, folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_heads(name: str, folder: Path) -> Iterator[Path]:
-    """Check a folder of training heads, and open a temporary copy of what may be read of it; see `open_model`."""
+def open_heads(name: str, folder: Path, build: Callable[[Path], nn.Module]) -> Iterator[Path]:
+    """Check a folder of training heads, and open a temporary copy of what may be read of it; see `open_model`.
+
+    ``build`` makes heads without weights from the configuration in a folder.
+    """
     with tempfile.TemporaryDirectory(prefix="metaphrase-") as temporary:
-        files = _Files(name, folder, Path(temporary))
+        files, path = _Files(name, folder, Path(temporary)), f"{CONFIG} of {name}"
         config = files.read(CONFIG)
         if config is None or not isinstance(encoder := config.get("encoder"), dict):
-            raise ModelFileError(f"{CONFIG} of {name} is not that of training heads: it has no encoder.")
-        files.link_weights("")
-        encoder = clean_config(encoder, path=f"{CONFIG} of {name}")
+            raise ModelFileError(f"{path} is not that of training heads: it has no encoder.")
+        tensors, size = files.link_weights("")
+        _check_objectives(config, path, tensors)
+        encoder = clean_config(encoder, path=path)
         files.write(CONFIG, {key: config[key] for key in _HEADS_KEYS & config.keys()} | {"encoder": encoder})
+        with _errors_as(f"{path} does not describe training heads", temporary), torch.device("meta"):
+            heads = build(Path(temporary))
+        _check_size(heads, size, path)
         with _errors_as(f"The heads of {name} cannot be loaded", temporary):
             yield Path(temporary)
+
+
+def _check_objectives(config: Mapping[str, Any], path: str, tensors: int) -> None:
+    """Check the form of the settings of training heads; their values are checked when the heads are built."""
+    objectives, languages = config.get("objectives", {}), config.get("languages", [])
+    if not isinstance(objectives, dict) or not all(
+        isinstance(made, dict) and isinstance(made.get("args"), dict) and isinstance(made.get("settings"), dict)
+        for made in objectives.values()
+    ):
+        raise ModelFileError(
+            f"{path} must map each of its objectives to its args and settings, but contains {excerpt(objectives)}."
+        )
+    if not isinstance(languages, list) or not all(isinstance(language, str) for language in languages):
+        raise ModelFileError(f"{path} must list codes of languages, but contains {excerpt(languages)}.")
+    _check_numbers(objectives, path, tensors)
 
 
 def check_model_folder(name: str, folder: Path, copy: Path) -> None:

@@ -12,6 +12,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import PreTrainedModel
 
 from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.io.digests import module_settings, tensors_digest
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
 
@@ -59,11 +60,16 @@ class Original:
     Args:
         encoder: The encoder, which is frozen in place.
         modules: The modules of the model after the Transformer, such as the pooling; likewise.
+
+    Attributes:
+        digest: Digest of the weights, and of the settings of the modules.
     """
 
     def __init__(self, encoder: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
         self.encoder = frozen(encoder).eval()
         self.modules = nn.Sequential(*modules).requires_grad_(False).eval()
+        weights = self.encoder.state_dict(prefix="encoder.") | self.modules.state_dict(prefix="modules.")
+        self.digest = tensors_digest(weights, module_settings(self.modules))
         self._encoded: Any = WeakTensorKeyDictionary()
 
     @classmethod

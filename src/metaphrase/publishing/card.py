@@ -59,6 +59,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         merge: How the weights were merged: `alpha`, the weight of what training changed, `tuned`, names of the models, and
             `chosen`, how alpha was chosen.
         debias: How language identity was removed: number of `directions` and of `languages`, and name of the `data`.
+        teacher: The model that was distilled: `name`, `revision` and `license` if they are known, and which `sides` of a
+            pair were trained `toward` which of its embeddings, as in the term `anchor` of the recipe.
         command: The command that reproduces the model.
         seed: Random seed.
         mlm_head: Description of the layers between the encoder and the vocabulary during training.
@@ -76,6 +78,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
     corpus: list[dict[str, Any]] = field(default_factory=list)
     merge: dict[str, Any] | None = None
     debias: dict[str, Any] | None = None
+    teacher: dict[str, Any] | None = None
     command: str | None = None
     seed: int | None = None
     mlm_head: str | None = None
@@ -218,6 +221,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "seed": self.seed,
             "merge": self.merge,
             "debias": self.debias,
+            "teacher": self.teacher and self.teacher | {"name": _public_name(self.teacher["name"])},
             "base_model_revision": self.base_model_revision,
             "data": [row | {"file": _file_name(row)} for row in self.corpus if "file" in row],
             "hardware": self.hardware,
@@ -260,6 +264,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "title": cell(values["model_name"]),
             "base_revision": cell(self.base_model_revision),
             "base": _link(self.base_model) or cell(_last_part(self.base_model or _name_or_path(self.model))),
+            "teacher": _taught(self.teacher),
             "languages": ", ".join(cell(language) for language in self._languages),
             "license": cell(self.license),
             "merged": cell(_merged(self.merge)),
@@ -343,6 +348,18 @@ def _debiased(debias: Mapping[str, Any] | None) -> str | None:
     )
 
 
+def _taught(teacher: Mapping[str, Any] | None) -> str | None:
+    """The teacher, its licence and what was learned from it, in words."""
+    if teacher is None:
+        return None
+    name = _link(teacher["name"]) or cell(_public_name(teacher["name"]))
+    name += f", revision {cell(teacher['revision'])}" if teacher.get("revision") else ""
+    name += f", licence {cell(teacher['license'])}" if teacher.get("license") else ", which states no licence"
+    sides = {"source": "Source sentences", "target": "Target sentences"}.get(teacher["sides"], "Both sides of a pair")
+    sentence = "the target sentence" if teacher["toward"] == "target" else "the same sentence"
+    return f"{name}. {sides} were trained towards its embedding of {sentence}."
+
+
 def result_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `AlignmentModelCardData.results` as a row of a Markdown table."""
     shown = {"Test set": str(row["data"]), "Language": str(row["language"]), "Pairs": row.get("n")}
@@ -411,6 +428,11 @@ def _link(base_model: str | None) -> str:
 def _name_or_path(model: SentenceTransformer | None) -> str | None:
     encoder = model.transformers_model if model is not None else None
     return str(encoder.config.name_or_path) if encoder is not None else None
+
+
+def _public_name(name: str) -> str:
+    """The name of a model without the folders that contain it."""
+    return name if _is_hub_id(name) else Path(name).name
 
 
 def _last_part(name: str | None) -> str | None:

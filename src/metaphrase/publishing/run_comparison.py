@@ -69,9 +69,10 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
             configuration are the baseline, paired with the others by seed.
 
     Returns:
-        A row for each configuration and test set: ``configuration``, ``test``, ``seeds``, ``languages``, ``before`` and
-        ``after`` (means over the seeds), ``difference``, ``interval`` and ``verdict``. The interval covers the test items
-        (paired bootstrap) and, for several seeds, the seeds (Student's t). It is not corrected for the number of rows.
+        A row for each configuration and test set: ``configuration``, ``test``, ``seeds``, ``languages``, ``n`` (items of all
+        languages), ``before`` and ``after`` (means over the seeds), ``difference``, ``interval`` and ``verdict``. The
+        interval covers the test items (paired bootstrap) and, for several seeds, the seeds (Student's t). It is not corrected
+        for the number of rows.
 
     Raises:
         UsageError: The baseline is not one of the runs, or lacks a seed.
@@ -136,6 +137,7 @@ def _row(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[s
         ends = [moved["mean"] - moved["half"], moved["mean"] + moved["half"]]
     return {
         "languages": pooled[0]["languages"],
+        "n": pooled[0]["n"],
         "before": interval(old)["mean"],
         "after": interval(new)["mean"],
         "difference": moved["mean"],

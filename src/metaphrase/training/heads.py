@@ -10,9 +10,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 from transformers.utils import cached_file
 
+from metaphrase.checkpoints.folders import HEADS
 from metaphrase.encoders.checks import load_complete
 from metaphrase.encoders.folders import CONFIG, WEIGHTS, open_heads
-from metaphrase.exceptions import ModelError
+from metaphrase.exceptions import CheckpointError, ModelError
 from metaphrase.io.redaction import redact
 from metaphrase.modeling.languages import LanguageEmbedding, check_language_embedding
 from metaphrase.objectives import OBJECTIVES, HeadSources, Objective
@@ -86,14 +87,18 @@ class AlignmentHeads(PreTrainedModel):
 
         Raises:
             ModelError: The heads belong to an unknown objective.
-            ModelFileError: Weights are missing or damaged.
+            ModelFileError: The configuration is damaged, or weights are missing, damaged or of another shape.
             OSError: There are no heads.
         """
         where = {key: kwargs.pop(key) for key in _FILE_ARGUMENTS & kwargs.keys()}
         folder = Path(str(cached_file(name_or_path, CONFIG, **where))).parent
         cached_file(name_or_path, WEIGHTS, **where, _raise_exceptions_for_missing_entries=False)
-        with open_heads(str(name_or_path), folder) as copy:
+        with open_heads(str(name_or_path), folder, cls._from_configuration) as copy:
             return load_complete(super().from_pretrained, copy, str(name_or_path), **kwargs)
+
+    @classmethod
+    def _from_configuration(cls, folder: Path) -> AlignmentHeads:
+        return cls(AlignmentHeadsConfig.from_pretrained(folder, local_files_only=True))
 
     @classmethod
     def from_encoder(
@@ -146,6 +151,25 @@ class AlignmentHeads(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.encoder.get("initializer_range", 0.02))
+
+
+def restore_heads(heads: AlignmentHeads, checkpoint: Path) -> None:
+    """Set the weights of heads to those in a checkpoint.
+
+    Raises:
+        CheckpointError: The checkpoint has no heads, or heads of another recipe or encoder.
+    """
+    folder = checkpoint / HEADS
+    saved = AlignmentHeads.from_pretrained(folder).state_dict() if folder.is_dir() else {}
+    shapes, found = ({name: list(value.shape) for name, value in one.items()} for one in (heads.state_dict(), saved))
+    if changed := [name for name in sorted(shapes.keys() | found.keys()) if shapes.get(name) != found.get(name)]:
+        first = changed[0]
+        raise CheckpointError(
+            f"{checkpoint} cannot be resumed: {len(changed)} weights of its heads are not those of this recipe and encoder, "
+            f"such as {first} (shape {shapes.get(first)}, in the checkpoint {found.get(first)}). Use the original recipe and "
+            f"encoder, or start from its weights with --model {checkpoint} and new heads."
+        )
+    heads.load_state_dict(saved)
 
 
 def _reference(objective: Objective) -> dict[str, str]:

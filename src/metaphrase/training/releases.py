@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from metaphrase.encoders.loading import is_starter
+from metaphrase.encoders.loading import is_starter, split_revision
+from metaphrase.encoders.starter import HUB_ID
+from metaphrase.objectives.anchor import Anchor
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.provenance import Origins, hub_licenses, provenance, stated
 
@@ -40,12 +42,25 @@ def describe(
     ]
     card.leakage = facts["leakage"]
     card.merge, card.debias = facts.get("merge"), facts.get("debias")
+    card.teacher = _teacher(facts.get("recipe", {}))
     card.language = sorted({language for file in facts["files"] for language in file["languages"]})
     card.mlm_head = "; ".join(f"{name}: {TRANSFORMS[kind]}" for name, kind in facts["transforms"].items()) or None
     card.hardware = ", ".join(f"{key} {value}" for key, value in facts["hardware"].items())
     if is_starter(facts["model"]):
-        card.base_model, card.license = "intfloat/multilingual-e5-small", "mit"
+        card.base_model, card.license = HUB_ID, "mit"
     elif card.license is None and not license:
         licenses = stated(facts["model"], "license", revision=card.base_model_revision)
         card.license = licenses[0] if len(licenses) == 1 else None
     card.license = license or card.license
+
+
+def _teacher(recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The teacher of a recipe, for the card; None without one."""
+    for term in recipe.get("terms", ()):
+        args = term["args"] if term["objective"] == "anchor" else {}
+        if teacher := args.get("teacher"):
+            name, revision = (HUB_ID, None) if is_starter(teacher) else split_revision(teacher)
+            known = {"revision": revision, "license": ", ".join(stated(teacher, "license"))}
+            sides, toward = args.get("sides", Anchor.sides), args.get("toward", Anchor.toward)
+            return {"name": name, **{k: v for k, v in known.items() if v}, "sides": sides, "toward": toward}
+    return None

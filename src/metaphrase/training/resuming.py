@@ -64,7 +64,7 @@ class RunFacts:
         }
         if self._args.batches != "mixed":
             facts["batches"] = self._args.batches
-        facts |= self._encoder_facts()
+        facts |= self._encoder_facts() | self._original_facts
         if isinstance(dataset, Dataset):
             facts["pairs"] = len(dataset)
         if (digest := self._corpus_digest(dataset)) is not None:
@@ -89,14 +89,20 @@ class RunFacts:
 
     @cached_property
     def _tokenizer_digest(self) -> str:
-        """Digest of vocabulary and rules, without the settings that each call changes."""
-        tokenizer = self._model.tokenizer
-        if getattr(tokenizer, "is_fast", False):
-            content = json.loads(tokenizer.backend_tokenizer.to_str())
-            content = {key: value for key, value in content.items() if key not in ("truncation", "padding", "version")}
-        else:
-            content = tokenizer.get_vocab()
-        return _digest(content)
+        return _digest(_tokenizer_content(self._model.tokenizer))
+
+    @cached_property
+    def _original_facts(self) -> dict[str, str]:
+        """The frozen models that objectives compare with, which the checkpoint does not contain."""
+        facts = {}
+        for objective in self._loss.objectives.values():
+            original: Any = getattr(objective, "original", None)
+            teacher: Any = getattr(objective, "teacher", None)
+            if original is not None and teacher is None:
+                facts["original_encoder"] = original.digest[:16]
+            elif original is not None:
+                facts[f"teacher {teacher}"] = _digest([original.digest, _tokenizer_content(objective.tokenizer)])
+        return facts
 
     def _corpus_digest(self, dataset: Any) -> str | None:
         """Digest of the rows, or of the files of a stream if they are known."""
@@ -107,6 +113,14 @@ class RunFacts:
                 digest = stream_digest(dataset) if isinstance(dataset, IterableDataset) else None
             self._digested = dataset, digest
         return self._digested[1]
+
+
+def _tokenizer_content(tokenizer: Any) -> dict[str, Any]:
+    """Vocabulary and rules, without the settings that each call changes."""
+    if getattr(tokenizer, "is_fast", False):
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        return {key: value for key, value in content.items() if key not in ("truncation", "padding", "version")}
+    return dict(tokenizer.get_vocab())
 
 
 def _digest(content: Any) -> str:

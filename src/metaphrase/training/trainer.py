@@ -37,7 +37,7 @@ from metaphrase.training.fault_tolerance import (
     repeat_within_memory,
     restore_buffers,
 )
-from metaphrase.training.heads import AlignmentHeads
+from metaphrase.training.heads import restore_heads
 from metaphrase.training.hub_sync import PushesReleases, check_single_release
 from metaphrase.training.loss import AlignmentLoss
 from metaphrase.training.resuming import (
@@ -398,8 +398,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         encoder = load_encoder(checkpoint_path, device="cpu")
         load_weights(self.model, encoder, Path(checkpoint_path) / ADAPTER)
         if self.alignment_loss.heads.state_dict():
-            heads = AlignmentHeads.from_pretrained(Path(checkpoint_path) / HEADS)
-            self.alignment_loss.heads.load_state_dict(heads.state_dict())
+            restore_heads(self.alignment_loss.heads, Path(checkpoint_path))
 
     def _load_best_model(self) -> None:
         """Load the best checkpoint, and fail if it is damaged; the parent class would continue with the last weights."""
