@@ -171,6 +171,9 @@ def test_statistical_aligners_are_trained_for_each_pair_of_languages(bitext, tmp
     assert load_aligners(tmp_path / "models" / "de-en", heuristic="union").heuristic == "union"
     with pytest.raises(ValueError, match=r"No aligner for sw-en\. Available: de-en, nl-en"):
         add(corpus(ROWS), loaded)
+    (tmp_path / "models" / "nl-en" / "aligner.json").unlink()  # the other one must not align Dutch, too
+    with pytest.raises(ValueError, match=r"nl-en holds no statistical aligner: aligner\.json is missing"):
+        load_aligners(tmp_path / "models")
     with pytest.raises(ValueError, match="holds no statistical aligner"):
         load_aligners(tmp_path / "nothing")
 
@@ -202,6 +205,13 @@ def test_trained_aligners_are_found_again(tmp_path, monkeypatch):
     second, again = add(corpus(ROWS), "ibm1", folder=tmp_path)
     assert second.to_list() == first.to_list()
     assert again.training_seconds == report.training_seconds
+    monkeypatch.undo()
+    for shard in tmp_path.glob("*.parquet"):
+        shard.unlink()
+    next((tmp_path / "models" / "sw-en").glob("direct.*")).write_bytes(b"")
+    third, _ = add(corpus(ROWS), "ibm1", folder=tmp_path)
+    assert third.to_list() == first.to_list()
+    assert load_aligners(tmp_path / "models").trained_pairs
 
 
 def test_a_work_folder_belongs_to_one_command(tmp_path):

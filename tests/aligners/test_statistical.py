@@ -8,6 +8,7 @@ import pytest
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.statistical import FILE, HEURISTICS, MODELS, StatisticalAligner, word_form
 from metaphrase.corpus.words import Words
+from metaphrase.exceptions import ModelFileError
 from metaphrase.io.environment import install_command
 from tests.aligners.joined import join_words
 
@@ -190,6 +191,13 @@ def test_damaged_and_foreign_folders_are_refused(tmp_path, fast_align):
     victim.unlink()
     with pytest.raises(ValueError, match="is damaged"):
         StatisticalAligner.load(tmp_path / "a")
+    facts = json.loads((tmp_path / "a" / FILE).read_text())
+    damages: list[dict[str, object]] = [{key: None} for key in facts if key != "format"]
+    damages += [{"settings": facts["settings"] | change} for change in ({"model": 1}, {"heuristic": 2}, {"x": 3})]
+    for change in damages:
+        (tmp_path / "a" / FILE).write_text(json.dumps(facts | change))
+        with pytest.raises(ModelFileError, match=r"aligner.json is damaged \("):
+            StatisticalAligner.load(tmp_path / "a")
     (tmp_path / FILE).write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(ValueError, match="does not describe"):
         StatisticalAligner.load(tmp_path)

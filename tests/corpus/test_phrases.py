@@ -105,6 +105,11 @@ def test_saved_and_loaded(tmp_path, table, name):
         (b"source\ttarget\na\tb\n", "the columns are not"),
         ("\t".join(HEADER).encode() + b"\na\tb\t1\n", "not enough values"),
         ("\t".join(HEADER).encode() + b"\na\tb\tmany\t1\t1\n", "invalid literal"),
+        ("\t".join(HEADER).encode() + b"\na\tb\t1\tnan\t1\n", "line 2: .* but are 1, nan and 1"),
+        ("\t".join(HEADER).encode() + b"\na\tb\t1\t1\t1\na\tc\t1\t1\tinf\n", "line 3: .* but are 1, 1 and inf"),
+        ("\t".join(HEADER).encode() + b"\na\tb\t0\t1\t-1\n", "line 2: .* but are 0, 1 and -1"),
+        ("\t".join(HEADER).encode() + b"\na\tb\t99999999999999999999\t1\t1\n", "line 2: the count"),
+        (b"", "the columns are not"),
         (b"\xff\xfe", "utf-8"),
     ],
 )

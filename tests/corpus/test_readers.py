@@ -1,5 +1,6 @@
 import json
 import math
+import re
 import subprocess
 
 import pyarrow as pa
@@ -328,6 +329,20 @@ def test_unknown_formats_and_names(tmp_path):
         load_corpus("")
     with pytest.raises(FileNotFoundError, match="has no parallel files"):
         load_corpus(tmp_path)
+
+
+def test_shards_of_a_folder_are_read_or_named(tmp_path, caplog):
+    columns = dict(zip(("source", "target"), zip(*PAIRS, strict=True), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "other.parquet")
+    with pytest.raises(FileNotFoundError, match="no Parquet files with the columns source_lang and target_lang"):
+        load_corpus(tmp_path)
+    columns |= {name: [code] * len(PAIRS) for name, code in (("source_lang", "sw"), ("target_lang", "en"))}
+    pq.write_table(pa.table(columns), tmp_path / "news.parquet")
+    assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
+    assert not caplog.messages
+    tsv(tmp_path / "sw-en.tsv")
+    assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
+    assert any(re.match(r"Not read: .*news\.parquet\. Other files", message) for message in caplog.messages)
 
 
 def test_hidden_files_of_a_folder_are_not_read(tmp_path):

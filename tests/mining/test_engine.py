@@ -144,8 +144,7 @@ def test_lost_and_damaged_files_are_made_again(mine, words, tmp_path, capsys, fa
 def test_marks_of_another_number_of_tasks_are_not_trusted(mine, tmp_path):
     options = [*LOCAL, "--storage", tmp_path / "storage", "--tasks"]
     expected = mine(*options, 1)
-    for folder in ("embeddings", "neighbours"):
-        shutil.rmtree(tmp_path / "storage" / "source" / folder)
+    shutil.rmtree(tmp_path / "storage" / "source")  # its texts, too
     assert mine(*options, 5) == expected
 
 
@@ -161,6 +160,7 @@ def test_marks_of_another_number_of_tasks_are_not_trusted(mine, tmp_path):
         (["--executor", "slurm", "--storage", "{d}/s", "--executor_args", "time=1:00:00"], "missing 1 required positional argument: 'partition'"),
         ([*LOCAL, "--executor_args", "tasks=3"], "got multiple values for keyword argument 'tasks'"),
         ([*LOCAL, "--executor_args", "partition=cpu"], "unexpected keyword argument 'partition'"),
+        ([*LOCAL, "--storage", "{d}/news.de"], "Cannot write to --storage"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_clear_line(words, tmp_path, capsys, options, message):

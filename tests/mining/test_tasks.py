@@ -17,7 +17,9 @@ from datatrove.pipeline.base import PipelineStep
 from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.mining import workflow
+from metaphrase.exceptions import StorageError
+from metaphrase.io.work_folders import open_work_folder
+from metaphrase.mining import encoding, workflow
 from metaphrase.mining.encoding import encode_file
 from metaphrase.mining.engine import LocalExecutor, default_workers
 from metaphrase.mining.options import EngineOptions, SearchOptions
@@ -94,6 +96,14 @@ def test_a_kept_storage_serves_other_scores(filtered, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_a_storage_belongs_to_the_columns(filtered, tmp_path, capsys):
+    storage = [*LOCAL, "--storage", tmp_path / "storage"]
+    filtered(*storage, "--source_column", "source", "--target_column", "target")
+    with pytest.raises(AssertionError):  # exit status 2
+        filtered(*storage, "--source_column", "target", "--target_column", "source")
+    assert "holds the work of another command" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_last_slurm_job_writes_the_scores(filtered, submitted, tmp_path, capsys):  # noqa: F811
     storage = ["--storage", str(tmp_path / "storage"), "--tasks", "2"]
     expected = filtered(*LOCAL, *storage)
@@ -132,6 +142,23 @@ def test_a_text_is_encoded(texts, tiny_encoder_dir, tmp_path):  # noqa: F811
     if os.environ["OMP_NUM_THREADS"] == "1":
         assert found[0].tobytes() == found[1].tobytes()
     fsspec.filesystem("memory").rm("/encode", recursive=True)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="requires a device that is always full")
+@pytest.mark.parametrize("name", [".rows.npy.part", "rows.npy.partial/text/.ends.npy.{pid}.part"])
+def test_a_full_disk_is_an_error(texts, tiny_encoder_dir, tmp_path, name):  # noqa: F811
+    search, output = SearchOptions(str(tiny_encoder_dir)), str(tmp_path / "rows.npy")
+    full = tmp_path / name.format(pid=os.getpid())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            encoding,
+            "open_work_folder",
+            lambda *args: (open_work_folder(*args), full.parent.mkdir(exist_ok=True), full.symlink_to("/dev/full")),
+        )
+        with pytest.raises(StorageError, match="the disk is full"):
+            encode_file(texts[0], output, search)
+    rows, _ = encode_file(texts[0], output, search)
+    assert len(np.load(rows)) == 25
 
 
 @pytest.mark.long

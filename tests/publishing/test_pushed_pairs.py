@@ -80,6 +80,7 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(mine, online, tmp_path
         (["--private"], "--private requires --push_to_hub."),
         (["--license", "mit"], "--license requires --push_to_hub."),
         (["--push_to_hub", "pairs of me"], "A repository is named"),
+        (["--push_to_hub", "acme/pairs", "--source", "none.de"], "The file none.de does not exist."),
     ]:  # fmt: skip
         assert mine(*options) == 2
         assert message in " ".join(capsys.readouterr().err.split())
@@ -88,6 +89,20 @@ def test_what_cannot_be_pushed_is_refused_before_the_work(mine, online, tmp_path
     assert mine("--push_to_hub", "acme/pairs") == 2
     assert "does not let HF_TOKEN write to acme/pairs (403)" in " ".join(capsys.readouterr().err.split())
     assert not list(tmp_path.glob("mined*"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["none.tsv", "-o", "x.parquet"], "No such file"),
+        (["{d}", "-o", "x.parquet", "--storage", "s"], "--storage requires --executor"),
+    ],
+)
+def test_no_data_set_is_made_for_a_filter_that_cannot_start(online, bitext_path, capsys, options, message):
+    options = [option.format(d=bitext_path) for option in options]
+    assert main(["filter", *options, "--push_to_hub", "acme/pairs"]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert online.requests == []
 
 
 def test_work_goes_on_while_the_hub_is_down(mine, online, tmp_path, capsys):

@@ -345,9 +345,8 @@ class _Aligners:
         from metaphrase.aligners.statistical import FILE, StatisticalAligner
 
         folder = self.folder and self.folder / languages
-        if folder and (folder / FILE).exists():
-            aligner = StatisticalAligner.load(folder)
-        else:
+        aligner = read_kept(folder / FILE, lambda path: StatisticalAligner.load(path.parent)) if folder else None
+        if aligner is None:
             aligner = StatisticalAligner(str(self.given), **self.settings)
             aligner.train(self._words(languages), show_progress=self.show_progress)
             if folder:
@@ -397,7 +396,8 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
     from metaphrase.aligners.statistical import FILE, StatisticalAligner
 
     folder = Path(folder)
-    inner = [] if (folder / FILE).exists() else sorted(path.parent for path in folder.glob(f"*/{FILE}"))
+    found = {path.parent for name in (FILE, "direct.*") for path in folder.glob(f"*/{name}")}
+    inner = [] if (folder / FILE).exists() else sorted(found)
     if len(inner) < 2:
         return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
     return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}

@@ -53,6 +53,8 @@ _RESERVED = {"NULL", "UNKNOWN_WORD", "<UNUSED_WORD>"}
 _DIRECTIONS = ("direct", "inverse")
 _SETTINGS = ("model", "heuristic", "lowercase", "strip_punctuation", "iterations")
 FILE = "aligner.json"
+#: What else ``aligner.json`` contains, with its type.
+_FACTS = {"settings": dict, "trained_pairs": int, "skipped_pairs": int, "training_seconds": float, "sha256": dict}
 
 
 @checked
@@ -241,8 +243,7 @@ class StatisticalAligner(Aligner):
             raise ModelFileError(
                 f"The aligner in {folder} is damaged: its files have changed since they were saved. Train it again."
             )
-        settings = facts["settings"] | ({"heuristic": heuristic} if heuristic else {})
-        aligner = cls(settings.pop("model"), **settings)
+        aligner = cls(**facts["settings"] | ({} if heuristic is None else {"heuristic": heuristic}))
         models = [_CLASSES[aligner.model]() for _ in _DIRECTIONS]
         for direction, model in zip(_DIRECTIONS, models, strict=True):
             if not model.load(str(folder / direction)):
@@ -286,6 +287,13 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
         raise ModelFileError(f"{folder / FILE} is damaged. Train the aligner again.") from None
     if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
         raise ModelFileError(f"{folder / FILE} does not describe a statistical aligner of this library.")
+    try:
+        if wrong := [name for name, kind in _FACTS.items() if not isinstance(facts[name], kind)]:
+            raise TypeError(f"{wrong[0]} is {facts[wrong[0]]!r}")
+        StatisticalAligner(**facts["settings"])
+    except (LookupError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ModelFileError(f"{folder / FILE} is damaged ({reason}). Train the aligner again.") from error
     return facts
 
 

@@ -30,6 +30,8 @@ def run(argv: Sequence[str]) -> int:
         examples=EXAMPLES,
     )
     options.languages = split_languages(options.languages)
+    options.check()
+    engine.check()
     hub.check(options.output, engine)
     console = notes()
     hub.create(options.output, console.print)

@@ -88,8 +88,10 @@ class Parser(argparse.ArgumentParser):
     """Raises :class:`UsageError` instead of exiting."""
 
     def error(self, message: str) -> Any:
-        """Refuse the command line."""
-        raise UsageError(f"{message}. See `{self.prog} --help`.")
+        """Refuse the command line; arguments without a flag are only read before the first flag."""
+        shown = "arguments are required" in message and str(self.description).startswith(f"{self.prog} ")
+        usage = f" Usage: {self.description}." if shown else ""
+        raise UsageError(f"{message}.{usage} See `{self.prog} --help`.")
 
     def options(self) -> list[argparse.Action]:
         """The options added so far, without ``--help``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,8 @@ from metaphrase.corpus.kinds import check_distinct, check_regular
 from metaphrase.corpus.text import MAX_EXPANSION
 from metaphrase.exceptions import CorpusError, MissingFileError, UsageError
 from metaphrase.io.digests import PinnedFile
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "dev", "test")
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
@@ -239,14 +242,22 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     for candidates in found.values():
         chosen = [file for part, file in candidates if part == split]
         files += chosen or [file for part, file in candidates if part is None]
+    shards = [
+        BitextFile(str(path), "parquet", (path,), None, None, into)
+        for path in sorted(folder.glob("*.parquet"))
+        if not path.name.startswith(".") and not any(_named_pair(_stem(path), into)) and _states_languages(path)
+    ]
     if not found:
-        files = [
-            BitextFile(str(path), "parquet", (path,), None, None, into)
-            for path in sorted(folder.glob("*.parquet"))
-            if not path.name.startswith(".") and _states_languages(path)
-        ]
+        files = shards
+    elif shards:
+        names = file_names(shards)
+        logger.warning(
+            "Not read: %s. Other files of %s are named after their languages. Pass the paths of all.", names, folder
+        )
     if not files:
-        has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}." if splits else "It has no parallel files."
+        has = "It has no parallel files, and no Parquet files with the columns source_lang and target_lang."
+        if splits:
+            has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}."
         raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")
     return files
 

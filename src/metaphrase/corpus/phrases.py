@@ -145,14 +145,18 @@ class PhraseTable:
 
 def _read(lines: Iterable[str], path: Path) -> Iterator[Phrase]:
     try:
-        for number, line in enumerate(lines, 1):
-            fields = line.rstrip("\n").split("\t")
-            if number == 1:
-                if tuple(fields) != HEADER:
-                    raise ValueError(f"the columns are not {', '.join(HEADER)}")
-                continue
-            source, target, count, p_target, p_source = fields
-            yield Phrase(source, target, int(count), float(p_target), float(p_source))
+        lines = iter(lines)
+        if tuple(next(lines, "").rstrip("\n").split("\t")) != HEADER:
+            raise ValueError(f"the columns are not {', '.join(HEADER)}")
+        for number, line in enumerate(lines, 2):
+            source, target, count, p_target, p_source = line.rstrip("\n").split("\t")
+            phrase = Phrase(source, target, int(count), float(p_target), float(p_source))
+            if not (0 < phrase.n < 1 << 63 and 0 < phrase.p_target <= 1 and 0 < phrase.p_source <= 1):
+                raise ValueError(
+                    f"line {number}: the count must be at least 1 and probabilities above 0 and at most 1, but are {count}, "
+                    f"{p_target} and {p_source}"
+                )
+            yield phrase
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{path} is not a phrase table, or is damaged: {error}.") from error
 

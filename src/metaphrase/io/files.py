@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from metaphrase.exceptions import StorageError
 
 #: Data included in the package: the demo's bitext and the Universal Declaration of Human Rights.
 PACKAGED_DATA = Path(__file__).parents[1] / "data"
@@ -24,6 +27,9 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
 
     Yields a path to write to, which replaces ``path`` at the end of the block, and is deleted if the block raises. If
     ``unique``, several processes may write the file at the same time.
+
+    Raises:
+        StorageError: The disk is full.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,6 +37,11 @@ def replacing(path: str | Path, *, unique: bool = False) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        # NumPy's error has no number: "9216 requested and 8192 written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) or " requested and " in str(error):
+            raise StorageError(f"Cannot write {path}: the disk is full. Free some space, and repeat.") from error
+        raise
     finally:
         partial.unlink(missing_ok=True)
 

@@ -18,7 +18,7 @@ from metaphrase.io.outputs import check_files
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 from metaphrase.mining.options import EngineOptions, SearchOptions
-from metaphrase.mining.sentences import Sentences, read_sentences
+from metaphrase.mining.sentences import Sentences, check_text, read_sentences
 from metaphrase.mining.shards import embed_texts, work_manifest
 from metaphrase.mining.tasks import run_tasks
 
@@ -65,7 +65,7 @@ def encode_file(
     written = Path(output), Path(f"{output}.txt")
     check_files(written, [text])
     read = partial(read_sentences, text, column)
-    next(read(), None)  # fail on a missing file or column before the model is loaded
+    check_text("text", read)
     with work_folder_of(output) as work:
         pin = PinnedFile.of(text)
         model = load_encoder(search.model, max_length=search.max_length)
@@ -87,14 +87,14 @@ def encode_file(
         )
         if made is None:
             return None
-        with made as folder, replacing(written[0]) as partial_file:
+        with made as folder, replacing(written[0]) as partial_file, partial_file.open("wb") as file:
             advance = begin("Embedding", len(sentences))
             blocks = embed_texts(model, sentences, folder / "text" / "embeddings", search, advance).blocks
-            shape = (len(sentences), blocks[0].shape[1])
-            rows_nh = np.lib.format.open_memmap(partial_file, "w+", blocks[0].dtype, shape)
-            for at, block in enumerate(blocks):
-                rows_nh[at * search.shard_size :][: len(block)] = block
-            rows_nh.flush()
+            shape, descr = (len(sentences), blocks[0].shape[1]), np.lib.format.dtype_to_descr(blocks[0].dtype)
+            header = {"descr": descr, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for block in blocks:  # not through a memory map: a full disk would kill the process
+                file.write(block.tobytes())
         with replacing(written[1]) as partial_file, text_writer(partial_file, packed=False) as lines:
             lines.writelines(f"{sentence}\n" for sentence in sentences)
         clear_work_folder(work)

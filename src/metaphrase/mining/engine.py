@@ -38,7 +38,7 @@ from joblib import cpu_count
 from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import DataError, DataMismatchError, UsageError, WorkerError
+from metaphrase.exceptions import DataError, DataMismatchError, StorageError, UsageError, WorkerError
 from metaphrase.io.digests import weights_digest
 from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
@@ -230,6 +230,7 @@ def run_stages(
     Raises:
         DataMismatchError: The storage holds the work of another command.
         DataError: A file of the storage is missing or damaged.
+        StorageError: The storage cannot be written.
         WorkerError: Some tasks failed repeatedly.
         UsageError: The executor does not accept its arguments, Slurm not the job, or the storage requires another package.
     """
@@ -238,7 +239,10 @@ def run_stages(
     except ImportError as error:
         raise UsageError(f"--storage {work.storage} requires another package: {error}.") from error
     work = replace(work, storage=storage.resolve_paths(""))  # a relative path may be another one elsewhere
-    _copy_texts(texts, storage, work.sentences)
+    try:
+        _copy_texts(texts, storage, work.sentences)
+    except OSError as error:
+        raise StorageError(f"Cannot write to --storage {engine.storage}: {error}.") from error
     before: PipelineExecutor | None = None
     steps: list[Step] = [Embed(work), Index(work), Search(work)]
     for step in (step for step in steps if any(map(step.files, work.sentences))):
@@ -392,18 +396,18 @@ def _changes(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def _copy_texts(texts: Path, storage: DataFolder, sides: Iterable[str]) -> None:
-    """Put the sentences into a storage of another place, unless it has them."""
+    """Put the sentences into a storage of another place, where it lacks them."""
     if storage.is_local() and Path(storage.resolve_paths("")) == texts.resolve():
         return
-    manifest = (texts / MANIFEST).read_bytes()
-    if storage.isfile(MANIFEST):
-        if storage.cat_file(MANIFEST) != manifest:
-            raise DataMismatchError(
-                f"{storage.resolve_paths('')} holds the work of another command: other texts, another encoder or other "
-                "options of the search. Use another --storage, or delete it."
-            )
-        return
+    is_kept = storage.isfile(MANIFEST)
+    if is_kept and storage.cat_file(MANIFEST) != (texts / MANIFEST).read_bytes():
+        raise DataMismatchError(
+            f"{storage.resolve_paths('')} holds the work of another command: other texts, another encoder or other "
+            "options of the search. Use another --storage, or delete it."
+        )
     for path in (*(f"{side}/{name}" for side in sides for name in TEXTS), MANIFEST):  # the last: all are there
+        if is_kept and storage.isfile(path) and storage.size(path) == (texts / path).stat().st_size:
+            continue
         storage.makedirs(str(Path(path).parent), exist_ok=True)
         storage.put_file(str(texts / path), path)
 

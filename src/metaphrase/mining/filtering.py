@@ -114,7 +114,8 @@ def _filter(
     model = load_encoder(search.model, max_length=search.max_length)
     output, summary = options.outputs
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
-    loaded = {"inputs": inputs, "languages": options.languages, "limit": options.limit, "deep": options.negatives > 0}
+    names = ("languages", "limit", "source_lang", "target_lang", "source_column", "target_column")
+    loaded = {"inputs": inputs, **{name: getattr(options, name) for name in names}, "deep": options.negatives > 0}
     open_work_folder(work, work_manifest(model, search, loaded))
     scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
     if scored is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from metaphrase.corpus.codes import language_code
+from metaphrase.corpus.kinds import check_regular
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import MissingExtraError, UsageError
@@ -124,7 +125,10 @@ class MiningOptions:
 
         Raises:
             ValueError: An option is invalid, or an output is a text to mine.
+            FileNotFoundError: A text does not exist.
         """
+        for text in (self.source, self.target):
+            check_regular(Path(text))
         _ = self.languages
         check_writable(self.output)
         check_files(self.outputs, [self.source, self.target])

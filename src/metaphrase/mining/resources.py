@@ -47,7 +47,7 @@ def check_disk(needed: Mapping[str, int], work: Path, note: Callable[[str], Any]
     if needed["disk"] > free:
         raise StorageError(
             f"Not enough disk space in {work}: {_format_bytes(free)} of {_format_bytes(needed['disk'])} are free. Put the "
-            "output on another disk, or pass --half."
+            f"output on another disk, or delete {work} and pass --half."
         )
 
 

@@ -42,6 +42,15 @@ def read_sentences(path: str | Path, column: str | None = None) -> Iterator[str 
         yield text if len(text) <= MAX_CHARS else None
 
 
+def check_text(name: str, read: Callable[[], Iterable[str | None]]) -> None:
+    """Fail on a missing file or column, or a text without sentences, before any work."""
+    lines = 0
+    for lines, text in enumerate(read(), 1):  # noqa: B007 - their number is part of the message
+        if text:
+            return
+    raise CorpusError(f"The {lines} lines of the {name} contain no sentences.")
+
+
 class Sentences(Sequence[str]):
     """Distinct sentences on disk, in the order of their first occurrence.
 
@@ -71,19 +80,18 @@ class Sentences(Sequence[str]):
             is_new_l = np.zeros(len(key_l), dtype=bool)
             is_new_l[np.unique(key_l, return_index=True)[1]] = True
             counts = {"lines": len(key_l), "empty": 0, "unreadable": 0, "repeated": 0, "sentences": 0}
-            ends = np.lib.format.open_memmap(folder / "ends.npy", "w+", np.int64, (max(1, int(is_new_l.sum())),))
+            end_n = np.zeros(int(is_new_l.sum()), dtype=np.int64)
             end = 0
-            with (folder / "sentences.txt").open("wb") as file:
+            with write_atomically(folder / "sentences.txt") as file:
                 for text, is_new in zip(read(), is_new_l, strict=True):
                     if text and is_new:
                         end += file.write(text.encode())
-                        ends[counts["sentences"]] = end
+                        end_n[counts["sentences"]] = end
                         counts["sentences"] += 1
                     else:
                         counts["repeated" if text else "unreadable" if text is None else "empty"] += 1
-            if not counts["sentences"]:
-                raise CorpusError(f"The {counts['lines']} lines of the {folder.name} contain no sentences.")
-            ends.flush()
+            with write_atomically(folder / "ends.npy") as file:  # a full disk kills a process that writes a memory map
+                np.save(file, end_n)
             with write_atomically(facts) as file:
                 file.write(json.dumps(counts).encode())
         return kept or cls(folder)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.prompts import resolve_prompt
-from metaphrase.exceptions import DataError
+from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.digests import PinnedFile, unchanged
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
@@ -26,7 +26,7 @@ from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOption
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
 from metaphrase.mining.search import Neighbours
-from metaphrase.mining.sentences import Sentences, read_sentences
+from metaphrase.mining.sentences import Sentences, check_text, read_sentences
 from metaphrase.mining.shards import SIDES, load_both, search_both, work_manifest
 from metaphrase.mining.tasks import run_tasks
 
@@ -90,6 +90,8 @@ def mine_files(
     engine = EngineOptions() if engine is None else engine
     threshold = options.check()
     engine.check()
+    if threshold == "auto" and search.k < 2:
+        raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
     with work_folder_of(options.output) as work:
         return _mine(options, search, engine, threshold, work, begin, note)
 
@@ -109,8 +111,8 @@ def _mine(
     output, summary, sample, picture = options.outputs
     inputs = [(options.source, options.source_column), (options.target, options.target_column)]
     read = [partial(read_sentences, path, column) for path, column in inputs]
-    for text in read:  # fail on missing files and columns before the model is loaded
-        next(text(), None)
+    for side, text in zip(SIDES, read, strict=True):
+        check_text(side, text)
     pins = [PinnedFile.of(path) for path, _ in inputs]
     model = load_encoder(search.model, max_length=search.max_length)
     files = [
