@@ -151,7 +151,7 @@ def write_report(
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
         analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.languages`: ``geometry`` and
+            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.analysis`: ``geometry`` and
             ``answers``; ``abilities``, rows of guards by name; ``alpha``, an
             :class:`metaphrase.evaluation.guards.AlphaCurve` as data; and ``verdict``, a sentence. All are optional.
 
