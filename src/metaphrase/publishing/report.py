@@ -195,14 +195,11 @@ def _template() -> jinja2.Template:
 def _page(report: Mapping[str, Any]) -> str:
     analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
     recipe = run.pop("recipe", None)
-    drawn = {
-        name: chart for name, chart in charts(report).items() if name != "alignments"
-    }  # the page has tables of them
     return _template().render(
         title=report["title"],
         verdict_shown=verdict_shown,
         colours=COLOURS,
-        charts={name: Markup(svg(name, chart)) for name, chart in drawn.items()},  # matplotlib escapes text
+        charts={name: Markup(svg(name, chart)) for name, chart in charts(report).items()},  # matplotlib escapes text
         sections=[
             _section(
                 name,
