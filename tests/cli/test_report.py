@@ -118,7 +118,7 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     assert -100 <= geometry["after"]["structure"] <= 100
     assert "Worst hub" in page
     printed = capsys.readouterr()
-    assert "2 languages without training data" in printed.out
+    assert "2 languages not trained on" in printed.out
     assert "Encoding" in printed.err
     assert "Encoding" not in printed.out
 

@@ -10,6 +10,7 @@ from rich.syntax import Syntax
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_quiet, notes
+from metaphrase.cli.tables import effect_line
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
@@ -124,10 +125,10 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     yield from comparison_tables(result)
     for name, one in result.retention.items():
         title = f"{name}, {len(one['languages'])} languages not trained on"
-        yield _effect_line(title, one["pooled"], one["limit"], one["verdict"])
+        yield "\n" + effect_line(title, one["pooled"], one["limit"], one["verdict"])
     for name, one in result.abilities.items():
         title = f"Other abilities, {name}, {len(one['languages'])} languages"
-        yield _effect_line(title, one, one.get("limit"), one["verdict"])
+        yield "\n" + effect_line(title, one, one.get("limit"), one["verdict"])
     if result.curve is not None:
         yield f"\n{result.curve}"
     if result.verdict:
@@ -143,13 +144,3 @@ def comparison_tables(result: RunResult) -> Iterator[RenderableType]:
     for name, comparison in result.comparisons.items():
         yield f"\n{name}: {result.model} before, {result.output} after"
         yield render_table(result.after[name], result.before[name], comparison)
-
-
-def _effect_line(title: str, row: Mapping[str, Any], limit: float | None, verdict: str) -> str:
-    """What training changed on data that it did not aim at, as one line."""
-    low, high = row["interval"]
-    line = "" if limit is None else f" against a red line of {-limit:g}"
-    return (
-        f"\n{title}: {row['before']:.1f} → {row['after']:.1f}, {row['difference']:+.2f} points "
-        f"[{low:+.2f}, {high:+.2f}]{line}: {verdict}"
-    )
