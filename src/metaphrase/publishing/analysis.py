@@ -25,6 +25,7 @@ from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.corpus.words import Words, segmenter_of_text
 from metaphrase.evaluation.geometry import hubs, isotropy, language_identification
 from metaphrase.evaluation.measures import spearman
+from metaphrase.evaluation.similarity_structure import pairwise_cosines
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.environment import install_command
 from metaphrase.io.work_folders import damage_in
@@ -368,9 +369,7 @@ def geometry_of(embedded: Embedded, sets: Mapping[str, ParallelSet]) -> dict[str
 
 
 def _structure(before_nh: NDArray[Any], after_nh: NDArray[Any]) -> float:
-    rows = [unit_rows(side_nh[:_STRUCTURE_SENTENCES]) for side_nh in (before_nh, after_nh)]
-    upper = np.triu_indices(len(rows[0]), 1)
-    old, new = ((side_nh @ side_nh.T)[upper] for side_nh in rows)
+    old, new = (pairwise_cosines(side_nh[:_STRUCTURE_SENTENCES]) for side_nh in (before_nh, after_nh))
     return spearman(old, new) if len(old) > 1 else 100.0
 
 
