@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from metaphrase.aligners import workflow
-from metaphrase.aligners.lines import LINES as LINES_TOGETHER
 from metaphrase.aligners.statistical import StatisticalAligner
+from metaphrase.aligners.workflow import LINES as LINES_TOGETHER
 from metaphrase.cli import main
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.phrases import PhraseTable

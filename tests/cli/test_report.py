@@ -83,7 +83,7 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     options = ["--data", str(data), "--resamples", "200", "--errors", "40", "--evaluation", answers]
     assert main(["report", str(finished), *options]) == 0
     out = finished / "report"
-    names = ("accuracy-mini", "retention-mini", "curves", "tokens", "margins", "answers", "alignments")
+    names = ("accuracy-mini", "retention-mini", "curves", "tokens", "margins", "answers")
     pictures = {f"{name}.png" for name in names}
     assert {path.name for path in out.iterdir()} == {"_metaphrase", "report.html", "report.json", *pictures}
     report = read(out)
@@ -118,7 +118,7 @@ def test_report_of_a_run(finished, data, tiny_encoder, capsys):
     assert -100 <= geometry["after"]["structure"] <= 100
     assert "Worst hub" in page
     printed = capsys.readouterr()
-    assert "2 languages without training data" in printed.out
+    assert "2 languages not trained on" in printed.out
     assert "Encoding" in printed.err
     assert "Encoding" not in printed.out
 

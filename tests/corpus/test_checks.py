@@ -18,7 +18,7 @@ from metaphrase.corpus.checks import (
     read_corpus,
 )
 from metaphrase.corpus.parallel import ParallelSet, load_parallel_folder
-from metaphrase.exceptions import CorpusError, MissingExtraError
+from metaphrase.exceptions import CorpusError
 from metaphrase.io.files import PACKAGED_DATA as DATA
 
 LANGUAGES = ("et", "fi", "ml", "sw", "te", "th", "tl", "vi")
@@ -144,18 +144,6 @@ def test_lines_of_another_language(demo):
     assert (finding.severity, finding.code) == ("warning", "other-language-lines")
     assert "Finnish (fi)" in finding.message
     assert 10 < finding.count <= 22
-
-
-def test_without_the_identifier_there_is_a_warning(demo, monkeypatch):
-    def missing(language):
-        raise MissingExtraError("pip install 'py3langid'")
-
-    monkeypatch.setattr(checks, "knows", missing)
-    findings = check_corpus({"sw": demo["sw"], "fi": demo["fi"]})
-    assert [finding.message for finding in findings if finding.code == "not-identified"] == [
-        "The languages of the sides were not checked. pip install 'py3langid'"
-    ]
-    assert errors(findings) == []
 
 
 @pytest.mark.parametrize(("share", "severity"), [(0.02, "info"), (0.2, "warning"), (0.6, "error")])

@@ -1,12 +1,9 @@
-import builtins
-
 import pytest
 
 from metaphrase.corpus import identification
 from metaphrase.corpus.identification import canonical, identify, knows, language_name, related
 from metaphrase.corpus.parallel import load_parallel_folder
 from metaphrase.evaluation.diagnosis import UDHR
-from metaphrase.exceptions import MissingExtraError
 
 #: Languages of the Declaration of Human Rights that the classifier has not learnt.
 UNKNOWN = {"bo", "ceb", "su", "wo"}
@@ -56,17 +53,3 @@ def test_codes_and_names():
     assert knows("fil")
     assert not knows("wo")
     assert set(identification._classifier().labels) - {"zxx"} <= set(identification.NAMES)
-
-
-def test_without_the_package_the_message_says_how_to_install_it(monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name.startswith("py3langid"):
-            raise ModuleNotFoundError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    identification._classifier.cache_clear()
-    with pytest.raises(MissingExtraError, match=r"py3langid"):
-        identify(["Watu wote"])

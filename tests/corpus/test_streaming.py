@@ -11,7 +11,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from torch.utils.data import DataLoader
 
 from metaphrase.corpus import Cleaning, load_corpus
-from metaphrase.corpus.mixing import mix, shares
+from metaphrase.corpus.loading import mix, shares
 from metaphrase.corpus.overlap import overlap
 from metaphrase.corpus.readers import read_parallel
 from tests.corpus.samples import (

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from metaphrase.evaluation.embedding_store import StoredEncoder, shrink
+from metaphrase.evaluation.encoding import StoredEncoder, shrink
 from tests.faults.children import Child
 
 

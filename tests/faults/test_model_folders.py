@@ -34,7 +34,7 @@ from metaphrase.aligners.span import SpanAligner
 from metaphrase.cli import main
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.evaluation.encoding import prepare
-from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
+from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head
 from metaphrase.exceptions import MetaphraseError, ModelError, ModelFileError, NonFiniteError, UsageError
 from metaphrase.objectives import HeadSources
 from metaphrase.objectives.vocabulary import VocabularyHead

@@ -132,7 +132,7 @@ def report(baseline=True, word="mbwa"):
 def test_pictures(tmp_path, baseline):
     content = report(baseline, word="犬ఒక")  # of scripts that few fonts cover
     paths = plots.save_pictures(content, tmp_path / "new")
-    names = ["accuracy-demo", *["retention-udhr"] * baseline, "curves", "tokens", "margins", "alignments"]
+    names = ["accuracy-demo", *["retention-udhr"] * baseline, "curves", "tokens", "margins"]
     assert [path.stem for path in paths] == names
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
@@ -142,8 +142,6 @@ def test_pictures(tmp_path, baseline):
 @pytest.mark.long
 def test_markup_is_deterministic_and_needs_nothing_else():
     for name, chart in plots.charts(report()).items():
-        if name == "alignments":  # tables on the page
-            continue
         markup = plots.svg(name, chart)
         if name == "accuracy-demo":
             assert markup == plots.svg(name, chart)
@@ -158,10 +156,9 @@ def test_markup_is_deterministic_and_needs_nothing_else():
 def test_charts_are_legible_on_a_phone():
     """A width of 360 points, of which a phone of 400 pixels shows 372 pixels, and no text below 8 points."""
     for name, chart in plots.charts(report()).items():
-        if name != "alignments":
-            markup = plots.svg(name, chart)
-            assert float(re.match(r'<svg viewBox="0 0 ([\d.]+) ', markup)[1]) <= 360
-            assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", markup)) >= 8
+        markup = plots.svg(name, chart)
+        assert float(re.match(r'<svg viewBox="0 0 ([\d.]+) ', markup)[1]) <= 360
+        assert min(float(size) for size in re.findall(r"font-size: ([\d.]+)px", markup)) >= 8
 
 
 def test_markup_of_two_charts_shares_no_id():

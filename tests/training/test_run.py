@@ -244,7 +244,7 @@ def test_the_command_of_a_configuration_gives_the_configuration():
     command = config.command()
     assert "secret" not in shlex.join(command)
     assert "secret" not in repr(config)
-    parsed, _ = parse_run(command[2:], prog="metaphrase train", description="", examples=())
+    parsed, *_ = parse_run(command[2:], prog="metaphrase train", description="", examples=())
     assert {name: getattr(parsed, name) for name in settings} == settings
     assert parsed.head_learning_rate == config.head_learning_rate == 5e-4
 

@@ -1,23 +1,40 @@
-"""Aligning the words of a corpus: files in, a file with links out. A killed run resumes."""
+"""Aligning the words of a corpus: files in, a file with links out, which a killed run resumes; or lines in, lines out.
+
+The lines of a stream are sentence pairs, and each yields one line, in input order.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO
 
 from datasets import Dataset
 
-from metaphrase.aligners.lines import save_models
-from metaphrase.aligners.linking import AlignmentReport, add_alignment, load_aligners
+from metaphrase.aligners import ALIGNERS, STATISTICAL
+from metaphrase.aligners.linking import (
+    AlignmentReport,
+    add_alignment,
+    align_rows,
+    aligner_name,
+    choose_aligner,
+    load_aligners,
+    segmenter_of,
+)
 from metaphrase.aligners.options import AlignOptions
-from metaphrase.corpus.loading import Corpus
 from metaphrase.corpus.phrases import PhraseTable
+from metaphrase.corpus.readers.columns import is_header
 from metaphrase.corpus.writing import write_corpus
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.digests import file_sha256
+from metaphrase.io.outputs import claim_folder
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 
 logger = logging.getLogger(__name__)
@@ -56,7 +73,8 @@ def _align(
         note(f"{corpus.report}\n")
     inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
     open_work_folder(work, _manifest(options, inputs))
-    dataset, report = _add_links(corpus, options, work, show_progress)
+    assert isinstance(corpus.dataset, Dataset)
+    dataset, report = _add_links(corpus.dataset, options, work, show_progress)
     if not save_models(work / "models", options.save):
         logger.warning("No aligner was saved: every pair already has links, so none was trained.")
     files = [{"file": facts["file"], "sha256": facts["sha256"]} for facts in corpus.files]
@@ -71,17 +89,15 @@ def _align(
 
 
 def _add_links(
-    corpus: Corpus, options: AlignOptions, work: Path, show_progress: bool
+    dataset: Dataset, options: AlignOptions, folder: str | Path | None, show_progress: bool
 ) -> tuple[Dataset, AlignmentReport]:
-    aligner = load_aligners(options.load, heuristic=options.heuristic) if options.load else options.aligner
-    assert isinstance(corpus.dataset, Dataset)
     return add_alignment(
-        corpus.dataset,
-        aligner,
+        dataset,
+        load_aligners(options.load, heuristic=options.heuristic) if options.load else options.aligner,
         segmenter=options.segmenter,
         overwrite=options.overwrite,
         show_progress=show_progress,
-        folder=work,
+        folder=folder,
         **({} if options.load else options.settings),
     )
 
@@ -94,3 +110,158 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
         files = sorted(Path(options.load).rglob("aligner.json"))
         manifest["load"] = {str(path): file_sha256(path) for path in files}
     return {"inputs": dict(inputs), **manifest}
+
+
+#: Lines that are aligned together by an aligner that is not trained on them.
+LINES = 256
+_READ = ("source", "target", "source_lang", "target_lang", "alignment", "alignment_scores", "segmenter")
+
+
+@dataclass
+class LineReader:
+    """Sentence pairs, one per line, and their format.
+
+    The header is None if the first line is a pair.
+    """
+
+    header: list[str] | None
+    rows: Iterator[list[str]]
+
+    @classmethod
+    def open(cls, stream: BinaryIO) -> LineReader:
+        """Read the first line, and infer the format: TSV with or without a header, or that of fast_align."""
+        lines = _decode(stream)
+        first = next(lines, None)
+        if first is None:
+            return cls(None, iter(()))
+        text = first[1]
+        if "\t" not in text and "|||" in text.split():
+            return cls(None, _split(chain([first], lines), 2, "|||"))
+        columns = text.split("\t")
+        if {"source", "target"} <= set(columns):
+            if len(set(columns)) < len(columns):
+                raise CorpusError(f"stdin:1: the header has a duplicate column: {', '.join(columns)}.")
+            return cls(columns, _split(lines, len(columns), "\t"))
+        if len(columns) != 2 or is_header(columns):
+            raise CorpusError(
+                "stdin:1: expected a line 'source<TAB>target' or 'a b ||| x y', or a header with the columns 'source' and "
+                f"'target', found {text[:80]!r}."
+            )
+        return cls(None, _split(chain([first], lines), 2, "\t"))
+
+    def columns(self, rows: Sequence[Sequence[str]], options: AlignOptions) -> dict[str, list[Any]]:
+        """Convert rows to the columns that an aligner reads."""
+        names = self.header or ["source", "target"]
+        columns: dict[str, list[Any]] = {
+            name: [row[at] for row in rows] for at, name in enumerate(names) if name in _READ
+        }
+        columns.setdefault("source_lang", [options.source_lang] * len(rows))
+        columns.setdefault("target_lang", [options.target_lang] * len(rows))
+        return columns
+
+    def added(self, options: AlignOptions) -> list[str]:
+        """Columns of the output: without a header only the links, and ``segmenter`` only if ICU may be used."""
+        if self.header is None:
+            return ["alignment"]
+        named = not {"source_lang", "target_lang", "segmenter"}.isdisjoint(self.header)
+        unspaced = segmenter_of((options.source_lang, options.target_lang), options.segmenter) == "icu"
+        return ["alignment", "alignment_scores", *(["segmenter"] if named or unspaced else [])]
+
+
+def align_lines(
+    options: AlignOptions, stream: BinaryIO, out: BinaryIO, *, show_progress: bool = False
+) -> AlignmentReport:
+    """Align lines of sentence pairs. An aligner that is not trained on them writes links as lines arrive."""
+    options.check()
+    lines = LineReader.open(stream)
+    if lines.header is not None and not options.pharaoh:
+        new = [name for name in lines.added(options) if name not in lines.header]
+        _write(out, "\t".join([*lines.header, *new]))
+    if options.aligner in STATISTICAL and not options.load:
+        return _align_all(lines, options, out, show_progress)
+    return _align_streaming(lines, options, out)
+
+
+def save_models(models: Path, folder: str | None) -> bool:
+    """Copy trained aligners to the folder of ``save``.
+
+    False if no aligner was trained.
+    """
+    if folder is None:
+        return True
+    if models.exists():
+        shutil.copytree(models, claim_folder(folder), dirs_exist_ok=True)
+    return models.exists()
+
+
+def _align_all(lines: LineReader, options: AlignOptions, out: BinaryIO, show_progress: bool) -> AlignmentReport:
+    """Train on all lines, then align them."""
+    rows = list(lines.rows)
+    if not rows:
+        return AlignmentReport(options.aligner)
+    with TemporaryDirectory() as folder:
+        pairs = Dataset.from_dict(lines.columns(rows, options))
+        dataset, report = _add_links(pairs, options, folder if options.save else None, show_progress)
+        save_models(Path(folder) / "models", options.save)
+    _write_rows(lines, rows, {name: dataset[name] for name in dataset.column_names}, options, out)
+    return report
+
+
+def _align_streaming(lines: LineReader, options: AlignOptions, out: BinaryIO) -> AlignmentReport:
+    """Align lines as they arrive."""
+    loaded = load_aligners(options.load, heuristic=options.heuristic) if options.load else None
+    aligner = ALIGNERS[options.aligner](**options.settings) if loaded is None else loaded
+    report = AlignmentReport(options.aligner if loaded is None else aligner_name(loaded))
+    while rows := list(islice(lines.rows, LINES)):
+        columns = lines.columns(rows, options)
+        start = time.perf_counter()
+        links = align_rows(
+            columns,
+            partial(choose_aligner, aligner),
+            segmenter=options.segmenter,
+            overwrite=options.overwrite,
+            report=report,
+        )
+        report.seconds += time.perf_counter() - start
+        _write_rows(lines, rows, columns | links, options, out)
+        out.flush()
+    return report
+
+
+def _write_rows(
+    lines: LineReader,
+    rows: Sequence[Sequence[str]],
+    columns: Mapping[str, Sequence[str | None]],
+    options: AlignOptions,
+    out: BinaryIO,
+) -> None:
+    names = lines.header or ["source", "target"]
+    added = lines.added(options)
+    new = [name for name in added if name not in names]
+    values = {name: list(columns[name]) if name in columns else [None] * len(rows) for name in added}
+    for at, row in enumerate(rows):
+        if options.pharaoh:
+            _write(out, values["alignment"][at] or "")
+            continue
+        old = [values[name][at] if name in values else cell for name, cell in zip(names, row, strict=True)]
+        _write(out, "\t".join(cell or "" for cell in [*old, *(values[name][at] for name in new)]))
+
+
+def _write(out: BinaryIO, text: str) -> None:
+    out.write(f"{text}\n".encode())
+
+
+def _decode(stream: BinaryIO) -> Iterator[tuple[int, str]]:
+    for number, raw in enumerate(stream, 1):
+        try:
+            yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise CorpusError(f"stdin:{number}: this is not UTF-8 (byte {raw[error.start]:#04x}).") from error
+
+
+def _split(lines: Iterable[tuple[int, str]], width: int, separator: str) -> Iterator[list[str]]:
+    for number, text in lines:
+        fields = text.split("\t") if separator == "\t" else [side.strip() for side in text.split(separator)]
+        if len(fields) != width:
+            raise CorpusError(f"stdin:{number}: expected {width} columns, found {len(fields)}: {text[:80]!r}.")
+        yield fields

@@ -11,12 +11,10 @@ from typing import Any, BinaryIO, cast
 
 from rich.table import Table
 
-from metaphrase.aligners.lines import align_lines
 from metaphrase.aligners.linking import AlignmentReport
 from metaphrase.aligners.options import AlignOptions
-from metaphrase.aligners.workflow import align_files
-from metaphrase.cli.arguments import leading_values
-from metaphrase.cli.options import parse
+from metaphrase.aligners.workflow import align_files, align_lines
+from metaphrase.cli.options import leading_values, parse
 from metaphrase.cli.output import emit, is_json, notes, show_progress
 from metaphrase.corpus.codes import split_languages
 from metaphrase.exceptions import MissingExtraError, UsageError

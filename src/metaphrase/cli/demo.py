@@ -26,10 +26,10 @@ EXAMPLES = (
 def parse(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
     """Parse the demo's options; ``merge`` and ``debias`` have defaults only for the demo's own recipe."""
     about: dict[str, Any] = {"prog": "metaphrase demo", "description": DESCRIPTION, "examples": EXAMPLES}
-    config, command = parse_run(argv, demo_settings(), **about)
+    config, command, _ = parse_run(argv, demo_settings(), **about)
     if config.recipe == demo_settings()["recipe"]:
         return config, command
-    return parse_run(argv, demo_settings(config.recipe), **about)
+    return parse_run(argv, demo_settings(config.recipe), **about)[:2]
 
 
 def run(argv: Sequence[str]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from metaphrase.cli.arguments import leading_values
-from metaphrase.cli.options import parse
+from metaphrase.cli.options import leading_values, parse
 from metaphrase.cli.output import emit, emit_submitted, notes, progress
 from metaphrase.cli.pushing import PushPairsOptions
 from metaphrase.exceptions import UsageError

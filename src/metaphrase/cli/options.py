@@ -20,12 +20,23 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from metaphrase.cli.arguments import leading_values
 from metaphrase.cli.output import configure
 from metaphrase.exceptions import ConfigError, UsageError
 from metaphrase.io.arguments import check_value, hints_of, is_limited, is_of_type
 from metaphrase.io.configuration import default_of, did_you_mean, place, plain, read_yaml
 from metaphrase.io.outputs import check_files
+
+
+def leading_values(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Split the values before the first flag from the other arguments.
+
+    >>> leading_values(["a.txt", "b.txt", "-o", "out.tsv"])
+    (['a.txt', 'b.txt'], ['-o', 'out.tsv'])
+    """
+    flags = (at for at, token in enumerate(argv) if token.startswith("-"))
+    end = next(flags, len(argv))
+    return list(argv[:end]), list(argv[end:])
+
 
 #: Flags that every command has, with their help.
 FLAGS = {

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, notes, progress
+from metaphrase.cli.tables import effect_line
 from metaphrase.publishing.report import render_table
 from metaphrase.publishing.run_report import ReportOptions, report_run
 
@@ -42,8 +43,5 @@ def _tables(report: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield Text(name, style="bold")
         yield render_table(after, (report["before"] or {}).get(name), report["comparisons"].get(name))
     for name, one in report["analysis"]["retention"].items():
-        low, high = one["pooled"]["interval"]
-        yield (
-            f"{name}, {len(one['languages'])} languages without training data: {one['pooled']['difference']:+.2f} points "
-            f"[{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: {one['verdict']}"
-        )
+        title = f"{name}, {len(one['languages'])} languages not trained on"
+        yield effect_line(title, one["pooled"], one["limit"], one["verdict"])

@@ -10,6 +10,7 @@ from rich.syntax import Syntax
 
 from metaphrase.cli.options import parse
 from metaphrase.cli.output import emit, is_quiet, notes
+from metaphrase.cli.tables import effect_line
 from metaphrase.exceptions import MetaphraseError
 from metaphrase.io.redaction import hide
 from metaphrase.publishing.report import render_table
@@ -60,25 +61,12 @@ def parse_run(
     prog: str,
     description: str,
     examples: Sequence[str],
-) -> tuple[RunConfig, list[str]]:
-    """Parse the options of a training run: the recipe's settings, ``defaults``, ``--config``, then the command line.
-
-    Returns the configuration, and the command without a token, as it may be printed and written.
-    """
-    config, command, _ = parse_runs(argv, defaults, prog=prog, description=description, examples=examples)
-    return config, command
-
-
-def parse_runs(
-    argv: Sequence[str],
-    defaults: Mapping[str, Any] | None = None,
-    *,
-    prog: str,
-    description: str,
-    examples: Sequence[str],
     also: Sequence[type] = (),
 ) -> tuple[RunConfig, list[str], tuple[Any, ...]]:
-    """`parse_run`, with options of further dataclasses, which are returned last."""
+    """Parse the options of a training run: the recipe's settings, ``defaults``, ``--config``, then the command line.
+
+    Returns the configuration, the command without a token, as it may be printed and written, and the options ``also``.
+    """
     about: dict[str, Any] = {"description": description, "examples": examples, "leading": LEADING}
     token, argv = without_token(argv)
     hide(token)
@@ -136,9 +124,11 @@ def summary(result: RunResult) -> Iterator[RenderableType]:
     """Format a result for the console: tables before and after, retention, paths, and how to load the release."""
     yield from comparison_tables(result)
     for name, one in result.retention.items():
-        yield retention_line(name, one)
+        title = f"{name}, {len(one['languages'])} languages not trained on"
+        yield "\n" + effect_line(title, one["pooled"], one["limit"], one["verdict"])
     for name, one in result.abilities.items():
-        yield ability_line(name, one)
+        title = f"Other abilities, {name}, {len(one['languages'])} languages"
+        yield "\n" + effect_line(title, one, one.get("limit"), one["verdict"])
     if result.curve is not None:
         yield f"\n{result.curve}"
     if result.verdict:
@@ -154,23 +144,3 @@ def comparison_tables(result: RunResult) -> Iterator[RenderableType]:
     for name, comparison in result.comparisons.items():
         yield f"\n{name}: {result.model} before, {result.output} after"
         yield render_table(result.after[name], result.before[name], comparison)
-
-
-def retention_line(name: str, one: Mapping[str, Any]) -> str:
-    """Retention on a test set, as one line."""
-    pooled, (low, high) = one["pooled"], one["pooled"]["interval"]
-    return (
-        f"\n{name}, {len(one['languages'])} languages not trained on: {pooled['before']:.1f} → {pooled['after']:.1f}, "
-        f"{pooled['difference']:+.2f} points [{low:+.2f}, {high:+.2f}] against a red line of {-one['limit']:g}: "
-        f"{one['verdict']}"
-    )
-
-
-def ability_line(name: str, one: Mapping[str, Any]) -> str:
-    """Retention of an ability besides translations, as one line."""
-    low, high = one["interval"]
-    line = f" against a red line of {-one['limit']:g}" if "limit" in one else ""
-    return (
-        f"\nOther abilities, {name}, {len(one['languages'])} languages: {one['before']:.1f} → {one['after']:.1f}, "
-        f"{one['difference']:+.2f} points [{low:+.2f}, {high:+.2f}]{line}: {one['verdict']}"
-    )

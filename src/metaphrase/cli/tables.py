@@ -93,3 +93,13 @@ def runs_table(rows: Sequence[Mapping[str, Any]], baseline: str) -> Table:
             verdict_shown(row),
         )
     return table
+
+
+def effect_line(title: str, row: Mapping[str, Any], limit: float | None, verdict: str) -> str:
+    """What training changed on data that it did not aim at, as one line."""
+    low, high = row["interval"]
+    line = "" if limit is None else f" against a red line of {-limit:g}"
+    return (
+        f"{title}: {row['before']:.1f} → {row['after']:.1f}, {row['difference']:+.2f} points "
+        f"[{low:+.2f}, {high:+.2f}]{line}: {verdict}"
+    )

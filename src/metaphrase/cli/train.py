@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from metaphrase.cli.output import emit
-from metaphrase.cli.runs import execute, execute_and_print, parse_runs
+from metaphrase.cli.runs import execute, execute_and_print, parse_run
 from metaphrase.cli.tables import runs_table
 from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Seed, checked
@@ -38,7 +38,7 @@ class SeedOptions:
 
 def run(argv: Sequence[str]) -> int:
     """Train, release and measure; print the results and their location."""
-    config, command, (several,) = parse_runs(
+    config, command, (several,) = parse_run(
         argv,
         prog="metaphrase train",
         description="Train an encoder with a recipe and release it.",

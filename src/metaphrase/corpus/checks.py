@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.files import CorpusLike, find_files, unknown_language
-from metaphrase.corpus.identification import LINES, Identification, canonical, identify, knows, language_name
+from metaphrase.corpus.identification import LINES, Identification, Line, canonical, identify, knows, language_name
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.corpus.readers import read_pairs
 from metaphrase.corpus.report import EXAMPLES, CorpusReport
 from metaphrase.corpus.shifts import Shift, find_shift, length_similarity
 from metaphrase.corpus.text import normalised
-from metaphrase.exceptions import CorpusError, MissingExtraError
+from metaphrase.exceptions import CorpusError
 
 Severity = Literal["error", "warning", "info"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
@@ -178,11 +178,7 @@ def check_languages(
         seed: Seed of the sample of lines.
     """
     language = pairs.language
-    try:
-        unknown = [code for code in (language, target_lang) if not knows(code)]
-    except MissingExtraError as error:
-        message = f"The languages of the sides were not checked. {error}"
-        return [Finding("warning", "not-identified", message)]
+    unknown = [code for code in (language, target_lang) if not knows(code)]
     texts = pairs.sources, pairs.targets
     found = tuple(identify(side, lines=lines, seed=seed) for side in texts)
     findings = []
@@ -194,10 +190,8 @@ def check_languages(
             findings.append(Finding("warning", "no-language", message, language))
         elif expected in unknown:
             findings.append(_unknown(side, expected, language, identified))
-        elif wrong := _wrong_language(side, expected, language, identified):
+        elif wrong := _other_language(side, expected, language, identified):
             findings.append(wrong)
-        elif nearby := _related_language(side, expected, language, identified):
-            findings.append(nearby)
         elif others := _other_lines(side, expected, language, identified):
             findings.append(others)
     return findings
@@ -230,51 +224,34 @@ def _swapped(
     )
 
 
-def _wrong_language(side: str, expected: str, language: str, found: Identification) -> Finding | None:
-    best = str(found.best)
-    if found.shares[best] < SURE or found.share(expected) > ABSENT:
-        return None
-    count = sum(line.language == best for line in found.lines)
-    remedy = f", or pass --languages {best}" if side == "source" else ""
-    return Finding(
-        "error" if len(found.lines) >= MIN_LINES else "warning",
-        "wrong-language",
-        f"The {side} side looks like {language_name(best)}, not {language_name(expected)}, in {count} of "
-        f"{len(found.lines)} lines. Pass the right file{remedy}.",
-        language,
-        count,
-        len(found.lines),
-        _examples((line.text,) for line in found.lines if line.language == best),
-    )
-
-
-def _related_language(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+def _other_language(side: str, expected: str, language: str, found: Identification) -> Finding | None:
+    """The side is in another language, or in a related one."""
     best = str(found.best)
     if found.shares[best] < SURE or found.shares.get(canonical(expected), 0.0) > ABSENT:
         return None
-    return Finding(
-        "warning",
-        "related-language",
-        f"The {side} side looks more like {language_name(best)} than {language_name(expected)}. These languages are hard to "
-        "distinguish in short lines: inspect the examples.",
-        language,
-        sum(line.language == best for line in found.lines),
-        len(found.lines),
-        _examples((line.text,) for line in found.lines if line.language == best),
+    lines = [line for line in found.lines if line.language == best]
+    if found.share(expected) > ABSENT:
+        message = (
+            f"The {side} side looks more like {language_name(best)} than {language_name(expected)}. These languages are "
+            "hard to distinguish in short lines: inspect the examples."
+        )
+        return _about_lines("warning", "related-language", message, language, found, lines)
+    remedy = f", or pass --languages {best}" if side == "source" else ""
+    message = (
+        f"The {side} side looks like {language_name(best)}, not {language_name(expected)}, in {len(lines)} of "
+        f"{len(found.lines)} lines. Pass the right file{remedy}."
     )
+    severity: Severity = "error" if len(found.lines) >= MIN_LINES else "warning"
+    return _about_lines(severity, "wrong-language", message, language, found, lines)
 
 
 def _unknown(side: str, expected: str, language: str, found: Identification) -> Finding:
-    best = str(found.best)
-    return Finding(
-        "warning",
-        "unknown-language",
-        f"The language identifier does not know {language_name(expected)}, so the {side} side was not checked; it "
-        f"is closest to {language_name(best)}. Inspect the examples.",
-        language,
-        of=len(found.lines),
-        examples=_examples((line.text,) for line in found.lines),
+    message = (
+        f"The language identifier does not know {language_name(expected)}, so the {side} side was not checked; it is "
+        f"closest to {language_name(str(found.best))}. Inspect the examples."
     )
+    examples = _examples((line.text,) for line in found.lines)
+    return Finding("warning", "unknown-language", message, language, of=len(found.lines), examples=examples)
 
 
 def _other_lines(side: str, expected: str, language: str, found: Identification) -> Finding | None:
@@ -283,16 +260,19 @@ def _other_lines(side: str, expected: str, language: str, found: Identification)
         return None
     counts = Counter(line.language for line in others).most_common(3)
     named = ", ".join(f"{language_name(code)} {n}" for code, n in counts)
-    return Finding(
-        "warning",
-        "other-language-lines",
+    message = (
         f"{len(others)} of {len(found.lines)} lines of the {side} side are not {language_name(expected)}, with high "
-        f"probability: {named}. Remove them.",
-        language,
-        len(others),
-        len(found.lines),
-        _examples((line.text,) for line in others),
+        f"probability: {named}. Remove them."
     )
+    return _about_lines("warning", "other-language-lines", message, language, found, others)
+
+
+def _about_lines(
+    severity: Severity, code: str, message: str, language: str, found: Identification, lines: Sequence[Line]
+) -> Finding:
+    """A finding about some of the identified lines."""
+    examples = _examples((line.text,) for line in lines)
+    return Finding(severity, code, message, language, len(lines), len(found.lines), examples)
 
 
 # --------------------------------------------------------------------------------------------------------------- pairs

@@ -1,6 +1,6 @@
 """Language identification of texts, by the mean probabilities over a sample of lines.
 
-The classifier is py3langid (``pip install 'py3langid'``): 139 languages, with its model inside the wheel. Its accuracy is
+The classifier is py3langid: 139 languages, with its model inside the wheel. Its accuracy is
 97.5 % on 150 short lines of each of Tatoeba's 36 languages, and 94 % on the 94 languages of the bundled Declaration of
 Human Rights. The mean of its probabilities over about a hundred lines is reliable.
 """
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-
-from metaphrase.exceptions import MissingExtraError
 
 #: Lines per identification.
 LINES = 500
@@ -154,11 +152,7 @@ def related(language: str) -> frozenset[str]:
 
 
 def knows(language: str) -> bool:
-    """Return whether the classifier knows a language.
-
-    Raises:
-        MissingExtraError: The classifier is not installed.
-    """
+    """Return whether the classifier knows a language."""
     return canonical(language) in _classifier().labels
 
 
@@ -169,9 +163,6 @@ def identify(texts: Sequence[str], *, lines: int = LINES, seed: int = 0) -> Iden
         texts: Lines, mostly in one language. Very short lines are skipped if there are enough others.
         lines: Size of the sample.
         seed: Seed of the sample.
-
-    Raises:
-        MissingExtraError: The classifier is not installed; the message says how to install it.
     """
     classifier = _classifier()
     usable = [text for text in texts if any(map(str.isalpha, text))]
@@ -194,8 +185,6 @@ def identify(texts: Sequence[str], *, lines: int = LINES, seed: int = 0) -> Iden
 
 @cache
 def _classifier() -> Any:
-    try:
-        from py3langid.langid import MODEL_FILE, LanguageIdentifier
-    except ImportError as error:
-        raise MissingExtraError("Language identification requires py3langid: pip install 'py3langid'.") from error
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # slow to import
+
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -6,8 +6,10 @@ import dataclasses
 import importlib.metadata
 import json
 import logging
-from collections import Counter
-from collections.abc import Callable, Sequence
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -15,19 +17,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from datasets import Dataset, IterableDataset
+import pyarrow.parquet as pq
+from datasets import Dataset, IterableDataset, interleave_datasets
 from datasets.fingerprint import Hasher
 
 from metaphrase.corpus.cleaning import Cleaning
 from metaphrase.corpus.codes import bare_language
-from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_names, find_files
-from metaphrase.corpus.hub import pin_revision
-from metaphrase.corpus.mixing import mix
+from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_names, find_files, unknown_language
+from metaphrase.corpus.hub import count_rows, pin_revision
+from metaphrase.corpus.kinds import XML
+from metaphrase.corpus.readers import read_pairs
+from metaphrase.corpus.readers.moses import check_line_counts
 from metaphrase.corpus.report import CorpusReport
 from metaphrase.corpus.rows import SENTENCES, Row, row_features
 from metaphrase.corpus.selection import Selection, select_rows
-from metaphrase.corpus.streaming import stream_files
-from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION
+from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION, count_lines, read_chunks
 from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.arguments import Count, LanguageTemperature, Positive, Seed, Share, checked
 from metaphrase.io.digests import PinnedFile
@@ -250,3 +254,124 @@ def _mixed(corpus: Corpus, temperature: float, seed: int) -> Corpus:
     dataset = corpus.dataset.select(mix(corpus.dataset["source_lang"], temperature, seed))
     corpus.report.sampled = dict(Counter(dataset["source_lang"]))
     return dataclasses.replace(corpus, dataset=dataset)
+
+
+# Mixing
+
+
+def shares(sizes: Mapping[str, int], temperature: float) -> dict[str, float]:
+    """Compute each language's share of a mixture, in proportion to ``size ** temperature``.
+
+    The exponent is the smoothing of multilingual BERT (0.7): 1 keeps the shares, 0 makes them equal.
+
+    >>> shares({"sw": 100, "te": 400}, 0.5)
+    {'sw': 0.3333333333333333, 'te': 0.6666666666666666}
+    """
+    weights = {language: size**temperature for language, size in sizes.items() if size}
+    return {language: weight / sum(weights.values()) for language, weight in weights.items()}
+
+
+def mix(languages: Sequence[str], temperature: float, seed: int) -> list[int]:
+    """Resample rows at the same total size; within a language, the counts of two rows differ by one at most.
+
+    Returns the row numbers of the mixture. The temperature is the exponent of the sizes; see `shares`.
+    """
+    rows: dict[str, list[int]] = defaultdict(list)
+    for i, language in enumerate(languages):
+        rows[language].append(i)
+    total = sum(map(len, rows.values()))
+    exact = {code: p * total for code, p in shares({c: len(r) for c, r in rows.items()}, temperature).items()}
+    counts = {language: math.floor(n) for language, n in exact.items()}
+    rest = sorted(exact, key=lambda language: (counts[language] - exact[language], language))
+    for language in rest[: total - sum(counts.values())]:
+        counts[language] += 1
+    generator = random.Random(seed)
+    mixture: list[int] = []
+    for language in sorted(rows):
+        copies, more = divmod(counts[language], len(rows[language]))
+        mixture += rows[language] * copies + generator.sample(rows[language], more)
+    generator.shuffle(mixture)
+    return mixture
+
+
+#: Pairs of each file that are read in advance, to find the columns of the stream.
+_PEEKED = 100
+
+
+# Streaming
+
+
+def stream_files(
+    files: Sequence[BitextFile], selection: Selection, temperature: float | None, seed: int
+) -> tuple[IterableDataset, CorpusReport, list[dict[str, Any]]]:
+    """Open files as one interleaved stream. The files of a language are its shards, unless there is a limit.
+
+    Returns the stream, the report that is filled while it is read, and the facts of each file.
+    """
+    report = CorpusReport()
+    groups: dict[str | None, list[BitextFile]] = defaultdict(list)
+    facts, optional = [], set[str]()
+    for file in (file.pinned() for file in files):
+        if file.format == "moses":
+            check_line_counts(file)
+        glance = CorpusReport(logged={file.name})
+        known = [row[3] for row in islice(read_pairs(file, max_chars=selection.max_chars, report=glance), _PEEKED)]
+        if not known:
+            raise CorpusError(f"{file.name} has no pairs.")
+        optional.update(*known)
+        if "source_lang" not in known[0]:
+            raise unknown_language(file)
+        facts.append(describe_file(file, [known[0]["source_lang"]]))
+        groups[file.language].append(file)
+    features = row_features(optional)
+    if temperature is not None and None in groups:
+        raise CorpusError(
+            f"A stream mixes languages by file, but the name of {file_names(groups[None])} states no language. Split the "
+            "file by language, or read it without streaming."
+        )
+    streams = [
+        IterableDataset.from_generator(
+            _stream_rows,
+            features=features,
+            gen_kwargs={
+                "files": group if selection.limit is None else tuple(group),
+                "selection": selection,
+                "report": report,
+                "columns": tuple(features),
+            },
+        )
+        for group in groups.values()
+    ]
+    if len(streams) == 1:
+        return streams[0], report, facts
+    sizes = {str(code): sum(map(_size, group)) for code, group in groups.items()}
+    if selection.limit is not None:
+        sizes = {language: min(size, selection.limit) for language, size in sizes.items()}
+    once = temperature is None
+    dataset = interleave_datasets(
+        streams,
+        probabilities=list(shares(sizes, 1.0 if temperature is None else temperature).values()),
+        seed=seed,
+        stopping_strategy="all_exhausted_without_replacement" if once else "all_exhausted",
+    )
+    return dataset, report, facts
+
+
+def _stream_rows(
+    files: Sequence[BitextFile], selection: Selection, report: CorpusReport, columns: tuple[str, ...]
+) -> Iterator[dict[str, str | None]]:
+    for row in select_rows(files, selection, report):
+        values = {name: value for name, value in row._asdict().items() if value is not None}
+        yield {name: values.get(name, "" if name in SENTENCES else None) for name in columns}
+
+
+def _size(file: BitextFile) -> int:
+    """The approximate number of pairs of a file, without parsing them."""
+    if file.format == "parquet":
+        return int(pq.ParquetFile(file.paths[0]).metadata.num_rows)
+    if file.format == "tmx":
+        chunks = read_chunks(file.paths[0], file.max_expansion, accepted=XML)
+        return max(1, sum(chunk.replace(b"\0", b"").count(b"</tu>") for chunk in chunks))
+    if file.format == "hub":
+        return count_rows(file.name, file.split, file.revision)
+    return count_lines(file.paths[0], file.max_expansion)

@@ -248,8 +248,10 @@ class ErrorRate(ScoreOfCounts):
     counts = ("counts", 4)
 
     def score_of(self, counts_rk: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Error rates in percent."""
-        return error_rates(counts_rk)
+        """Error rates in percent; 0 without links."""
+        predicted_r, sure_r, correct_r, possible_r = counts_rk.T
+        links_r = predicted_r + sure_r
+        return 100 * (links_r - correct_r - possible_r) / np.maximum(links_r, 1)
 
 
 class ChunkF1(ScoreOfCounts):
@@ -289,16 +291,6 @@ def f1_of_counts(counts_r3: NDArray[np.integer]) -> NDArray[np.float64]:
     """F1 in percent of the numbers of correct, predicted and gold items, shape ``(resamples, 3)``; 0 without items."""
     correct_r, predicted_r, gold_r = counts_r3.T
     return 100 * 2 * correct_r / np.maximum(predicted_r + gold_r, 1)
-
-
-def error_rates(counts_r4: NDArray[np.integer]) -> NDArray[np.float64]:
-    """Alignment error rates in percent; 0 without links.
-
-    The counts are the numbers of predicted, sure, correct sure and correct possible links, shape ``(resamples, 4)``.
-    """
-    predicted_r, sure_r, correct_r, possible_r = counts_r4.T
-    links_r = predicted_r + sure_r
-    return 100 * (links_r - correct_r - possible_r) / np.maximum(links_r, 1)
 
 
 def spearman(gold_n: ArrayLike, predicted_n: ArrayLike) -> float:

@@ -17,20 +17,19 @@ import io
 import re
 import sys
 import time
-import unicodedata
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
+import langcodes
 import mteb
 import numpy as np
 from datasets import Dataset, DatasetDict
 from mteb.abstasks import AbsTask, AbsTaskBitextMining
 from mteb.abstasks.task_metadata import TaskMetadata
-from mteb.languages.iso_mappings import ISO_TO_LANGUAGE, ISO_TO_SCRIPT, _get_iso1_to_iso3
+from mteb.languages.iso_mappings import ISO_TO_LANGUAGE, _get_iso1_to_iso3
 from mteb.models import ModelMeta
 from mteb.models.abs_encoder import AbsEncoder
 from mteb.types import PromptType
@@ -55,15 +54,8 @@ _INDIVIDUAL = {
     **{"mn": ["khk"], "ne": ["npi"], "no": ["nob", "nno"], "ps": ["pbt"], "qu": ["quy"], "sq": ["als"], "sw": ["swh"]},
     **{"tl": ["fil"], "uz": ["uzn"], "zh": ["cmn"]},
 }
-#: Scripts that consist of several Unicode scripts.
-_MIXED_SCRIPTS = {"ja": "Jpan", "ko": "Kore", "zh": "Hans"}
 #: Number of texts between two updates of a progress bar.
 _CHUNK = 1 << 12
-#: Script codes by the first word of the Unicode names of their letters; plain names override variants.
-_SCRIPTS = {
-    name.split()[0].upper(): code
-    for code, name in sorted(ISO_TO_SCRIPT.items(), key=lambda item: "(" in item[1], reverse=True)
-} | {"CJK": "Hani"}
 
 
 def mteb_languages(languages: Sequence[str]) -> list[str]:
@@ -82,20 +74,14 @@ def mteb_languages(languages: Sequence[str]) -> list[str]:
     return codes
 
 
-def language_script(language: str, texts: Iterable[str]) -> str:
-    """Code of a language with its script, as in MTEB. The script is that of most letters.
+def language_script(language: str) -> str:
+    """Code of a language with its script, as in MTEB: the script that the code names, or else the usual one.
 
-    >>> language_script("sw", ["Habari ya asubuhi."]), language_script("zh", ["早上好"])
-    ('swa-Latn', 'zho-Hans')
+    >>> language_script("sw"), language_script("zh"), language_script("zh-Hant")
+    ('swa-Latn', 'zho-Hans', 'zho-Hant')
     """
     code, _, script = language.partition("-")
-    if not script:
-        letters = Counter(char for text in texts for char in text if char.isalpha())
-        scripts: Counter[str] = Counter()
-        for char, count in letters.items():
-            scripts[unicodedata.name(char, "").split(" ")[0]] += count
-        most = scripts.most_common(1)[0][0] if scripts else ""
-        script = _MIXED_SCRIPTS.get(code) or _SCRIPTS.get(most, "Latn")
+    script = script or langcodes.Language.get(code).maximize().script or "Latn"
     return f"{_get_iso1_to_iso3().get(code, code)}-{script}"
 
 
@@ -114,14 +100,12 @@ def bitext_task(name: str, sets: Mapping[str, ParallelSet]) -> AbsTaskBitextMini
     """
     data: dict[str, DatasetDict] = {}
     scripts: dict[str, list[str]] = {}
-    english = language_script(TARGET_LANGUAGE, ())
     for language, parallel in sets.items():
         sides = {language: parallel.sources, TARGET_LANGUAGE: parallel.targets}
-        codes = {language: language_script(language, parallel.sources), TARGET_LANGUAGE: english}
         for one, other in ((language, TARGET_LANGUAGE), (TARGET_LANGUAGE, language)):
             rows = Dataset.from_dict({"sentence1": list(sides[one]), "sentence2": list(sides[other])})
             data[f"{one}-{other}"] = DatasetDict({"test": rows})
-            scripts[f"{one}-{other}"] = [codes[one], codes[other]]
+            scripts[f"{one}-{other}"] = [language_script(one), language_script(other)]
     revision = hashlib.sha256("".join(sets[language].sha256 for language in sorted(sets)).encode()).hexdigest()
     described = TaskMetadata(
         name=name,

@@ -108,7 +108,7 @@ def similarity_structure(
     rng = np.random.default_rng(seed)
     languages, samples = {}, []
     for (language, one), *pair in zip(texts.items(), *sides, strict=True):
-        first_p, second_p = map(_pairwise_cosines, pair)
+        first_p, second_p = map(pairwise_cosines, pair)
         samples.append(_resampled(first_p, second_p, len(one), resamples, rng))
         languages[language] = Measurement(
             len(one), spearman(first_p, second_p), percentile_interval(samples[-1]), _digest(one)
@@ -125,7 +125,7 @@ def similarity_structure(
     )
 
 
-def _pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:
+def pairwise_cosines(embeddings_nh: NDArray[Any]) -> NDArray[np.float64]:
     """Cosines of all pairs of different rows, with the precision of float32, shape ``(n · (n - 1) / 2,)``."""
     rows_nh = unit_rows(embeddings_nh).astype(np.float64)
     return (rows_nh @ rows_nh.T)[np.triu_indices(len(rows_nh), 1)].round(7)

@@ -102,7 +102,12 @@ def alignment_scores(
     >>> alignment_scores([[(0, 0), (1, 1)]], [[(0, 0)]], [[(0, 0), (1, 2)]]).aer  # 1 − (1 + 1) / (2 + 1)
     0.33333333333333337
     """
-    return _scores(_counts(predicted, sure, possible).sum(axis=0))
+    n_predicted, n_sure, right, allowed = map(int, _counts(predicted, sure, possible).sum(axis=0))
+    precision = allowed / n_predicted if n_predicted else 0.0
+    recall = right / n_sure if n_sure else 0.0
+    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+    aer = 1 - (right + allowed) / (n_predicted + n_sure) if n_predicted + n_sure else 0.0
+    return AlignmentScores(precision, recall, f1, aer)
 
 
 @checked
@@ -133,15 +138,6 @@ def _counts(
         a, s = set(links), set(surely)
         rows.append((len(a), len(s), len(a & s), len(a & (s | set(possibly)))))
     return np.array(rows, dtype=np.int64).reshape(-1, 4)
-
-
-def _scores(counts_4: NDArray[np.int64]) -> AlignmentScores:
-    predicted, sure, right, allowed = map(int, counts_4)
-    precision = allowed / predicted if predicted else 0.0
-    recall = right / sure if sure else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    aer = 1 - (right + allowed) / (predicted + sure) if predicted + sure else 0.0
-    return AlignmentScores(precision, recall, f1, aer)
 
 
 @checked
@@ -429,20 +425,16 @@ class WordAlignmentEvaluator(RecordedEvaluator):
     ) -> None:
         super().__init__(name=name, write_csv=write_csv)
         self.pairs = list(pairs)
-        self.layer = layer
-        self.method = method
-        self.level = level
+        self.settings: dict[str, Any] = {"layer": layer, "method": method, "level": level}
         self.batch_size = batch_size
 
     def scores(self, model: SentenceTransformer) -> dict[str, float]:
         """Measure a model."""
-        aligner = EmbeddingAligner(
-            model, layer=self.layer, method=self.method, level=self.level, batch_size=self.batch_size
-        )
+        aligner = EmbeddingAligner(model, batch_size=self.batch_size, **self.settings)
         predicted = [alignment.links for alignment in aligner.align([pair.pair for pair in self.pairs])]
         gold = [pair.sure for pair in self.pairs], [pair.possible for pair in self.pairs]
         return alignment_scores(predicted, *gold)._asdict()
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings for the model card."""
-        return {"layer": self.layer, "method": self.method, "level": self.level}
+        return dict(self.settings)

@@ -136,6 +136,8 @@ def evaluate_xsimpp(
         content = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
         score = 100 * float(errors.together.mean())
         languages[language] = Measurement(len(errors.together), score, None, content, details)
+    kinds = [one.details["kinds"] for one in languages.values()]
+    by_kind = {kind: [of_kind[kind]["error"] for of_kind in kinds if kind in of_kind] for kind in KINDS}
     fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)
     return Result(
         suite="xsim++",
@@ -144,18 +146,11 @@ def evaluate_xsimpp(
         protocol=f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors",
         **fields | {"lower_is_better": True},
         **conditions(start, resamples, seed, **encoding_settings(model, **encoding), k=NEIGHBOURS),
-        facts=_means(languages),
+        facts={
+            "without": float(np.mean([one.details["without"] for one in languages.values()])),
+            "kinds": {kind: float(np.mean(errors)) for kind, errors in by_kind.items() if errors},
+        },
     )
-
-
-def _means(languages: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Mean errors over the languages, without distractors and with those of each kind."""
-    details = [one.details for one in languages.values()]
-    found = {kind: [one["kinds"][kind]["error"] for one in details if kind in one["kinds"]] for kind in KINDS}
-    return {
-        "without": float(np.mean([one["without"] for one in details])),
-        "kinds": {kind: float(np.mean(errors)) for kind, errors in found.items() if errors},
-    }
 
 
 class XsimPlusPlusEvaluator(EmbeddingEvaluator):

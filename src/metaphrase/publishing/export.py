@@ -18,7 +18,6 @@ from typing import Any
 import yaml
 from huggingface_hub.repocard import REGEX_YAML_BLOCK
 from sentence_transformers import SentenceTransformer
-from transformers.utils import cached_file
 
 from metaphrase.corpus.checks import read_corpus
 from metaphrase.corpus.codes import split_languages
@@ -38,6 +37,7 @@ from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
 from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
 from metaphrase.publishing.markdown import cell, table
+from metaphrase.publishing.provenance import find_card
 from metaphrase.publishing.release import release
 
 #: Files that accompany copies of a model.
@@ -366,7 +366,8 @@ def _own_card(
 ) -> tuple[dict[str, Any], str]:
     """Metadata and text of the original model's card; of a Hub model only the metadata that also apply to the export."""
     source = _source(options.model)
-    path = source / CARD if source is not None else _hub_card(options.model, model.model_card_data.base_model_revision)
+    revision = model.model_card_data.base_model_revision
+    path = source / CARD if source is not None else find_card(options.model, revision=revision)
     if path is None or not path.is_file():
         return {}, ""
     content = path.read_text(encoding="utf-8-sig", errors="replace")
@@ -382,21 +383,6 @@ def _own_card(
     if source is None:
         return {key: metadata[key] for key in _INHERITED if key in metadata}, ""
     return metadata, text
-
-
-def _hub_card(name: str, revision: str | None) -> Path | None:
-    """The card of a Hub model, if it exists and can be downloaded."""
-    try:
-        path = cached_file(
-            split_revision(name)[0],
-            CARD,
-            revision=revision,
-            _raise_exceptions_for_missing_entries=False,
-            _raise_exceptions_for_connection_errors=False,
-        )
-    except OSError:
-        return None
-    return None if path is None else Path(path)
 
 
 def result_rows(comparison: Mapping[str, Any], names: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -116,8 +116,6 @@ def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
             f"mAP by the language of the question and of the candidates, {len(answers['languages'])} languages",
             partial(draw_answers, answers=answers),
         )
-    if alignments := analysis.get("alignments"):
-        found["alignments"] = Chart("Alignment matrices", partial(draw_alignments, alignments=alignments))
     return found
 
 
@@ -378,22 +376,6 @@ def draw_answers(figure: Figure, *, answers: Mapping[str, Any]) -> None:
         axes.set_xticks(range(len(languages)), languages, fontsize=7)
         axes.set_yticks(range(len(languages)), languages, fontsize=7)
     figure.supylabel("questions", fontsize=9)
-
-
-def draw_alignments(figure: Figure, *, alignments: Sequence[Mapping[str, Any]]) -> None:
-    """Cosines between the words of pairs, with the links of the aligner."""
-    sides = [side for side in SIDES if side in alignments[0]]
-    figure.set_size_inches(4.5 * len(sides), 3.2 * len(alignments))
-    grid = figure.subplots(len(alignments), len(sides), squeeze=False)
-    for one, row in zip(alignments, grid, strict=True):
-        values = [value for side in sides for line in one[side]["cosine"] for value in line]
-        for side, axes in zip(sides, row, strict=True):
-            axes.imshow(one[side]["cosine"], cmap="Blues", vmin=min(values), vmax=max(values), aspect="auto")
-            for s, t in one[side]["links"]:
-                axes.plot(t, s, marker="o", ms=9, mfc="none", mec=COLOURS["worse"], mew=1.5)
-            axes.set(title=f"{language_name(one['language'])} {one['number']}, {side}")
-            axes.set_xticks(range(len(one[side]["target"])), one[side]["target"], rotation=45, ha="right", fontsize=7)
-            axes.set_yticks(range(len(one[side]["source"])), one[side]["source"], fontsize=7)
 
 
 # --------------------------------------------------------------------------------------------------------------- style

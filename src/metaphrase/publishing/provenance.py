@@ -67,16 +67,11 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     """
     if is_starter(name):
         return ["mit"] if key == "license" else []
-    place, at = split_revision(name)
-    if Path(place).is_file():  # a task vector
+    if (card := find_card(name, repo_type=repo_type, revision=revision)) is None:
         return []
     try:
-        installed = installed_model(name) if repo_type == "model" else None
-        card: str | Path = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
-        if repo_type == "dataset" or not (installed or Path(place).is_dir()):
-            card = hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at)
         metadata = metadata_load(card) or {}
-    except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
         logger.debug("The card of %s could not be read: %s", name, error)
         return []
     found = metadata.get(key)
@@ -84,3 +79,17 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
         found = metadata.get("license_name") or found
     values = found if isinstance(found, list) else [found]
     return ["no" if one is False else str(one) for one in values if one is not None]  # YAML reads Norwegian as false
+
+
+def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:
+    """The card of a model, in its folder or on the Hub, or of a data set on the Hub; None if it cannot be had."""
+    place, at = split_revision(name)
+    try:
+        installed = installed_model(name) if repo_type == "model" else None
+        if installed or (repo_type == "model" and Path(place).exists()):
+            card = (installed.folder if installed else Path(place)) / constants.REPOCARD_NAME
+            return card if card.is_file() else None  # a task vector has none
+        return Path(hf_hub_download(place, constants.REPOCARD_NAME, repo_type=repo_type, revision=revision or at))
+    except (OSError, ValueError, RuntimeError, HTTPError, EntryNotFoundError) as error:
+        logger.debug("The card of %s could not be read: %s", name, error)
+        return None

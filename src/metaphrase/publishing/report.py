@@ -151,7 +151,7 @@ def write_report(
         descriptions: A sentence per data set.
         usage: Python code that loads the release, as `usage_lines` returns it.
         analysis: Results of :mod:`metaphrase.publishing.analysis`: ``retention`` (per data set), ``tokens``,
-            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.languages`: ``geometry`` and
+            ``alignments``, ``margins``, ``errors``, ``cost``; of :mod:`metaphrase.publishing.analysis`: ``geometry`` and
             ``answers``; ``abilities``, rows of guards by name; ``alpha``, an
             :class:`metaphrase.evaluation.guards.AlphaCurve` as data; and ``verdict``, a sentence. All are optional.
 
@@ -195,14 +195,11 @@ def _template() -> jinja2.Template:
 def _page(report: Mapping[str, Any]) -> str:
     analysis, run, before = report["analysis"], dict(report["run"]), report["before"]
     recipe = run.pop("recipe", None)
-    drawn = {
-        name: chart for name, chart in charts(report).items() if name != "alignments"
-    }  # the page has tables of them
     return _template().render(
         title=report["title"],
         verdict_shown=verdict_shown,
         colours=COLOURS,
-        charts={name: Markup(svg(name, chart)) for name, chart in drawn.items()},  # matplotlib escapes text
+        charts={name: Markup(svg(name, chart)) for name, chart in charts(report).items()},  # matplotlib escapes text
         sections=[
             _section(
                 name,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
 
-from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head, make_linear
+from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, make_linear
 from tests.conftest import shape
 
 

@@ -18,7 +18,6 @@ from metaphrase.evaluation.significance import RESAMPLES, percentile_interval
 from metaphrase.evaluation.transfer import running
 from metaphrase.evaluation.transfer.classification import ClassificationOptions, PairCollator, finetune_classification
 from metaphrase.evaluation.transfer.data import TransferData, pairs_format
-from metaphrase.evaluation.transfer.encoders import encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark, plan
 from metaphrase.evaluation.transfer.running import (
@@ -29,7 +28,7 @@ from metaphrase.evaluation.transfer.running import (
     last_checkpoint,
     results_table,
 )
-from metaphrase.evaluation.transfer.tasks import predict
+from metaphrase.evaluation.transfer.tasks import encoder_source, load_tokenizer, load_with_head, predict
 from metaphrase.exceptions import CheckpointError, NonFiniteError
 from tests.evaluation.transfer.conftest import LABELS, read_json
 from tests.faults.children import holder

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import decoders
 from transformers import XLMRobertaConfig, XLMRobertaModel
 
-from metaphrase.evaluation.transfer.encoders import encoder_source
 from metaphrase.evaluation.transfer.options import FineTuningArguments
+from metaphrase.evaluation.transfer.tasks import encoder_source
 from metaphrase.evaluation.transfer.translation import (
     IGNORED,
     TargetPieces,

@@ -30,9 +30,16 @@ from metaphrase.evaluation.suites.benchmarks import (
     Subject,
     Suite,
 )
-from metaphrase.evaluation.suites.encoders import find_mining, find_retrieval, find_sts, find_word_alignment
-from metaphrase.evaluation.suites.mteb import find_mteb
-from metaphrase.evaluation.suites.multilingual import find_answer_retrieval, find_sib200, find_xsimpp
+from metaphrase.evaluation.suites.encoders import (
+    find_answer_retrieval,
+    find_mining,
+    find_mteb,
+    find_retrieval,
+    find_sib200,
+    find_sts,
+    find_word_alignment,
+    find_xsimpp,
+)
 from metaphrase.evaluation.suites.transfer import FINETUNED, find_finetuned
 
 __all__ = ["FINETUNED", "SUITES", "Benchmark", "DataUnavailable", "Settings", "Subject", "Suite"]

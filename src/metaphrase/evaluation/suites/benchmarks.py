@@ -13,8 +13,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
-from metaphrase.evaluation.embedding_store import StoredEncoder
-from metaphrase.evaluation.encoding import CachedEncoder, Encode, EncodingOptions
+from metaphrase.evaluation.encoding import CachedEncoder, Encode, EncodingOptions, StoredEncoder
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.io.arguments import Count, Resamples, Seed, checked

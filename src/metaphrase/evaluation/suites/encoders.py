@@ -1,4 +1,4 @@
-"""The suites that measure an encoder as it is: ``retrieval``, ``mining``, ``sts`` and ``word-alignment``."""
+"""The suites that measure an encoder as it is; those that train it or a probe for a task are in `transfer`."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
+from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.bucc import (
     PROTOCOLS,
     Protocol,
@@ -24,9 +25,20 @@ from metaphrase.evaluation.bucc import (
     evaluate_mining,
     load_bucc_folder,
 )
+from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.measures import STS_RESAMPLES
-from metaphrase.evaluation.result import Result
+from metaphrase.evaluation.result import Measurement, Result, complete_groups, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
+from metaphrase.evaluation.sib200 import (
+    ENGLISH,
+    evaluate_topics,
+    language_groups,
+    load_topic_folder,
+    measured,
+    sib200_code,
+    topic_files,
+    topic_pairs,
+)
 from metaphrase.evaluation.sts import STS22_GROUPS, STSSet, cross_lingual, evaluate_sts, load_sts_folder
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
@@ -46,6 +58,7 @@ from metaphrase.evaluation.word_alignment import (
     peer_scores,
     tune_rule,
 )
+from metaphrase.evaluation.xsimpp import NEIGHBOURS, evaluate_xsimpp
 from metaphrase.io.digests import files_sha256
 
 logger = logging.getLogger(__name__)
@@ -55,6 +68,8 @@ XSIM_K = 4
 #: Folders that hold a test set although their files name no split.
 _TEST_SETS = ("tatoeba", "udhr")
 _STS_FILE = re.compile(r"-([a-z]{2,3}(?:-[A-Z][a-z]{3})?)-test\.csv(\.gz)?$")
+#: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
+_ANSWER_WORK = {"sentence": 0.5, "paragraph": 2.5}
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
 
 # Retrieval
@@ -309,3 +324,170 @@ def _measure_word_alignment(
         facts = {"tried": rows} | ({"peers": others} if others else {})
         results[f"{name} tuned"] = replace(measure(pairs[fifth:], aligner), facts=facts)
     return results
+
+
+# Answer retrieval
+
+
+def find_answer_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """XQuAD-R, in a folder of this name."""
+    for folder in folders(data):
+        files = answer_files(folder) if folder.resolve().name == "xquad-r" else {}
+        wanted = wanted_languages(files, settings)
+        if len(wanted) > 1:
+            used = tuple(files[language] for language in wanted)
+            yield Benchmark(
+                "xquad-r",
+                "answer-retrieval",
+                f"answers in one pool of {len(wanted)} languages, by cosine; text of a candidate: {settings.answer_text}",
+                used,
+                text_size(used) * _ANSWER_WORK[settings.answer_text],
+                partial(_measure_answers, folder, wanted, settings.first),
+            )
+
+
+def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+    sets = load_answer_folder(folder, languages)
+    results = evaluate_answer_retrieval(
+        subject.model,
+        {language: one.first_questions(first) for language, one in sets.items()},
+        answer_text=subject.settings.answer_text,
+        **subject.options(STS_RESAMPLES),
+    )
+    return {f"xquad-r {measure}": result for measure, result in results.items()}
+
+
+# SIB-200
+
+
+def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """SIB-200, in a folder of this name."""
+    for folder in folders(data):
+        files = topic_files(folder) if folder.resolve().name == "sib200" else {}
+        coded = replace(settings, languages=[sib200_code(language) for language in settings.languages or ()])
+        wanted = [language for language in wanted_languages(files, coded) if language != ENGLISH]
+        if wanted and ENGLISH in files:
+            used = tuple(path for language in (ENGLISH, *wanted) for path in files[language].values())
+            yield Benchmark(
+                "sib200",
+                "sib200",
+                "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
+                "on test, or dev without test",
+                used,
+                text_size(used),
+                partial(_measure_sib200, folder, wanted, settings.first),
+                {"intervals": "shared items"},
+            )
+
+
+def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
+    """Retrieval and topics; a sample is measured, but the classifier is trained on all English sentences."""
+    whole = load_topic_folder(folder, languages)
+    sets = {language: one.first_sentences(first) for language, one in whole.items()}
+    trained = subject.settings.trained_languages or ()
+    retrieval = evaluate_retrieval(
+        subject.model,
+        topic_pairs(sets),
+        groups=language_groups(languages, trained),
+        shared_items=True,
+        **subject.options(),
+    )
+    topics = evaluate_topics(
+        subject.model,
+        sets,
+        train=whole[ENGLISH],
+        trained=trained,
+        **subject.options(STS_RESAMPLES),
+    )
+    return {"sib200": replace(retrieval, suite="sib200"), "sib200 topics": topics}
+
+
+# xsim++
+
+
+def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
+    for name, (sets, files) in parallel_folders(data, settings).items():
+        yield _xsimpp(name, files, partial(_measure_xsimpp, name, sets))
+    for one in find_sib200(data, settings):
+        folder = one.files[0].parent
+        languages = [language for language in topic_files(folder) if language != ENGLISH]
+        languages = [language for language in languages if any(path.name.startswith(language) for path in one.files)]
+        found = _xsimpp(one.name, one.files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
+        yield replace(found, work=found.work / 8)  # one split of two or three
+
+
+def _xsimpp(name: str, files: tuple[Path, ...], measure: Callable[[Subject], dict[str, Result]]) -> Benchmark:
+    protocol = f"xx→en by ratio margin, k={NEIGHBOURS}, among the targets and English distractors"
+    return Benchmark(f"{name} xsim++", "xsim++", protocol, files, text_size(files), measure)
+
+
+def _measure_xsimpp(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
+    return {f"{name} xsim++": evaluate_xsimpp(subject.model, sets, **subject.options(STS_RESAMPLES))}
+
+
+def _measure_sib200_xsimpp(
+    folder: Path, languages: Sequence[str], first: int | None, subject: Subject
+) -> dict[str, Result]:
+    sets = load_topic_folder(folder, languages)
+    split = measured(sets[ENGLISH])
+    tested = {code: one.split_only(split).first_sentences(first) for code, one in sets.items()}
+    return _measure_xsimpp("sib200", topic_pairs(tested), subject)
+
+
+# MTEB
+
+
+def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """The test sets of a folder as tasks, or the tasks of the settings."""
+    local = parallel_folders(data, settings)
+    known = [name for name in local if name in ("tatoeba", "udhr")]
+    for name in settings.tasks or known or local:
+        if name in local:
+            sets, files = local[name]
+            protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{stripped_note(settings)}"
+            yield Benchmark(
+                f"mteb {name}", "mteb", protocol, files, text_size(files), partial(_measure_mteb, name, sets)
+            )
+        else:
+            yield Benchmark(
+                f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, partial(_measure_mteb, name, None)
+            )
+
+
+def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Subject) -> dict[str, Result]:
+    tasks = load_mteb_tasks()
+    if sets is None:
+        chosen = tasks.get_tasks([name], subject.settings.languages)
+    else:
+        chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
+        texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
+        encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
+    found = tasks.evaluate_mteb(
+        subject.model,
+        chosen,
+        Path(subject.folder or "runs/evaluation").parent / "mteb",
+        name=subject.name,
+        **subject.encoding(),
+    )
+    if found["unavailable"]:
+        raise DataUnavailable("; ".join(found["unavailable"].values()))
+    (task,) = found["tasks"].values()
+    languages = {language: Measurement(None, row["score"]) for language, row in task["languages"].items()}
+    groups = STS22_GROUPS if name.startswith("STS22") else {}
+    result = Result(
+        suite="mteb",
+        model=subject.name,
+        measure=task["measure"],
+        languages=languages,
+        average=Measurement(len(languages), task["average"]),
+        groups={
+            group: mean_of([languages[member] for member in members])
+            for group, members in complete_groups(groups, languages).items()
+        },
+        settings=found["settings"],
+        versions=found["versions"],
+        seconds=found["seconds"],
+        facts={key: task[key] for key in ("data_revision", "file")} | {"revision": found["revision"]},
+    )
+    return {f"mteb {name}": result}

@@ -18,10 +18,9 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, Pr
 from metaphrase.corpus.code_switching import NLI, PARAPHRASES, PairedTexts
 from metaphrase.evaluation.significance import bootstrap_interval
 from metaphrase.evaluation.transfer.data import Row, pairs_format
-from metaphrase.evaluation.transfer.encoders import make_linear
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions
 from metaphrase.evaluation.transfer.running import fine_tune
-from metaphrase.evaluation.transfer.tasks import Score, Task
+from metaphrase.evaluation.transfer.tasks import Score, Task, make_linear
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 

@@ -275,7 +275,10 @@ def treebank_format(*, fused: bool = False) -> Format:
     def read(path: Path, language: str) -> Iterator[Row]:
         with open_text(path) as lines:
             for number, sentence in enumerate(_sentences(lines)):
-                words, tags = _fused(sentence, language) if fused else _syntactic(sentence)
+                if fused:
+                    words, tags = _fused(sentence, language)
+                else:
+                    words, tags = ([fields[at] for fields in sentence if fields[0].isdigit()] for at in (1, 3))
                 if sum(word == "_" for word in words) >= max(1, len(words) - 1):
                     continue  # a treebank without its text, for reasons of copyright
                 if unknown := sorted(set(tags) - set(UPOS)):
@@ -303,11 +306,6 @@ def _sentences(lines: Iterable[str]) -> Iterator[list[list[str]]]:
             sentence = []
     if sentence:
         yield sentence
-
-
-def _syntactic(sentence: Sequence[Sequence[str]]) -> tuple[list[str], list[str]]:
-    kept = [(fields[1], fields[3]) for fields in sentence if fields[0].isdigit()]
-    return [word for word, _ in kept], [tag for _, tag in kept]
 
 
 def _fused(sentence: Sequence[Sequence[str]], language: str) -> tuple[list[str], list[str]]:

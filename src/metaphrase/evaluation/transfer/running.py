@@ -39,10 +39,9 @@ from metaphrase.checkpoints.saving import AtomicCheckpoints, check_finite
 from metaphrase.corpus.code_switching import CodeSwitchingCollator
 from metaphrase.encoders.loading import model_folder
 from metaphrase.evaluation.transfer.data import ENGLISH, Languages, TransferData
-from metaphrase.evaluation.transfer.encoders import EncoderSource
 from metaphrase.evaluation.transfer.options import FineTuningArguments, FineTuningOptions, Selection
 from metaphrase.evaluation.transfer.planning import Run, load_benchmark, plan, select_languages
-from metaphrase.evaluation.transfer.tasks import Task
+from metaphrase.evaluation.transfer.tasks import EncoderSource, Task
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.environment import hardware, versions
 from metaphrase.io.outputs import claimed

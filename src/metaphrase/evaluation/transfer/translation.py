@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -39,10 +39,9 @@ from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
-from metaphrase.evaluation.transfer.encoders import EncoderSource, encoder_source, load_tokenizer, load_with_head
 from metaphrase.evaluation.transfer.options import FineTuningArguments, split_languages
 from metaphrase.evaluation.transfer.running import FineTuner, run_once
-from metaphrase.evaluation.transfer.tasks import predict
+from metaphrase.evaluation.transfer.tasks import EncoderSource, encoder_source, load_tokenizer, load_with_head, predict
 from metaphrase.exceptions import DataError, UsageError
 from metaphrase.io.arguments import BelowOne, Count, Layers, Length, Range, checked
 from metaphrase.io.configuration import option
@@ -275,10 +274,7 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         )
     )
     into = ENGLISH if options.direction == "to-english" else language
-
-    def run(folder: Path) -> dict[str, Any] | None:
-        return _train_and_translate(source, train, test, into, options, arguments, folder)
-
+    run = partial(_train_and_translate, source, train, test, into, options, arguments)
     return run_once("translation", source, options, arguments, run)
 
 
@@ -288,7 +284,7 @@ def _train_and_translate(
     test: Dataset,
     into: str,
     options: TranslationOptions,
-    arguments: FineTuningArguments,
+    arguments: Any,
     folder: Path,
 ) -> dict[str, Any] | None:
     started = time.time()
@@ -301,7 +297,7 @@ def _train_and_translate(
     check_length(model.encoder, options.max_length)
     trainer = TranslationTrainer(
         model=model,
-        args=_for_averaging(arguments, options.average_checkpoints),
+        args=replace(arguments, eval_strategy="no", save_total_limit=options.average_checkpoints),
         train_dataset=train,
         data_collator=TranslationCollator(tokenizer, pieces, options.max_length),
     )
@@ -332,14 +328,6 @@ def _train_and_translate(
         "seconds": round(time.time() - started, 1),
         "versions": versions() | {"sacrebleu": version("sacrebleu")},
     }
-
-
-def _for_averaging(arguments: Any, checkpoints: int) -> Any:
-    """Arguments of training without dev data that keep the checkpoints to average."""
-    arguments = copy.deepcopy(arguments)
-    arguments.eval_strategy = "no"
-    arguments.save_total_limit = checkpoints
-    return arguments
 
 
 def translation_scores(
