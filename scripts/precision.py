@@ -1,11 +1,11 @@
-"""Compare training in float32, in bfloat16, and in bfloat16 without dropout: quality on dev data over seeds, and time.
+"""Compare training in float32 and in bfloat16: quality on dev data over seeds, and time.
 
     python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
     python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
 
-The demo's recipe is trained on the demo's bitext with each setting and seed, and measured on dev data only, without a prompt,
-in the form in which the demo releases it: merged with the starter, without directions of language identity. The measures are
-those of ``scripts/forgetting.py``. Results are kept in the output folder, so that an interrupted program resumes with the
+The demo's recipe is trained on the demo's bitext in each precision with each seed. It is measured on dev data only, without a
+prompt, as the demo releases it: merged with the starter, without directions of language identity. The measures are those of
+``scripts/forgetting.py``. Results are kept in the output folder, so that an interrupted program resumes with the
 missing runs. ``--keep`` writes ``scripts/results/precision.json`` and the table of docs/speed.md.
 """
 
@@ -17,15 +17,12 @@ import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from ablations import trained
 from forgetting import COLUMNS, DevData, interpolated, kept_embeddings
-from sentence_transformers import SentenceTransformer
-from torch import nn
 from update_tables import fill, hardware_words
 
 from metaphrase.encoders.loading import load_encoder
@@ -34,50 +31,27 @@ from metaphrase.io.environment import hardware, has_bfloat16_instructions, prepa
 from metaphrase.io.files import write_json
 from metaphrase.training.configuration import RunConfig
 from metaphrase.training.demo import demo_settings
-from metaphrase.training.run import Inputs
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "scripts" / "results" / "precision.json"
 PAGE = ROOT / "docs" / "speed.md"
 
 
-@dataclass(frozen=True)
-class Setting:
-    """A precision, with the encoder's own dropout or without any."""
-
-    bf16: bool
-    dropout: bool
-
-
-SETTINGS = {
-    "float32": Setting(bf16=False, dropout=True),
-    "bfloat16": Setting(bf16=True, dropout=True),
-    "bfloat16, no dropout": Setting(bf16=True, dropout=False),
-}
-
-
-def train(setting: Setting, seed: int, steps: int, work: Path) -> tuple[SentenceTransformer, dict[str, Any]]:
-    """Train the demo's recipe; returns the encoder and facts of the run."""
-    encoder = load_encoder("starter")
-    if not setting.dropout:
-        for module in encoder.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-    settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias", "test")}
-    settings |= {"bf16": setting.bf16, "seed": seed, "max_steps": steps, "output_dir": str(work)}
-    config = RunConfig(**settings, disable_tqdm=True, report_to="none")
-    model, _, facts = trained(config, work, work / "links", Inputs(encoder=encoder))
-    return model, facts
+#: Values of the option ``bf16``.
+SETTINGS = {"float32": False, "bfloat16": True}
 
 
 def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> dict[str, Any]:
     """The row of a setting and a seed; it is made if missing."""
-    path = output / f"{name.replace(', ', '-').replace(' ', '-')}-{steps}-{seed}.json"
+    path = output / f"{name}-{steps}-{seed}.json"
     if path.is_file():
         return dict(json.loads(path.read_text(encoding="utf-8")))
     original = load_encoder("starter")
     before = kept_embeddings(output / "starter.npz", lambda: data.embed(original))
-    model, facts = train(SETTINGS[name], seed, steps, output / "work")
+    settings = {key: value for key, value in demo_settings().items() if key not in ("merge", "debias", "test")}
+    settings |= {"bf16": SETTINGS[name], "seed": seed, "max_steps": steps, "output_dir": str(output / "work")}
+    config = RunConfig(**settings, disable_tqdm=True, report_to="none")
+    model, _, facts = trained(config, output / "work", output / "links")
     weights = {key: one.detach() for key, one in model.named_parameters() if one.requires_grad}
     release = demo_settings()
     after = data.embed(interpolated(original, weights, release["merge"]))
@@ -137,7 +111,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error("a comparison needs at least two seeds")
     prepare_process()
     if not has_bfloat16_instructions() and not torch.cuda.is_available():
-        parser.error("this machine has no instructions for bfloat16, in which most of the settings compute")
+        parser.error("this machine has no instructions for bfloat16")
     options.output.mkdir(parents=True, exist_ok=True)
     data = DevData(options.stsb, options.mlqa)
     rows = [measured(name, seed, options.steps, data, options.output) for seed in options.seeds for name in SETTINGS]

@@ -78,6 +78,16 @@ def test_half_precision_becomes_an_array(tiny_encoder):
     assert encode(tiny_encoder, TEXTS, convert_to_tensor=True).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("stack", ["mean", "dense"])
+def test_bfloat16_gives_float32_embeddings_in_nearly_the_same_direction(tiny_encoder, stack):
+    model = stacks(tiny_encoder)[stack]
+    exact, rounded = encode(model, TEXTS), encode(model, TEXTS, bf16=True)
+    assert rounded.dtype == np.float32
+    assert not np.array_equal(exact, rounded)
+    cosines = (exact * rounded).sum(axis=1) / np.linalg.norm(exact, axis=1) / np.linalg.norm(rounded, axis=1)
+    assert cosines.min() > 0.99
+
+
 def test_prompts_by_name_and_by_default(tiny_encoder):
     model = SentenceTransformer(modules=list(tiny_encoder), prompts={"query": "ja "}, device="cpu")
     assert_close(encode(model, TEXTS, prompt_name="query"), model.encode(TEXTS, prompt_name="query"))

@@ -50,7 +50,7 @@ def shards(folder):
     }
 
 
-@pytest.mark.parametrize("options", [[], pytest.param(["--index", "ivf", "--half"], marks=pytest.mark.long)])
+@pytest.mark.parametrize("options", [[], pytest.param(["--index", "ivf", "--half", "--bf16"], marks=pytest.mark.long)])
 def test_results_do_not_depend_on_the_tasks(mine, tmp_path, options):
     one = mine(*LOCAL, *options, "--storage", tmp_path / "1")
     assert len(shards(tmp_path / "1")) == 16

@@ -19,6 +19,7 @@ from metaphrase.modeling.packing import (
     one_kernel,
     packed,
 )
+from metaphrase.modeling.precision import bfloat16
 from tests.conftest import shape
 
 TEXTS = ["ja", "der Hund schläft", "das Haus ist rot", "der Garten ist groß und das Haus ist klein", "ja", ""]
@@ -60,6 +61,19 @@ def test_gradients_are_the_same_without_padding(request, name):
     assert max(grad.abs().max() for grad in padded.values()) > 0
     for key, grad in padded.items():
         torch.testing.assert_close(flat[key], grad, rtol=1e-10, atol=1e-10, msg=key)
+
+
+def test_gradients_in_bfloat16_are_those_in_float32_up_to_rounding(tiny_encoder):
+    model = tiny_encoder.eval()
+    direction = torch.randn(model.get_embedding_dimension(), generator=torch.Generator().manual_seed(1))
+    results = []
+    for enabled in (False, True):
+        with packed(model), bfloat16(model, enabled=enabled):
+            embeddings = model(dict(model.preprocess(TEXTS)))["sentence_embedding"]
+        (embeddings.float() @ direction).sum().backward()
+        results.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        model.zero_grad()
+    assert torch.cosine_similarity(*results, dim=0) > 0.99
 
 
 def test_only_real_tokens_go_through_the_encoder(tiny_encoder):

@@ -142,7 +142,7 @@ def grouped_attention(
     outputs = []
     tokens = [sentences * length for sentences, length in packing.groups]
     parts = (x[0].split(tokens, dim=1) for x in (query, key, value))  # the gradient of slices would be a sum of zeros
-    slow_backward = query.dtype in HALVES and query.requires_grad  # that of the fused kernel, on a CPU
+    slow_backward = query.device.type == "cpu" and query.dtype in HALVES and query.requires_grad  # of the fused kernel
     with sdpa_kernel(SDPBackend.MATH) if slow_backward else nullcontext():
         for (sentences, length), *group in zip(packing.groups, *parts, strict=True):
             query_nl, key_nl, value_nl = (x.unflatten(1, (sentences, length)).transpose(0, 1) for x in group)

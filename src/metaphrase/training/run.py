@@ -306,7 +306,7 @@ class TrainingRun:
     def choose_precision(self) -> None:
         """With ``bf16=None``, compute in bfloat16 if a trial step is faster in it; a resumed run keeps its precision."""
         arguments, dataset = self.arguments, self.corpus.dataset
-        if self.config.bf16 is not None or isinstance(dataset, IterableDataset):
+        if self.config.bf16 is not None or arguments.fp16 or isinstance(dataset, IterableDataset):
             return
         if checkpoint := arguments.resume_from_checkpoint:
             arguments.bf16 = trained_in_bfloat16(checkpoint)
