@@ -44,6 +44,10 @@ class Options:
             "each of several suites, with the same two encoders."
         },
     )
+    again: str | None = field(
+        default=None,
+        metadata={"help": "results.json of another training of the release in --suites, for its fine-tuned tasks."},
+    )
     dap_suites: list[str] = field(
         default_factory=list,
         metadata={"help": "The same for the release of `metaphrase demo --recipe dap --vocabulary english`."},
@@ -237,6 +241,21 @@ def _kept_score(results: dict[str, Any], name: str) -> dict[str, Any]:
     }
 
 
+def keep_again(result: Path, path: Path) -> None:
+    """Store the scores that another training of a release has in fine-tuned tasks, beside those of the release."""
+    other = json.loads(result.read_text(encoding="utf-8"))
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    tuned = [name for name, one in kept["scores"].items() if is_fine_tuned(one) and one["test"] is not None]
+    scores = {name: other["scores"][name]["average"]["score"] for name in tuned}
+    kept["again"] = {"hash": other["model_hash"], "versions": other["versions"], "scores": scores}
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def is_fine_tuned(one: dict[str, Any]) -> bool:
+    """Whether the whole encoder was fine-tuned for a score."""
+    return one["protocol"].startswith("small scale:")
+
+
 def _score(row: dict[str, Any]) -> dict[str, Any]:
     """Size, score, interval and directions of an average or a group, without other details of its suite."""
     return {key: row[key] for key in ("n", "score", "interval", *DIRECTIONS) if key in row}
@@ -247,15 +266,15 @@ def suites_table(content: dict[str, Any]) -> str:
     scores = content["scores"]
     lines = ["| benchmark | measure | starter | release | difference | |", "|---|---|--:|--:|--:|---|"]
 
-    def add(label: str, measure: str, cells: list[str], test: dict[str, Any] | None) -> None:
-        lines.append(f"| {label} | {measure} | {' | '.join(cells)} | {' | '.join(test_cells(test))} |")
+    def add(label: str, measure: str, cells: list[str], tested: list[str]) -> None:
+        lines.append(f"| {label} | {measure} | {' | '.join([*cells, *tested])} |")
 
     for name, one in scores.items():
         measure = measure_words(one)
         directed = DIRECTIONS[0] in one["after"]["average"]
         if not directed or one["lower_is_better"]:
             label = f"{name}, mean of {one['languages']}" if one["languages"] > 1 else name
-            add(label, measure, [score_cell(one, side) for side in SIDES], one["test"])
+            add(label, measure, [score_cell(one, side) for side in SIDES], test_cells(one))
             continue
         for group in ("average", *(group for group in GROUPS if group in one["after"])):
             if group == str(one["languages"]):
@@ -269,10 +288,10 @@ def suites_table(content: dict[str, Any]) -> str:
             ]
             plural = "s" * (one["languages"] > 1)
             label = f"{name}, {one['languages']} language{plural}" if group == "average" else f"{name}, the {group}"
-            add(label, f"{measure}, xx→en / en→xx", cells, one["test"] if group == "average" else None)
+            add(label, f"{measure}, xx→en / en→xx", cells, test_cells(one) if group == "average" else ["", ""])
     minutes = content["minutes"]
     lines += [
-        *footnotes(lines),
+        *footnotes(lines, content.get("again")),
         "",
         f"One run with `metaphrase evaluate {content['models']['after']} --baseline starter --data …` and `--suite` "
         f"{', '.join(content['suites'])}, seed "
@@ -345,13 +364,13 @@ def headline_table(content: dict[str, Any]) -> str:
         if (one := content["scores"].get(name)) is None:  # of --transfer probe or of --transfer finetune
             continue
         cells = [score_cell(one, side) for side in SIDES]
-        cells += test_cells(one["test"])
+        cells += test_cells(one)
         lines.append(f"| {label.format(languages=one['languages'])} | {measure_words(one)} | {' | '.join(cells)} |")
     hardware = hardware_words(content["hardware"])
     caption = (
         f"One run of each encoder, seed {content['seed']} ({hardware}). Intervals are paired bootstrap intervals."
     )
-    return "\n".join([*lines, *footnotes(lines), "", caption])
+    return "\n".join([*lines, *footnotes(lines, content.get("again")), "", caption])
 
 
 def measure_words(one: dict[str, Any]) -> str:
@@ -372,21 +391,28 @@ def prompt_mark(one: dict[str, Any], side: str) -> str:
     return " ‡" if side == "before" and one["unprompted"] else ""
 
 
-def test_cells(test: dict[str, Any] | None) -> list[str]:
-    """Format a difference with its interval, and the verdict."""
-    if test is None:
+def test_cells(one: dict[str, Any]) -> list[str]:
+    """Format a difference with its interval, and the verdict. One fine-tuning shows no difference between encoders."""
+    if (test := one["test"]) is None:
         return ["", ""]
     low, high = test["interval"]
-    return [f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", test["verdict"]]
+    verdict = "one run §" if is_fine_tuned(one) and test["verdict"] != "tie" else test["verdict"]
+    return [f"{test['difference']:+.1f} [{low:+.1f}, {high:+.1f}]", verdict]
 
 
-def footnotes(lines: Sequence[str]) -> list[str]:
-    """Explain the marks that occur in a table."""
+def footnotes(lines: Sequence[str], again: dict[str, Any] | None) -> list[str]:
+    """Explain the marks that occur in a table, in a paragraph."""
+    other = ""
+    if again is not None:
+        scores = " and ".join(f"{score:.1f} ({name})" for name, score in again["scores"].items())
+        other = f" Trained and fine-tuned again on another CPU, the release has {scores}."
     notes = {
         "†": "† No better than predicting the most frequent class: the classifier learned nothing at this scale.",
         "‡": "‡ Measured without its prompt (`query: `), where it scores higher.",
+        "§": "§ Fine-tuned once. The interval covers test items, not the variation between fine-tunings." + other,
     }
-    return [text for mark, note in notes.items() if any(mark in line for line in lines) for text in ("", note)]
+    used = [note for mark, note in notes.items() if any(mark in line for line in lines)]
+    return ["", " ".join(used)] if used else []
 
 
 def hardware_words(hardware: dict[str, Any]) -> str:
@@ -524,6 +550,8 @@ def store(options: Options) -> None:
     for name, files in (("suites", options.suites), ("suites-dap", options.dap_suites)):
         if files:
             keep_suites([Path(file) for file in files], RESULTS / f"{name}.json")
+    if options.again:
+        keep_again(Path(options.again), RESULTS / "suites.json")
     if options.timed:
         keep_durations([Path(file) for file in options.timed], RESULTS / "durations.json")
     if options.alignment:
