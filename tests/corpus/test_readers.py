@@ -334,12 +334,19 @@ def test_unknown_formats_and_names(tmp_path):
 def test_shards_of_a_folder_are_read_or_named(tmp_path, caplog):
     columns = dict(zip(("source", "target"), zip(*PAIRS, strict=True), strict=True))
     pq.write_table(pa.table(columns), tmp_path / "other.parquet")
-    with pytest.raises(FileNotFoundError, match="no Parquet files with the columns source_lang and target_lang"):
+    with pytest.raises(
+        FileNotFoundError, match="no Parquet files with pairs and the columns source_lang and target_lang"
+    ):
         load_corpus(tmp_path)
     columns |= {name: [code] * len(PAIRS) for name, code in (("source_lang", "sw"), ("target_lang", "en"))}
     pq.write_table(pa.table(columns), tmp_path / "news.parquet")
+    pq.write_table(pa.table(columns)[:0], tmp_path / "none_above_the_threshold.parquet")
     assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
     assert not caplog.messages
+    write(tmp_path / "torn.parquet", (tmp_path / "news.parquet").read_bytes()[:-9])
+    with pytest.raises(ValueError, match=r"torn\.parquet cannot be read as Parquet"):
+        load_corpus(tmp_path)
+    (tmp_path / "torn.parquet").unlink()
     tsv(tmp_path / "sw-en.tsv")
     assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
     assert any(re.match(r"Not read: .*news\.parquet\. Other files", message) for message in caplog.messages)

@@ -58,7 +58,6 @@ def test_the_task_of_a_killed_node_is_made_again(mine, cluster, tmp_path, fault)
         options = ["--executor", "ray", "--tasks", 3, "--executor_args", "mem_per_cpu_gb=0.5", "--storage", storage]
         pairs = mine(*options)
         mark, died = killed.result()
-    assert sorted(node["Alive"] for node in ray.nodes()) == [False, True]
     assert mark.stat().st_mtime > died  # the task was lost, and made again by the other node
     assert pairs == mine(*LOCAL, "--storage", tmp_path / "whole")
     assert shards(storage) == shards(tmp_path / "whole")

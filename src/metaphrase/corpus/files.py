@@ -7,7 +7,6 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -245,7 +244,7 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     shards = [
         BitextFile(str(path), "parquet", (path,), None, None, into)
         for path in sorted(folder.glob("*.parquet"))
-        if not path.name.startswith(".") and not any(_named_pair(_stem(path), into)) and _states_languages(path)
+        if not path.name.startswith(".") and not any(_named_pair(_stem(path), into)) and _is_shard(path)
     ]
     if not found:
         files = shards
@@ -255,17 +254,20 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
             "Not read: %s. Other files of %s are named after their languages. Pass the paths of all.", names, folder
         )
     if not files:
-        has = "It has no parallel files, and no Parquet files with the columns source_lang and target_lang."
+        has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."
         if splits:
             has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}."
         raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")
     return files
 
 
-def _states_languages(path: Path) -> bool:
-    with suppress(OSError, pa.ArrowException):
-        return {"source_lang", "target_lang"} <= {*pq.read_schema(path).names}
-    return False
+def _is_shard(path: Path) -> bool:
+    """Whether a Parquet file has pairs, and columns that state their languages. A damaged file is left to its reader."""
+    try:
+        metadata = pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return True
+    return metadata.num_rows > 0 and {"source_lang", "target_lang"} <= {*metadata.schema.names}
 
 
 def _moses(name: str, first: Path, second: Path, into: str) -> BitextFile:

@@ -127,10 +127,10 @@ class MiningOptions:
             ValueError: An option is invalid, or an output is a text to mine.
             FileNotFoundError: A text does not exist.
         """
-        for text in (self.source, self.target):
-            check_regular(Path(text))
         _ = self.languages
         check_writable(self.output)
+        for text in (self.source, self.target):
+            check_regular(Path(text))
         check_files(self.outputs, [self.source, self.target])
         if self.threshold is None:
             return None
