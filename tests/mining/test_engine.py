@@ -152,6 +152,7 @@ def test_marks_of_another_number_of_tasks_are_not_trusted(mine, tmp_path):
     ("options", "message"),
     [
         (["--tasks", "4"], "--tasks requires --executor local, slurm or ray."),
+        (["--executor", "local", "--workers", "4"], "--workers 4 needs as many tasks, but --tasks is 1"),
         (["--storage", "s3://x"], "--storage requires --executor"),
         ([*LOCAL, "--tasks", "0"], "--tasks must be a whole number from 1 to 2,147,483,647, but is 0"),
         (["--executor", "locl"], "invalid choice: 'locl' (did you mean 'local'?)"),

@@ -196,6 +196,11 @@ class EngineOptions:
         given = [name for name in ("storage", "workers", "executor_args") if getattr(self, name)]
         if self.executor is None and (self.tasks > 1 or given):
             raise UsageError(f"--{given[0] if given else 'tasks'} requires --executor local, slurm or ray.")
+        if (self.workers or 0) > self.tasks:
+            raise UsageError(
+                f"--workers {self.workers} needs as many tasks, but --tasks is {self.tasks}. Pass --tasks {self.workers} or "
+                "more."
+            )
         extras = {"scale": "datatrove"} | ({"ray": "ray"} if self.executor == "ray" else {})
         for extra, module in extras.items() if self.executor else ():
             if find_spec(module) is None:
