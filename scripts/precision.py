@@ -65,7 +65,7 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
         "versions": facts["versions"],
     }
     write_json(path, row)
-    shutil.rmtree(output / "work")
+    shutil.rmtree(output / "work", ignore_errors=True)  # its checkpoints, if any
     return row
 
 
