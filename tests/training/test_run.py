@@ -15,6 +15,7 @@ from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import CheckpointError, RecipeError, UsageError
+from metaphrase.modeling import frozen as frozen_module
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import verify
 from metaphrase.training import baseline
@@ -140,6 +141,20 @@ def test_bfloat16_is_trained_and_released(execute, settings, monkeypatch, recipe
     assert [verify(folder, device="cpu") < 1e-5 for folder in folders] == [True] * len(folders)
     assert json.loads((folders[0] / "training_args.json").read_text())["bf16"] is True
     assert load_encoder(folders[0], device="cpu").dtype == torch.float32
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_frozen_copy_computes_in_the_precision_of_the_run(execute, monkeypatch, bf16):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    token_states, seen = frozen_module.token_states, set()
+
+    def spied(*args):
+        seen.add(torch.is_autocast_enabled("cpu"))
+        return token_states(*args)
+
+    monkeypatch.setattr(frozen_module, "token_states", spied)
+    execute(recipe="metaphrase", bf16=bf16, test=[])
+    assert seen == {bf16}
 
 
 @pytest.mark.parametrize("faster", [torch.float32, torch.bfloat16])

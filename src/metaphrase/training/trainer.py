@@ -309,6 +309,13 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             average_gradients(self.head_parameters())
         return loss
 
+    def compute_loss_context_manager(self) -> ExitStack:
+        """In bfloat16, autocast the whole loss; the parent class autocasts the trained encoder, but not the rest."""
+        stack: ExitStack = super().compute_loss_context_manager()
+        if self.args.bf16:
+            stack.enter_context(self.accelerator.autocast())
+        return stack
+
     def track_loss_components(self, loss: dict[str, Tensor]) -> None:
         """Log each term, and keep the terms for error messages."""
         self._terms = {name: value.detach() for name, value in loss.items()}
