@@ -46,12 +46,13 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
     path = output / f"{name}-{steps}-{seed}.json"
     if path.is_file():
         return dict(json.loads(path.read_text(encoding="utf-8")))
-    original = load_encoder("starter")
+    original, work = load_encoder("starter"), path.with_suffix("")
     before = kept_embeddings(output / "starter.npz", lambda: data.embed(original))
+    shutil.rmtree(work, ignore_errors=True)  # an interrupted run starts over, because it is timed
     settings = {key: value for key, value in demo_settings().items() if key not in ("merge", "debias", "test")}
-    settings |= {"bf16": SETTINGS[name], "seed": seed, "max_steps": steps, "output_dir": str(output / "work")}
+    settings |= {"bf16": SETTINGS[name], "seed": seed, "max_steps": steps, "output_dir": str(work)}
     config = RunConfig(**settings, disable_tqdm=True, report_to="none")
-    model, _, facts = trained(config, output / "work", output / "links")
+    model, _, facts = trained(config, work, output / "links")
     weights = {key: one.detach() for key, one in model.named_parameters() if one.requires_grad}
     release = demo_settings()
     after = data.embed(interpolated(original, weights, release["merge"]))
@@ -65,7 +66,7 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
         "versions": facts["versions"],
     }
     write_json(path, row)
-    shutil.rmtree(output / "work", ignore_errors=True)  # its checkpoints, if any
+    shutil.rmtree(work, ignore_errors=True)
     return row
 
 
