@@ -1,4 +1,4 @@
-"""Compare training in float32 and in bfloat16: quality on dev data over seeds, and time.
+"""Compare training in float32 and in bfloat16: quality on dev data over seeds.
 
     python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER
     python scripts/precision.py --stsb STSB_FOLDER --mlqa MLQA_FOLDER --keep
@@ -48,7 +48,7 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
         return dict(json.loads(path.read_text(encoding="utf-8")))
     original, work = load_encoder("starter"), path.with_suffix("")
     before = kept_embeddings(output / "starter.npz", lambda: data.embed(original))
-    shutil.rmtree(work, ignore_errors=True)  # an interrupted run starts over, because it is timed
+    shutil.rmtree(work, ignore_errors=True)  # an interrupted run starts over
     settings = {key: value for key, value in demo_settings().items() if key not in ("merge", "debias", "test")}
     settings |= {"bf16": SETTINGS[name], "seed": seed, "max_steps": steps, "output_dir": str(work)}
     config = RunConfig(**settings, disable_tqdm=True, report_to="none")
@@ -60,7 +60,6 @@ def measured(name: str, seed: int, steps: int, data: DevData, output: Path) -> d
         "setting": name,
         "seed": seed,
         "steps": steps,
-        "step_seconds": facts["training_seconds"] / facts["steps"],
         "scores": data.measures(after, before, release["debias"]),
         "hardware": hardware(),
         "versions": facts["versions"],
@@ -76,25 +75,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     seeds = sorted({row["seed"] for row in rows})
 
     def of(setting: str, key: str) -> list[float]:
-        by_seed = {row["seed"]: row["scores"].get(key, row.get(key)) for row in rows if row["setting"] == setting}
+        by_seed = {row["seed"]: row["scores"][key] for row in rows if row["setting"] == setting}
         return [by_seed[seed] for seed in seeds]
 
     lines = [
         f"{rows[0]['steps']} steps of the demo's recipe, seeds {', '.join(map(str, seeds))}; "
         f"{hardware_words(rows[0]['hardware'])}. Differences from {first} are means over the same seeds, with 95 % intervals "
-        "(Student's t). Times are those of the fastest seed.",
+        "(Student's t).",
         "",
-        f"| setting | s per step | {' | '.join(COLUMNS.values())} |",
-        f"|---|--:|{'--:|' * len(COLUMNS)}",
+        f"| setting | {' | '.join(COLUMNS.values())} |",
+        f"|---|{'--:|' * len(COLUMNS)}",
     ]
     for setting in (first, *others):
         cells = [f"{statistics.mean(of(setting, key)):.1f}" for key in COLUMNS]
-        lines.append(f"| {setting} | {min(of(setting, 'step_seconds')):.2f} | {' | '.join(cells)} |")
+        lines.append(f"| {setting} | {' | '.join(cells)} |")
     for setting in others:
         found = [difference(of(first, key), of(setting, key)) for key in COLUMNS]
         cells = [f"{one['mean']:+.1f} ± {one['half']:.1f}" for one in found]
-        speed = min(of(first, "step_seconds")) / min(of(setting, "step_seconds"))
-        lines.append(f"| {setting} − {first} | {speed:.2f} × as fast | {' | '.join(cells)} |")
+        lines.append(f"| {setting} − {first} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
