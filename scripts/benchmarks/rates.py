@@ -106,7 +106,8 @@ def shares(context: Context) -> list[Figure]:
     figures = []
     for precision, (case, count) in product(precisions, tokens.items()):
         rounds = seconds[f"products, {case}, {precision}"]
-        what = f"matrix products of a layer, {count:,} tokens, {precision}"
+        work = "bulk encoding" if case == "encode" else "a step"
+        what = f"matrix products of a layer, {count:,} tokens, {precision}, as in {work}"
         figures.append(Figure(what, layers * count / min(rounds) / 1e9, None, "GFLOP/s", {what: rounds}, str(shape)))
     for precision, (name, count) in product(precisions, operations.items()):
         case = "encode" if name == "encode" else "step"
