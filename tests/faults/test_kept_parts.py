@@ -186,6 +186,7 @@ def test_a_damaged_plan_of_an_adaptation_is_refused(tmp_path, damage, fault):
         "max_steps": 4,
         "eval_steps": 1,
         "freeze_word_embeddings": True,
+        "bf16": False,
     }
     plan |= {"learning_rate": 5e-5, "training_minutes": 1.0, "measuring_minutes": 1.0, "reasons": ["one"]}
     write_part(tmp_path / PLAN, {"asked": {"seed": 1}, "plan": plan})
