@@ -323,7 +323,7 @@ class Evidence:
         work.mkdir(parents=True, exist_ok=True)
         recipe = work / "recipe.yaml"
         recipe.write_text(yaml.safe_dump(cell.recipe.to_dict(), sort_keys=False), encoding="utf-8")
-        omitted = ("merge", "debias", "languages", "retention_languages")
+        omitted = ("merge", "debias", "languages", "retention_languages", "bf16")
         settings = {name: value for name, value in demo_settings().items() if name not in omitted}
         settings |= {"recipe": str(recipe), "corpus": [self.options.corpus], "test": [], "output_dir": str(work)}
         settings |= {"max_steps": self.options.steps, "per_device_train_batch_size": self.options.batch_size}

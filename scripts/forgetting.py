@@ -139,7 +139,7 @@ def trained_weights(cell: Cell, output: Path) -> Path:
     training = {"learning_rate": 5e-5, "warmup_steps": 0.1, "batch_sampler": "no_duplicates"}
     content = {"name": cell.name, "terms": cell.terms, "max_length": 32, "pooling": "cls", "training": training}
     recipe.write_text(yaml.safe_dump(content), encoding="utf-8")
-    settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias")}
+    settings = {name: value for name, value in demo_settings().items() if name not in ("merge", "debias", "bf16")}
     settings |= {"recipe": str(recipe), "test": [], "output_dir": str(work / "run")}
     settings |= {"max_steps": cell.steps, "seed": cell.seed, "disable_tqdm": True, "report_to": "none"}
     settings |= {"per_device_train_batch_size": cell.batch_size}
