@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
     print(table(rows))
     if options.keep:
         write_json(KEPT, rows)
-        fill(PAGE, {"precision": table(rows)})
+        fill(PAGE, {"bfloat16": table(rows)})
     return 0
 
 
