@@ -143,6 +143,21 @@ def test_languages_of_texts_are_asked_for_before_torch_is_imported():
     assert "Cannot infer the language from the file name 'mono.txt': pass --source_lang." in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({}, "10000"),
+        ({"GOMP_SPINCOUNT": "5"}, "5"),
+        ({"OMP_WAIT_POLICY": "active"}, "None"),
+    ],
+)
+def test_threads_do_not_spin_unless_the_environment_decides_it(given, wanted):
+    code = "import os; from metaphrase.cli import main; main(['recipes']); print(os.environ.get('GOMP_SPINCOUNT'))"
+    unset = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=unset | given)
+    assert done.stdout.splitlines()[-1] == wanted
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["recipes", "--json"]])
 def test_it_takes_less_than_a_second_of_the_processor(arguments):
     code = "import sys, time; from metaphrase.cli import main; main(sys.argv[1:]); print(time.process_time(), file=sys.stderr)"

@@ -13,7 +13,7 @@ from metaphrase.corpus import load_corpus
 from metaphrase.mining import filtering, workflow
 from metaphrase.mining.margins import Pairs, Threshold
 from metaphrase.mining.options import MiningOptions, SearchOptions
-from metaphrase.mining.output import histogram, write_sample
+from metaphrase.mining.output import draw_histogram, histogram, write_sample
 from metaphrase.mining.resources import estimate_needs
 from metaphrase.mining.search import Rows
 from metaphrase.mining.sentences import Sentences, read_sentences
@@ -193,7 +193,7 @@ def test_kept_work_serves_other_margins(encoder, texts, tmp_path, capsys):
     assert len(encoder.embedded) == embedded
     assert all(float(row["score"]) >= 0.01 for row in rows_of(tmp_path / "mined.tsv"))
     assert main([*arguments, "--k", "3"]) == 2
-    assert "holds unfinished work of another command, which differs in: k." in capsys.readouterr().err
+    assert "holds the work of another command, which differs in: k." in capsys.readouterr().err
 
 
 KILLED = """
@@ -346,6 +346,14 @@ def test_sample_of_few_and_of_no_pairs(tmp_path):
     assert all(line.count("\t") == 3 for line in lines)
     empty = pairs.take(slice(0))
     assert len(write_sample(empty, texts, texts, None, tmp_path / "e.txt").read_text().splitlines()) == 1
+
+
+def test_without_pairs_no_earlier_histogram_remains(tmp_path):
+    pairs = Pairs(np.array([1.2, 1.1]), np.array([0, 1]), np.array([1, 0]))
+    picture = tmp_path / "mined.tsv.png"
+    assert draw_histogram(pairs, np.array([0.9]), 1.15, None, picture) == [picture]
+    assert draw_histogram(pairs.take(slice(0)), np.empty(0), None, None, picture) == []
+    assert not picture.exists()
 
 
 # --- filter ---

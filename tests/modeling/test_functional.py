@@ -194,19 +194,17 @@ def test_vocabulary_of_no_positions_is_a_zero_with_a_graph():
     assert loss.requires_grad
 
 
-def test_vocabulary_under_autocast_sums_in_float32(small_blocks):
+def test_vocabulary_under_autocast_rounds_products_and_sums_in_float32(small_blocks):
     hidden, weight, bias, labels = (tensor.detach() for tensor in vocabulary_case(64, 16, 50))
     hidden, weight, bias = hidden.float().requires_grad_(), weight.float(), bias.float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias)
-        mixed = vocabulary_cross_entropy(hidden.bfloat16(), weight, labels, bias_v=bias)
-    wanted = F.cross_entropy(F.linear(hidden, weight, bias), labels)
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(gradients(loss, hidden)[0], gradients(wanted, hidden)[0])
-    rounded = hidden.bfloat16().float()
-    wanted = F.cross_entropy(F.linear(rounded, weight, bias), labels)
-    torch.testing.assert_close(mixed, wanted)
-    torch.testing.assert_close(gradients(mixed, hidden)[0], gradients(wanted, hidden)[0], rtol=2e-2, atol=1e-4)
+    rounded_hidden, rounded_weight = hidden.bfloat16().float(), weight.bfloat16().float()
+    wanted = F.cross_entropy(F.linear(rounded_hidden, rounded_weight, bias), labels)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, wanted, rtol=2e-3, atol=0)
+    (gradient,) = gradients(loss, hidden)
+    torch.testing.assert_close(gradient, gradients(wanted, hidden)[0], rtol=2e-2, atol=1e-3)
 
 
 def test_logits_are_never_whole(monkeypatch):
@@ -310,8 +308,8 @@ def test_soft_labels_under_autocast_sum_in_float32(small_blocks):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = vocabulary_cross_entropy(hidden, weight, labels, bias_v=bias, rows_k=rows, weights_k=weights.double())
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss, wanted)
-    torch.testing.assert_close(gradients(loss, hidden)[0], gradients(wanted, hidden)[0])
+    torch.testing.assert_close(loss, wanted, rtol=1e-2, atol=0)
+    torch.testing.assert_close(gradients(loss, hidden)[0], gradients(wanted, hidden)[0], rtol=5e-2, atol=1e-2)
 
 
 class TestGradientInPlace:

@@ -90,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     name = arguments.pop(0)
+    _wait_without_spinning()
     with session():
         try:
             if name not in COMMANDS:
@@ -108,6 +109,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         except Exception as error:
             return _answer_for(error, name, show=bool("--traceback" in flags or os.environ.get("METAPHRASE_DEBUG")))
+
+
+def _wait_without_spinning() -> None:
+    """Let OpenMP's threads sleep soon when they wait: threads that spin take CPUs from those that they wait for.
+
+    A command beside other programs is several times as fast, alone about as fast (docs/speed.md). OpenMP reads the variable when
+    torch is imported.
+    """
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:

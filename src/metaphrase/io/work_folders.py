@@ -57,8 +57,8 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
         if left != manifest:
             keys = sorted(key for key in left.keys() | manifest.keys() if left.get(key) != manifest.get(key))
             raise DataMismatchError(
-                f"{folder} holds unfinished work of another command, which differs in: {', '.join(keys)}. Repeat that "
-                f"command to finish it, or delete {folder} to start over."
+                f"{folder} holds the work of another command, which differs in: {', '.join(keys)}. Repeat that "
+                f"command to use it, or delete {folder} to start over."
             )
         return folder
     if folder.exists() and any(

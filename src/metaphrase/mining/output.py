@@ -92,10 +92,11 @@ def write_sample(
 def draw_histogram(
     pairs: Pairs, wrong_d: NDArray[np.floating], threshold: float | None, suggestion: float | None, path: Path
 ) -> list[Path]:
-    """Draw the distribution of the scores, and of those of wrong pairs."""
+    """Draw the distribution of the scores, and of those of wrong pairs. Without pairs, an earlier picture is deleted."""
     from matplotlib.figure import Figure  # slow to import
 
     if not len(pairs.score_c):
+        path.unlink(missing_ok=True)
         return []
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()

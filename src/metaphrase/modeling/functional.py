@@ -126,7 +126,7 @@ def vocabulary_cross_entropy(
     at most ``VOCABULARY_BLOCK`` rows: a running log-sum-exp in the forward pass, the softmax of one block at a time in the
     backward pass. Besides the gradients of its arguments, it allocates one block of logits instead of ``n × v``; inside
     :func:`accumulated_in_place` the gradient of the table is not allocated either. Products use the type of the table, or
-    that of autocast on a GPU; the log-sum-exp and all sums are in float32 or wider.
+    that of autocast; the log-sum-exp and all sums are in float32 or wider.
 
     A position may have several weighted labels, for the prediction of a distribution:
     ``-Σ_k weights_k log softmax(F.linear(hidden_nh[rows_k], weight_vh, bias_v))[labels_k]``. Each position is projected once,
@@ -160,9 +160,9 @@ def vocabulary_cross_entropy(
 
 
 def _product_dtype(weight_vh: Tensor) -> torch.dtype:
-    """The type of autocast on a GPU, else that of the table: most CPUs are slower in half precision."""
-    mixed = weight_vh.is_cuda and torch.is_autocast_enabled("cuda")
-    return torch.get_autocast_dtype("cuda") if mixed else weight_vh.dtype
+    """The type of autocast on the table's device, else that of the table."""
+    device = weight_vh.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight_vh.dtype
 
 
 _liger: Any = None
