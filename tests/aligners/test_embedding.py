@@ -9,6 +9,7 @@ from metaphrase.aligners.embedding import (
     EmbeddingAligner,
     default_layer,
     itermax,
+    locally_scaled,
     mutual_argmax,
     softmax_intersection,
 )
@@ -60,6 +61,19 @@ def itermax_loop(similarity, iterations, alpha):
     return links
 
 
+def csls_loop(similarity, neighbours):
+    """Conneau et al. 2018, section 2.3, with the units of the other side as neighbours."""
+    m, n = similarity.shape
+
+    def mean(values):
+        best = sorted(values, reverse=True)[:neighbours]
+        return sum(best) / len(best)
+
+    rows = [mean(similarity[i, j] for j in range(n)) for i in range(m)]
+    columns = [mean(similarity[i, j] for i in range(m)) for j in range(n)]
+    return np.array([[2 * similarity[i, j] - rows[i] - columns[j] for j in range(n)] for i in range(m)])
+
+
 def softmax_loop(dots, threshold):
     """awesome-align, section 2.1; the score as its code prints it."""
     m, n = dots.shape
@@ -108,6 +122,23 @@ def test_argmax_and_itermax_match_the_loop_in_a_padded_batch(seed, iterations):
 
 
 @pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("neighbours", [1, 5])
+def test_local_scaling_matches_the_loop_in_a_padded_batch(seed, neighbours):
+    matrices = [np.random.default_rng([seed, *shape]).standard_normal(shape) for shape in SHAPES]
+    batch, mask = padded(matrices)
+    scaled = locally_scaled(batch, mask, neighbours=neighbours)
+    assert (scaled[~mask] == -torch.inf).all()
+    for matrix, row, real in zip(matrices, scaled, mask, strict=True):
+        np.testing.assert_allclose(row[real].reshape(matrix.shape), csls_loop(matrix, neighbours), rtol=1e-12, atol=1e-12)
+
+
+def test_local_scaling_takes_words_from_a_hub():
+    similarity = torch.tensor([[[0.9, 0.85, 0.1], [0.9, 0.1, 0.1], [0.1, 0.1, 0.2]]])  # all like the first column
+    assert linked(mutual_argmax(similarity)[0]) == {(0, 0), (2, 2)}
+    assert linked(mutual_argmax(locally_scaled(similarity))[0]) == {(0, 1), (1, 0), (2, 2)}
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_softmax_matches_the_loop_in_a_padded_batch(seed):
     matrices = [5 * np.random.default_rng([seed, *shape]).standard_normal(shape) for shape in SHAPES]
     batch, mask = padded(matrices)
@@ -129,7 +160,8 @@ def test_itermax_finds_what_argmax_leaves():
 
 def test_transposing_the_matrix_transposes_the_links():
     similarity = torch.rand(3, 6, 9)
-    for links in (mutual_argmax, itermax, lambda matrix: softmax_intersection(10 * matrix)[0]):
+    scaled = lambda matrix: mutual_argmax(locally_scaled(matrix))  # noqa: E731
+    for links in (mutual_argmax, itermax, scaled, lambda matrix: softmax_intersection(10 * matrix)[0]):
         assert torch.equal(links(similarity.mT), links(similarity).mT)
 
 
@@ -172,7 +204,8 @@ def aligned_slowly(model, source, target, layer, method, level):
     else:
         cosine = torch.nn.functional.cosine_similarity(x[:, None], y[None], dim=-1)
         similarity = ((1 + cosine) / 2).numpy()
-        found = argmax_loop(similarity) if method == "argmax" else itermax_loop(similarity, 2, 0.9)
+        compared = csls_loop(similarity, 5) if method == "csls" else similarity
+        found = itermax_loop(similarity, 2, 0.9) if method == "itermax" else argmax_loop(compared)
         links = {(i, j): similarity[i, j] for i, j in found}
     best = {}
     for (i, j), score in links.items():
@@ -188,7 +221,7 @@ def aligned_slowly(model, source, target, layer, method, level):
         [("tiny_encoder", 0), ("tiny_encoder", 1), ("tiny_xlmr", 2)],
     ),
 )
-@pytest.mark.parametrize("method", ["argmax", "itermax", "softmax"])
+@pytest.mark.parametrize("method", ["argmax", "itermax", "csls", "softmax"])
 @pytest.mark.parametrize("level", ["piece", "word"])
 @torch.inference_mode()
 def test_matches_one_pair_at_a_time(request, name, layer, method, level):
@@ -318,7 +351,7 @@ def test_a_model_is_loaded_by_name(tiny_encoder_dir, tiny_encoder):
     [
         ({"layer": 3}, "layers 0 to 2"),
         ({"layer": -1}, "from 0 to"),
-        ({"method": "mwmf"}, "'argmax', 'itermax', 'softmax'"),
+        ({"method": "mwmf"}, "'argmax', 'itermax', 'csls', 'softmax'"),
         ({"level": "char"}, "'piece', 'word'"),
     ],
 )

@@ -231,7 +231,7 @@ def overflowing(model):
     return model
 
 
-@pytest.mark.parametrize("method", ["argmax", "itermax", "softmax"])
+@pytest.mark.parametrize("method", ["argmax", "itermax", "csls", "softmax"])
 def test_states_that_are_not_finite_are_not_aligned(tiny_encoder, full_bitext, fault, method):
     for level in ("piece", "word"):
         aligner = EmbeddingAligner(overflowing(tiny_encoder), method=method, level=level)

@@ -1,7 +1,8 @@
 """Word alignment from an encoder's token states: words with similar states translate each other.
 
-The methods need no training: mutual argmax and itermax (SimAlign), or a threshold on both softmaxes (awesome-align). Each
-side is encoded separately, as in both papers: encoding a pair jointly makes alignment worse.
+The methods need no training: mutual argmax and itermax (SimAlign), mutual argmax of locally scaled similarities (CSLS), or a
+threshold on both softmaxes (awesome-align). Each side is encoded separately, as in both papers: encoding a pair jointly makes
+alignment worse.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from metaphrase.io.arguments import Count, CountOr0, Share, checked
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import PACKABLE, packed
 
-Method = Literal["argmax", "itermax", "softmax"]
+Method = Literal["argmax", "itermax", "csls", "softmax"]
 Level = Literal["piece", "word"]
 
 #: Batches whose states are kept at a time.
@@ -101,6 +102,40 @@ def itermax(
     return links_bst
 
 
+def locally_scaled(
+    similarity_bst: Tensor, mask_bst: Tensor | None = None, *, neighbours: int = 5
+) -> Tensor:
+    """Lower the similarities of units that are similar to many units of the other side.
+
+    A hub, such as a comma, is the most similar unit of several words. ``2 s_ij − r_i − r_j`` corrects this, where ``r`` is the
+    mean of a unit's highest similarities to the other side.
+
+    Args:
+        similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
+        mask_bst: True at real units; None means all.
+        neighbours: Number of similarities in a mean; all of them if there are fewer.
+
+    Returns:
+        Scaled similarities, shape ``(batch, source, target)``; minus infinity at units that are not real.
+
+    Reference: Conneau et al. 2018, "Word Translation Without Parallel Data", section 2.3 (CSLS), where the neighbours are words
+    of the vocabulary.
+
+    >>> locally_scaled(torch.tensor([[[0.9, 0.5], [0.8, 0.5]]]), neighbours=1)[0]
+    tensor([[ 0.0000, -0.4000],
+            [-0.1000, -0.3000]])
+    """
+    if mask_bst is None:
+        mask_bst = torch.ones_like(similarity_bst, dtype=torch.bool)
+    masked_bst = similarity_bst.masked_fill(~mask_bst, -torch.inf)
+    means = []
+    for side in (-1, -2):
+        best = masked_bst.topk(min(neighbours, masked_bst.shape[side]), dim=side).values
+        found = best.isfinite()
+        means.append(best.masked_fill(~found, 0).sum(side, keepdim=True) / found.sum(side, keepdim=True).clamp(min=1))
+    return (2 * similarity_bst - means[0] - means[1]).masked_fill(~mask_bst, -torch.inf)
+
+
 def softmax_intersection(
     dots_bst: Tensor, mask_bst: Tensor | None = None, *, threshold: float = 1e-3
 ) -> tuple[Tensor, Tensor]:
@@ -147,16 +182,16 @@ class EmbeddingAligner(Aligner):
     """Links words with similar states in an encoder.
 
     Both levels of both papers are available: states of word pieces, where two words are linked if any of their pieces are,
-    or means over the pieces of each word. Scores are ``(1 + cosine) / 2`` for ``argmax`` and ``itermax``, and those of
-    `softmax_intersection` for ``softmax``; a word link has the score of its best piece link. Words that are truncated,
+    or means over the pieces of each word. Scores are those of `softmax_intersection` for ``softmax``, and else
+    ``(1 + cosine) / 2``; a word link has the score of its best piece link. Words that are truncated,
     wholly or in part, have no links. Sentences are encoded without padding and only up to the layer, if `packed` supports
     the encoder. Each distinct sentence is encoded once per block of about a thousand pairs.
 
     Args:
         model: A SentenceTransformer, or a name for `load_encoder`: ``"starter"``, a Hub id or a folder.
         layer: From 0, the embeddings, to the number of layers; None uses `default_layer`.
-        method: ``"argmax"`` finds the fewest and most precise links, ``"itermax"`` finds more, ``"softmax"`` also links one
-            word to several.
+        method: ``"argmax"`` finds the fewest and most precise links, ``"itermax"`` finds more, ``"csls"`` is argmax of
+            similarities that `locally_scaled` corrects for hubs, ``"softmax"`` also links one word to several.
         level: ``"piece"`` or ``"word"``.
         threshold: See `softmax_intersection`; ``"softmax"`` only.
         batch_size: Sentences per forward pass, and pairs per comparison.
@@ -165,7 +200,7 @@ class EmbeddingAligner(Aligner):
     Raises:
         ValueError: The layer, the method or the level is unknown.
 
-    Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align).
+    Reference: Jalili Sabet et al. 2020 (SimAlign); Dou and Neubig 2021 (awesome-align); Conneau et al. 2018 (CSLS).
     """
 
     name: ClassVar[str] = "embedding"
@@ -292,8 +327,9 @@ def link_units(sources: list[Tensor], targets: list[Tensor], rule: Rule) -> list
         links_bst, score_bst = softmax_intersection(dots_bst, mask_bst, threshold=rule.threshold)
     else:
         score_bst = (1 + F.normalize(source_bsh, dim=-1) @ F.normalize(target_bth, dim=-1).mT) / 2
-        match: Callable[[Tensor, Tensor], Tensor] = mutual_argmax if rule.method == "argmax" else itermax
-        links_bst = match(score_bst, mask_bst)
+        compared_bst = locally_scaled(score_bst, mask_bst) if rule.method == "csls" else score_bst
+        match: Callable[[Tensor, Tensor], Tensor] = itermax if rule.method == "itermax" else mutual_argmax
+        links_bst = match(compared_bst, mask_bst)
     found: list[dict[Link, float]] = [{} for _ in sources]
     for (row, i, j), score in zip(links_bst.nonzero().tolist(), score_bst[links_bst].tolist(), strict=True):
         found[row][i, j] = score

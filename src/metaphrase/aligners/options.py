@@ -51,7 +51,7 @@ class AlignOptions(BitextOptions):
         None, "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."
     )
     layer: CountOr0 | None = option(None, "Hidden layer of the embedding aligner.")
-    method: str | None = option(None, "Method of the embedding aligner: argmax, itermax, softmax.")
+    method: str | None = option(None, "Method of the embedding aligner: argmax, itermax, csls, softmax.")
     level: str | None = option(None, "Units that the embedding aligner compares: piece (the default) or word.")
     threshold: Annotated[float, Range(0, 2)] | None = option(
         None, "Minimum score of a link: of the span aligner, or of --method softmax."

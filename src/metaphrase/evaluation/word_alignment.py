@@ -306,6 +306,7 @@ RULES = tuple(
     for rule in (
         Rule("argmax", level),
         Rule("itermax", level),
+        Rule("csls", level),
         *(Rule("softmax", level, threshold) for threshold in (1e-1, 1e-2, 1e-3, 1e-4)),
     )
 )
@@ -401,7 +402,7 @@ class WordAlignmentEvaluator(RecordedEvaluator):
         pairs: Pairs with gold links, from `load_wpt` or `load_pharaoh`.
         name: Name of the data set, such as ``"wpt05-en-hi"``.
         layer: See `EmbeddingAligner`.
-        method: ``"argmax"``, ``"itermax"`` or ``"softmax"``.
+        method: ``"argmax"``, ``"itermax"``, ``"csls"`` or ``"softmax"``.
         level: ``"piece"`` or ``"word"``.
         batch_size: Sentences per forward pass.
         write_csv: Write the CSV file.
