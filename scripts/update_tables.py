@@ -465,6 +465,32 @@ def alignment_table(content: dict[str, Any]) -> str:
     )
 
 
+def trained_aligner_table(content: dict[str, Any]) -> str:
+    """Format the error of a trained word aligner after each round, on each gold set, with default and tuned settings."""
+    parts = list(dict.fromkeys(row["part"] for row in content["rows"]))
+    lines = [f"| encoder | {' | '.join(parts)} |", f"|---|{'--:|' * len(parts)}"]
+    for encoder in dict.fromkeys(row["encoder"] for row in content["rows"]):
+        of_part = {row["part"]: row for row in content["rows"] if row["encoder"] == encoder}
+        cells = [f"{row['aer']:.1f} [{row['interval'][0]:.1f}, {row['interval'][1]:.1f}]" for row in of_part.values()]
+        lines.append(f"| {encoder} | {' | '.join(cells)} |")
+    peers = {row["part"]: row["peers"] for row in content["rows"]}
+    for name in dict.fromkeys(name.partition(".")[2] for found in peers.values() for name in found):
+        of_peer = [[aer for file, aer in peers[part].items() if file.partition(".")[2] == name] for part in parts]
+        cells = [f"{one[0]:.1f}" if one else "" for one in of_peer]
+        lines.append(f"| {name.removesuffix('.out')} | {' | '.join(cells)} |")
+    settings, rounds = content["settings"], content["rounds"]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"`scripts/train_aligner.py`: {content['layers']} layers, {settings['pairs']:,} pairs of each of "
+            f"{', '.join(settings['languages'])} with English, rounds of "
+            f"{' and '.join(str(settings['steps'] or one['steps']) for one in rounds)} steps. One run with seed "
+            f"{settings['seed']}, {hardware_words(content['hardware'])}. Intervals are over sentences.",
+        ]
+    )
+
+
 def scores(row: dict[str, Any]) -> str:
     """Format the measures of one aligner as table cells."""
     low, high = row["aer_interval"]
@@ -572,6 +598,7 @@ def stored_tables() -> dict[str, str]:
         "suites-dap": ("suites-dap", suites_table),
         "durations": ("durations", durations_table),
         "alignment": ("alignment", alignment_table),
+        "trained-aligner": ("word_aligner", trained_aligner_table),
         "translation": ("translation_overfit", translation_words),
     }
     tables = {}

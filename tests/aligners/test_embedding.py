@@ -129,7 +129,9 @@ def test_local_scaling_matches_the_loop_in_a_padded_batch(seed, neighbours):
     scaled = locally_scaled(batch, mask, neighbours=neighbours)
     assert (scaled[~mask] == -torch.inf).all()
     for matrix, row, real in zip(matrices, scaled, mask, strict=True):
-        np.testing.assert_allclose(row[real].reshape(matrix.shape), csls_loop(matrix, neighbours), rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(
+            row[real].reshape(matrix.shape), csls_loop(matrix, neighbours), rtol=1e-12, atol=1e-12
+        )
 
 
 def test_local_scaling_takes_words_from_a_hub():

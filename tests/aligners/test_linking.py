@@ -219,9 +219,7 @@ def test_a_work_folder_belongs_to_one_command(tmp_path):
     manifest = {"inputs": {"a.tsv": "0"}, "aligner": "hmm", "languages": []}
     assert open_work_folder(folder, manifest) == folder
     assert open_work_folder(folder, dict(manifest)) == folder
-    with pytest.raises(
-        ValueError, match=r"the work of another command, which differs in: aligner, new\. .* delete "
-    ):
+    with pytest.raises(ValueError, match=r"the work of another command, which differs in: aligner, new\. .* delete "):
         open_work_folder(folder, manifest | {"aligner": "ibm1", "new": 1})
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").touch()

@@ -102,13 +102,11 @@ def itermax(
     return links_bst
 
 
-def locally_scaled(
-    similarity_bst: Tensor, mask_bst: Tensor | None = None, *, neighbours: int = 5
-) -> Tensor:
+def locally_scaled(similarity_bst: Tensor, mask_bst: Tensor | None = None, *, neighbours: int = 5) -> Tensor:
     """Lower the similarities of units that are similar to many units of the other side.
 
-    A hub, such as a comma, is the most similar unit of several words. ``2 s_ij − r_i − r_j`` corrects this, where ``r`` is the
-    mean of a unit's highest similarities to the other side.
+    A hub, such as a comma, is the most similar unit of several words. ``2 s_ij − r_i − r_j`` corrects this, where ``r`` is
+    the mean of a unit's highest similarities to the other side.
 
     Args:
         similarity_bst: Similarity of each source and target unit, shape ``(batch, source, target)``.
@@ -118,8 +116,8 @@ def locally_scaled(
     Returns:
         Scaled similarities, shape ``(batch, source, target)``; minus infinity at units that are not real.
 
-    Reference: Conneau et al. 2018, "Word Translation Without Parallel Data", section 2.3 (CSLS), where the neighbours are words
-    of the vocabulary.
+    Reference: Conneau et al. 2018, "Word Translation Without Parallel Data", section 2.3 (CSLS), where the neighbours are
+    words of the vocabulary.
 
     >>> locally_scaled(torch.tensor([[[0.9, 0.5], [0.8, 0.5]]]), neighbours=1)[0]
     tensor([[ 0.0000, -0.4000],

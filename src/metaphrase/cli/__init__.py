@@ -114,8 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _wait_without_spinning() -> None:
     """Let OpenMP's threads sleep soon when they wait: threads that spin take CPUs from those that they wait for.
 
-    A command beside other programs is several times as fast, alone about as fast (docs/speed.md). OpenMP reads the variable when
-    torch is imported.
+    A command beside other programs is several times as fast, alone about as fast (docs/speed.md). OpenMP reads the variable
+    when torch is imported.
     """
     if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")

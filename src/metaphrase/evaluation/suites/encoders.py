@@ -51,6 +51,7 @@ from metaphrase.evaluation.suites.benchmarks import (
     wanted_languages,
 )
 from metaphrase.evaluation.word_alignment import (
+    RULES,
     GoldPair,
     evaluate_word_alignment,
     load_gold_lines,
@@ -275,6 +276,7 @@ def find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Bench
                     (*files, *peers),
                     5 * text_size(files),
                     partial(_measure_word_alignment, name, read, files, peers, settings.first),
+                    fixed={"rules": RULES},
                 )
 
 

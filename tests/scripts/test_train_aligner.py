@@ -1,0 +1,55 @@
+import gzip
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from metaphrase import Recipe
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+
+@pytest.fixture
+def script(monkeypatch):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    return import_module("train_aligner")
+
+
+def test_pairs_are_drawn_at_random_once(script, tmp_path):
+    (tmp_path / "software").mkdir()
+    text = "source\ttarget\n" + "".join(f"mot {at}\tword {at}\n" for at in range(50))
+    (tmp_path / "software" / "fr-en.train.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    options = script.Options(data=str(tmp_path), languages=["fr"], pairs=10)
+    for _ in range(2):
+        folder = script.write_bitext(options, tmp_path / "bitext")
+        header, *rows = gzip.decompress((folder / "fr-en.train.tsv.gz").read_bytes()).decode().splitlines()
+        assert header == "source\ttarget"
+        assert len(set(rows)) == 10
+        assert set(rows) < set(text.splitlines())
+        (tmp_path / "software" / "fr-en.train.tsv.gz").unlink(missing_ok=True)  # what is drawn is not drawn again
+
+
+def test_the_recipe_ranks_the_words_of_a_pair(script):
+    (term,) = Recipe.load(script.RECIPE).terms
+    assert term.objective == "wtr"
+
+
+def test_the_table_has_a_column_for_each_gold_set_and_a_row_for_each_encoder(script):
+    row = {"aer": 6.93, "interval": [6.2, 7.7], "pairs": 358, "settings": {}}
+    content = {
+        "settings": {"steps": None, "pairs": 4000, "languages": ["fr"], "seed": 42},
+        "rounds": [{"steps": 200}, {"steps": 400}],
+        "layers": 8,
+        "rows": [
+            row | {"encoder": encoder, "part": part, "peers": peers}
+            for encoder in ("starter", "round 1")
+            for part, peers in (("enfr", {"enfr.awesome-align.out": 4.04}), ("en-hi", {}))
+        ],
+        "hardware": {"machine": "x86_64", "cpus": 2, "threads": 2},
+    }
+    lines = import_module("update_tables").trained_aligner_table(content).splitlines()
+    assert lines[0] == "| encoder | enfr | en-hi |"
+    assert lines[2] == "| starter | 6.9 [6.2, 7.7] | 6.9 [6.2, 7.7] |"
+    assert lines[4] == "| awesome-align | 4.0 |  |"
+    assert "rounds of 200 and 400 steps" in lines[-1]
