@@ -140,7 +140,10 @@ def write_texts(size: int, folder: Path) -> set[tuple[str, str]]:
 
 
 class PeakMemory(threading.Thread):
-    """Follows the memory of a process and its children, without pages of files, which the system frees on demand."""
+    """Follows the memory of a process and its children, without pages of files, which the system frees on demand.
+
+    Workers share pages with the process that they are forked from; a page counts once.
+    """
 
     def __init__(self, process: int) -> None:
         super().__init__(daemon=True)
@@ -148,20 +151,29 @@ class PeakMemory(threading.Thread):
 
     def run(self) -> None:
         """Read /proc until the process has ended."""
-        while not self.ended.wait(0.2):
-            parents, sizes = {}, {}
-            for status in Path("/proc").glob("[0-9]*/status"):
+        while not self.ended.wait(0.5):
+            parents = {}
+            for folder in Path("/proc").glob("[0-9]*"):
                 try:
-                    found = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+                    parents[int(folder.name)] = int(_fields(folder / "status")["PPid"])
                 except OSError:  # the process has ended
                     continue
-                number = int(status.parent.name)
-                parents[number] = int(found["PPid"])
-                sizes[number] = 1024 * int(found.get("RssAnon", "0 kB").split()[0])
             tree = {self.process}
             while more := {one for one, parent in parents.items() if parent in tree} - tree:
                 tree |= more
-            self.peak = max(self.peak, sum(sizes.get(one, 0) for one in tree))
+            self.peak = max(self.peak, sum(map(_own_memory, tree)))
+
+
+def _own_memory(process: int) -> int:
+    """Bytes of a process that are not pages of files; a page that several processes share is divided among them."""
+    try:
+        return 1024 * int(_fields(Path(f"/proc/{process}/smaps_rollup"))["Pss_Anon"].split()[0])
+    except (OSError, KeyError):  # the process has ended
+        return 0
+
+
+def _fields(path: Path) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
 
 
 def measured(command: Sequence[str], threads: int = 1) -> tuple[str, int]:
@@ -209,7 +221,8 @@ def measure(size: int, index: str, encoder: Path, options: Options) -> dict[str,
     stages: dict[str, float] = {}
     for path in storage.glob("logs/*/stats/*.json"):
         stage = path.parents[1].name.split("-")[0]
-        total = sum(step["time_stats"]["total"] for step in json.loads(path.read_text(encoding="utf-8")))
+        steps = [step["time_stats"] for step in json.loads(path.read_text(encoding="utf-8"))]
+        total = sum(step["total"] for step in steps if step)  # 0 instead, for a task without shards
         stages[stage] = round(stages.get(stage, 0) + total, 1)
     row = {
         "size": size,

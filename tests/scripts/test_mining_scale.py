@@ -108,3 +108,13 @@ def test_rows_are_measured_once(script, tmp_path, capsys):
     for name in ("mining.svg", "mining-peers.svg"):
         assert (tmp_path / name).read_text().startswith("<?xml")
     assert not [*(tmp_path / "work").glob("*-embedded")]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_that_processes_share_counts_once(script):
+    code = (
+        "import os, time; data = b'x' * 200_000_000; child = os.fork(); time.sleep(2); child and print(os.wait()[1])"
+    )
+    printed, peak = script.measured([sys.executable, "-c", code])
+    assert printed == "0\n"
+    assert 200_000_000 < peak < 300_000_000

@@ -1,5 +1,4 @@
 import gzip
-import sys
 from importlib import import_module
 from pathlib import Path
 
