@@ -137,7 +137,7 @@ def measured(name: str, encoder: str, options: Options) -> list[dict[str, Any]]:
             "interval": score["interval"],
             "pairs": score["n"],
         }
-        rows.append(row | {"settings": settings, "peers": result["facts"].get("peers", {})})
+        rows.append(row | {"settings": settings, "peers": result.get("facts", {}).get("peers", {})})
     return rows
 
 
@@ -151,7 +151,8 @@ def main(argv: list[str]) -> int:
     for at in range(len(ROUNDS)):
         encoders[f"round {at + 1}"] = str(trained(Path(list(encoders.values())[-1]), bitext, at, options))
     rows = [row for name, encoder in encoders.items() for row in measured(name, encoder, options)]
-    content = {"settings": vars(options), "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
+    settings = {key: getattr(options, key) for key in ("languages", "pairs", "steps", "seed")}
+    content = {"settings": settings, "layers": LAYERS, "rounds": [one._asdict() for one in ROUNDS], "rows": rows}
     write_json(RESULTS if options.keep else output / "results.json", content | {"hardware": hardware()})
     return 0
 

@@ -132,6 +132,7 @@ def expected_minutes(name: str, folder: Path) -> float:
 def table(folder: Path) -> str:
     """Format all rows of a folder as Markdown, except those with tables of their own."""
     contents = [json.loads(path.read_text(encoding="utf-8")) for path in folder.glob("*.json")]
+    minutes = sum(content["minutes"] for content in contents if content["row"] not in NAMED)
     contents = sorted((c for c in contents if c["row"] not in TABLES), key=lambda c: list(ROWS).index(c["row"]))
     lines = ["| what | shape | measured | target | |", "|---|---|--:|--:|---|"]
     for figure in (figure for content in contents for figure in content["figures"]):
@@ -140,7 +141,8 @@ def table(folder: Path) -> str:
         value = f"{figure['value']:.3g}" if abs(figure["value"]) < 1000 else f"{figure['value']:,.0f}"
         verdict = "" if figure["verdict"] == "reported" else figure["verdict"]
         lines.append(f"| {figure['what']} | {figure['of']} | {value} {figure['unit']} | {target} | {verdict} |")
-    return "\n".join([*sorted({_where(content["facts"]) for content in contents}), "", *lines]) + "\n"
+    where = sorted({_where(content["facts"]) for content in contents})
+    return "\n".join([*where, f"All rows took {minutes:.0f} minutes.", "", *lines]) + "\n"
 
 
 def flops_table(content: dict[str, Any]) -> str:

@@ -164,6 +164,7 @@ def test_tables(all_results):
     table = (all_results / "table.md").read_text()
     assert "| DAP step / TR step | 2 × 32, V = 600 |" in table
     assert "1 thread of" in table
+    assert "\nAll rows took " in table
     assert "published" not in table
     assert (all_results / "flops.md").read_text().count("\n| ") == 5
 
