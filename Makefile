@@ -49,7 +49,11 @@ test-portable: install  ## Run the numeric tests under other CPU instruction set
 			$(BIN)/python -m pytest -q -m 'not slow and not gpu' -n 2 $(NUMERIC) || exit 1; \
 	done; done
 
-test-all: install  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
+$(VENV)/.ray: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
+	touch $@
+
+test-all: $(VENV)/.ray  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
 	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl $(TESTS)
 	$(BIN)/python scripts/reliability.py faults.jsonl
 
@@ -91,8 +95,9 @@ ablations: install  ## Run two ablations on the demo's bitext (an hour on one co
 	$(BIN)/python scripts/ablations.py wacse-table10 --batch_size 6 --freeze_word_embeddings --keep
 	$(BIN)/python scripts/ablations.py dap-fig3 --batch_size 8 --freeze_word_embeddings --vocabulary english --keep
 
-bench: install  ## Measure speed and memory on a CPU, for docs/speed.md (40 minutes; an interrupted run resumes)
+bench: install  ## Measure speed and memory on a CPU, and write docs/speed.md (half an hour; an interrupted run resumes)
 	$(BIN)/python scripts/benchmarks/run.py
+	$(BIN)/python scripts/update_tables.py
 
 bench-quick: install  ## Run the benchmark with fewer rounds and rows
 	$(BIN)/python scripts/benchmarks/run.py --quick

@@ -318,7 +318,7 @@ def table(content: dict[str, Any]) -> str:
         f"{about['date']}: {about['device']}, {content['workers']} workers of one thread, torch {about['torch']}; simulated "
         f"texts, {HIDDEN} dimensions in 16 bits. Memory is that of all processes together, without pages of files.",
         "",
-        "| lines a side | index | minutes | embed | index | search | memory, GB | of it index | disk, GB | recall | F1 |",
+        "| lines a side | index | minutes | embed | index | search | memory, GB | index, GB | disk, GB | recall | F1 |",
         "|--:|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in content["rows"]:
@@ -340,7 +340,7 @@ def peers_table(content: dict[str, Any]) -> str:
         f"{about['date']}: {about['device']}, {content['workers']} threads; from embeddings of {HIDDEN} dimensions to pairs, "
         "without embedding the texts. Memory is without pages of files. F1 is that of the best threshold.",
         "",
-        "| texts | lines a side | program | seconds | / ours, same kind | memory, GB | F1 |",
+        "| texts | lines a side | program | seconds | time ÷ metaphrase | memory, GB | F1 |",
         "|---|--:|---|--:|--:|--:|--:|",
     ]
     for row in content["peers"]:

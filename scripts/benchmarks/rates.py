@@ -124,6 +124,35 @@ def shares(context: Context) -> list[Figure]:
     return figures
 
 
+def rounding(context: Context) -> list[Figure]:
+    """Embeddings of pairs in bfloat16 and in float32: their cosine, and the retrieval of translations in both."""
+    if context.device != "cpu" or not has_bfloat16_instructions():
+        raise Skipped("it needs a CPU with instructions for bfloat16")
+    model, texts = context.starter()
+    pairs = texts.pairs(context.batch(1000, 1000))
+    exact, rounded = (
+        [
+            torch.from_numpy(encode(model, [pair[side] for pair in pairs], normalize_embeddings=True, bf16=half))
+            for side in ("source", "target")
+        ]
+        for half in (False, True)
+    )
+    cosine = min(float((one * other).sum(dim=1).min()) for one, other in zip(exact, rounded, strict=True))
+    before, after = (_retrieved(*sides) for sides in (exact, rounded))
+    of, what = f"starter, {len(pairs):,} pairs", "translations retrieved with embeddings in"
+    return [
+        Figure("smallest cosine of an embedding in bfloat16 to that in float32", cosine, (">=", 0.99), "", of=of),
+        Figure(f"{what} float32", before, None, "%", of=of),
+        Figure(f"{what} bfloat16 − float32, absolute", abs(after - before), ("<=", 0.5), "%", of=of),
+    ]
+
+
+def _retrieved(source_nh: torch.Tensor, target_nh: torch.Tensor) -> float:
+    similarity_nn = source_nh @ target_nh.T
+    right = torch.arange(len(source_nh))
+    return 100 * float(torch.cat([similarity_nn.argmax(dim=at) == right for at in (0, 1)]).float().mean())
+
+
 def kind_of(operator: str) -> str:
     """Return the kind of an operator of torch by its name.
 
@@ -185,4 +214,4 @@ def profile_table(content: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-ROWS = {"shares": shares, "profile": profiled}
+ROWS = {"shares": shares, "encode-bf16": rounding, "profile": profiled}

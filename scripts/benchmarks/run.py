@@ -1,6 +1,6 @@
 """Measure speed and memory as ratios.
 
-    python scripts/benchmarks/run.py                       # the rows of a CPU, about 40 minutes; `make bench`
+    python scripts/benchmarks/run.py                       # the rows of a CPU, about half an hour; `make bench`
     python scripts/benchmarks/run.py --quick               # the starter's shape only, about 10 minutes; `make bench-quick`
     python scripts/benchmarks/run.py --rows dap-vs-tr,compiled --again
     python scripts/benchmarks/run.py --device cuda         # `make bench-gpu`
@@ -232,7 +232,8 @@ def main(argv: list[str]) -> int:
     for name, formatted in (("flops", flops_table), ("profile", rates.profile_table)):
         if (folder / f"{name}.json").exists():
             content = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-            (folder / f"{name}.md").write_text(formatted(content), encoding="utf-8")
+            where = "" if name == "flops" else f"{_where(content['facts'])}\n\n"
+            (folder / f"{name}.md").write_text(where + formatted(content), encoding="utf-8")
     if not options.results:
         write_costs()
     if failed:

@@ -133,13 +133,13 @@ def test_two_nodes_train_the_encoder_of_one_process(tiny_encoder_dir, bitext_pat
     settings |= {"lr_scheduler_type": "constant", "warmup_steps": 0, "report_to": "none", "use_cpu": True}
     options = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc_per_node", "1"]
-    torchrun += ["--master_addr", "127.0.0.1", "--master_port", free_port(), "--node_rank"]
+    torchrun += ["--rdzv_backend", "c10d", "--rdzv_id", "test", "--rdzv_endpoint", f"127.0.0.1:{free_port()}"]
     training = ["trainers/train.py", *options, "--ddp_backend", "gloo", "--output_dir", str(tmp_path / "two")]
     logs = [tmp_path / f"node-{rank}.log" for rank in (0, 1)]
     nodes = []
-    for rank, log in enumerate(logs):
+    for log in logs:
         with log.open("w") as output:
-            command = [*torchrun, str(rank), *training]
+            command = [*torchrun, *training]
             nodes.append(subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT))
     try:
         statuses = [node.wait(400) for node in nodes]

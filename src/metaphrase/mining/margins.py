@@ -348,8 +348,8 @@ def mine(
         k: Neighbours per sentence.
         margin: See `margin_score`.
         retrieval: See `select_pairs`.
-        index: ``"exact"``, or an approximate search (``"ivf"``, ``"hnsw"``; see `Approximate`), which is faster above
-            about 200,000 sentences. Its recall depends on the sentences and is logged.
+        index: ``"exact"``, or an approximate search (``"ivf"``, ``"hnsw"``; see `Approximate`), which is faster for
+            large corpora. Its recall depends on the sentences and is logged.
         probes: See `Approximate.build`.
         device: Device of an exact search; see `nearest_neighbours`.
 

@@ -49,7 +49,7 @@ class SearchOptions:
     k: Count = option(4, "Neighbours per sentence that the margin is relative to.")
     index: Index = option(
         "exact",
-        "exact, or an approximate index for more than about 200,000 sentences: ivf, hnsw. The results of an "
+        "exact, or an approximate index for large corpora: ivf, hnsw. The results of an "
         "approximate index are ranked by exact similarities, and its recall is measured.",
     )
     probes: Count = option(16, "Cells that an ivf index searches; a larger number improves its recall.")
