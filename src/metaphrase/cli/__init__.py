@@ -112,13 +112,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _wait_without_spinning() -> None:
-    """Let OpenMP's threads sleep soon when they wait: threads that spin take CPUs from those that they wait for.
+    """Let OpenMP's threads sleep when they wait: beside other programs, threads that spin take CPUs from those they wait for.
 
-    A command beside other programs is several times as fast, alone about as fast (docs/speed.md). OpenMP reads the variable
-    when torch is imported.
+    docs/speed.md has what this gains beside another program, and what it costs alone. OpenMP reads the variable when torch is
+    imported.
     """
-    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    if "torch" not in sys.modules and "GOMP_SPINCOUNT" not in os.environ:
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
