@@ -155,4 +155,4 @@ def test_two_nodes_train_the_encoder_of_one_process(tiny_encoder_dir, bitext_pat
     assert manifest["run"]["processes"] == 2
     moved = max((one[name] - value).abs().max() for name, value in before.items())
     assert moved > 1e-4
-    assert max((two[name] - value).abs().max() for name, value in one.items()) < 0.01 * moved
+    assert max((two[name] - value).abs().max() for name, value in one.items()) < 0.1 * moved
