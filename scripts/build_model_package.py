@@ -102,7 +102,7 @@ to vectors of {dimensions} dimensions, in which sentences are close to their tra
 {pairs:,} sentence pairs of {count} languages with English ({languages}). The tables show gains and losses.
 
 - **Recipe:** {recipe}{merged}{debiased}
-- **Files:** the difference to multilingual-e5-small in {bits} bits, {megabytes:.1f} MB. The base is loaded from PyPI.
+- **Files:** the difference from multilingual-e5-small, in {bits} bits, {megabytes:.1f} MB. The base is loaded from PyPI.
 - **Licence:** {license}; see `LICENSE` and `NOTICE.md`.
 
 ## Use
@@ -136,8 +136,8 @@ model = SentenceTransformer("my-encoder")
 
 ## Results
 
-*Starter* and *before* are multilingual-e5-small, with or without its prompt, whichever is better; *release* and *after* are
-this model.
+*Starter* and *before* are multilingual-e5-small with weights rounded to 4 bits, with or without its prompt, whichever is
+better; *release* and *after* are this model.
 
 <!-- suites -->
 <!-- /suites -->

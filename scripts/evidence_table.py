@@ -50,7 +50,7 @@ GAINS = {
 COSTS = {
     "stsb": "STS-B",
     "stsb cross-lingual": "STS-B across languages",
-    "xquad-r MRR in the own language": "answers in the own language",
+    "xquad-r MRR in the question's language": "answers in the question's language",
     "sib200": "SIB-200 retrieval",
     "sib200 topics": "SIB-200 topics",
     "xnli accuracy": "XNLI",

@@ -211,7 +211,7 @@ class Answers:
         return cls(questions, list(places), right)
 
     def measures(self, question_nh: NDArray[Any], candidate_mh: NDArray[Any]) -> dict[str, float]:
-        """Mean average precision, share of first answers in the own language, and reciprocal rank within it, in percent."""
+        """Mean average precision, share of answers in the question's language, reciprocal rank in it, in percent."""
         similarity_nm = question_nh @ candidate_mh.T
         rank_nm = np.argsort(np.argsort(-similarity_nm, axis=1), axis=1) + 1
         language_m = np.array([language for language, _ in self.candidates])
@@ -349,7 +349,7 @@ COLUMNS = {
     "translations": "translations",
     "answers": "answers, mAP",
     "own_language_first": "own language first",
-    "answers_in_own_language": "answers, MRR in the own language",
+    "answers_in_own_language": "answers, MRR in the question's language",
     "similarity": "STS-B",
     "structure": "structure",
 }

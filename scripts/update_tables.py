@@ -298,7 +298,7 @@ def suites_table(content: dict[str, Any]) -> str:
         f"{content['seed']}; {minutes['before']} minutes for the starter and {minutes['after']} minutes for the release, on "
         f"a shared machine ({hardware_words(content['hardware'])}). Differences compare means over languages (of "
         "both directions, if measured), with 95 % paired bootstrap intervals.",
-        *(f"Skipped: {name} ({reason})." for name, reason in content["skipped"].items()),
+        *(f"Not measured: {name}, because its data could not be loaded." for name in content["skipped"]),
     ]
     return "\n".join(lines)
 
@@ -339,7 +339,7 @@ def durations_table(runs: Sequence[dict[str, Any]]) -> str:
 HEADLINES = {
     "tatoeba": "Tatoeba, retrieval, {languages} languages",
     "xquad-r mAP": "XQuAD-R, answers in one pool of {languages} languages",
-    "xquad-r MRR in the own language": "XQuAD-R, answers in the question's language",
+    "xquad-r MRR in the question's language": "XQuAD-R, answers in the question's language",
     "udhr": "UDHR, retrieval, {languages} languages",
     "bucc2018-sample sample_oracle": "BUCC 2018 sample, mining",
     "alignment-gold enfr": "English–French, word alignment",
@@ -405,7 +405,7 @@ def footnotes(lines: Sequence[str], again: dict[str, Any] | None) -> list[str]:
     other = ""
     if again is not None:
         scores = " and ".join(f"{score:.1f} ({name})" for name, score in again["scores"].items())
-        other = f" Trained and fine-tuned again on another CPU, the release has {scores}."
+        other = f" A release that was trained and fine-tuned again on another CPU scored {scores}."
     notes = {
         "†": "† No better than predicting the most frequent class: the classifier learned nothing at this scale.",
         "‡": "‡ Measured without its prompt (`query: `), where it scores higher.",

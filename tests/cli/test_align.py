@@ -3,9 +3,11 @@ import io
 import json
 import random
 import re
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -357,6 +359,8 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["--load", "m"], "m holds no statistical aligner"),
         (["--segmenter", "spacy"], "Unknown segmenter 'spacy'"),
         (["--phrase_table", "p.tsv"], "requires files"),
+        (["-o", "x.parquet"], "Lines of stdin are written as TSV"),
+        (["-o", "x.jsonl.gz"], "Lines of stdin are written as TSV"),
         (["--heuristic", "grow"], None),
         (["--heuristic", "big"], "Unknown heuristic 'big'"),
     ],
@@ -389,3 +393,25 @@ def test_json_goes_to_stdout_where_no_lines_do(corpus, stdin, tmp_path, capsys):
     assert "Wrote" in err
     stdin("\n".join(LINES))
     assert "stdout is used for the aligned lines" in failure(["--json"], capsys)
+
+
+def test_saving_replaces_aligners_of_another_kind(corpus, tmp_path):
+    command = ["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--iterations", "1", "--save", str(tmp_path / "m")]
+    for aligner in ("ibm4", "ibm1"):
+        assert main([*command, "--aligner", aligner]) == 0
+    assert main(["align", str(corpus), "-o", str(tmp_path / "b.tsv"), "--load", str(tmp_path / "m")]) == 0
+    assert (tmp_path / "a.tsv").read_text() == (tmp_path / "b.tsv").read_text()
+
+
+def test_another_model_in_the_same_folder_is_another_command(corpus, tmp_path, tiny_encoder_dir, capsys, monkeypatch):
+    model = Path(shutil.copytree(tiny_encoder_dir, tmp_path / "model"))
+    command = ["align", str(corpus), "-o", str(tmp_path / "a.tsv"), "--aligner", "embedding", "--model", str(model)]
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workflow, "add_alignment", stop)
+    assert main(command) == 130
+    (model / "model.safetensors").write_bytes(b"other")
+    assert main(command) == 2
+    assert "which differs in: model" in " ".join(capsys.readouterr().err.split())

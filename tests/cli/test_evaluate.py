@@ -527,3 +527,29 @@ def test_stdout_contains_only_json(data, loaded, capsys):
     out, err = capsys.readouterr()
     assert "87.5" in out
     assert err == ""
+
+
+def test_a_failure_of_the_baseline_is_reported(tiny_encoder_dir, other_dir, sets, tmp_path, monkeypatch):
+    run_benchmark = running.run_benchmark
+
+    def fails(part, subject):
+        if part.name == "udhr" and subject.name == str(tiny_encoder_dir):
+            raise RuntimeError("out of memory")
+        return run_benchmark(part, subject)
+
+    monkeypatch.setattr(running, "run_benchmark", fails)
+    assert command(other_dir, sets, tmp_path, "--baseline", str(tiny_encoder_dir)) == 2
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert results["baseline"]["failed"] == {"udhr": "out of memory"}
+    assert results["failed"] == {}
+
+
+def test_a_truncated_file_fails_alone(tiny_encoder_dir, sets, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    (sets / "stsb" / "stsb-de-test.csv").unlink()
+    content = gzip.compress("".join(f"a {at},b {at},{at % 5}\n" for at in range(999)).encode())
+    (sets / "stsb" / "stsb-de-test.csv.gz").write_bytes(content[: len(content) // 2])
+    assert command(tiny_encoder_dir, sets, tmp_path, "--suite", "all") == 2
+    results = json.loads((tmp_path / "kept" / "results.json").read_text())
+    assert "damaged or truncated" in results["failed"]["stsb"]
+    assert "tatoeba" in results["parts"]

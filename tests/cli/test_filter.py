@@ -79,3 +79,12 @@ def test_negatives_are_read_as_lists_and_as_text(tmp_path, name):
     assert corpus["negatives"][:] == ["one ||| two", "one|||two", "", ""]
     Dataset.from_list(rows[:1]).to_parquet(tmp_path / "lists.parquet")
     assert load_corpus(tmp_path / "lists.parquet", languages=["de"]).dataset["negatives"][:] == ["one ||| two"]
+
+
+def test_the_neighbours_of_hard_negatives_are_counted(tiny_encoder_dir, bitext, tmp_path, monkeypatch):
+    seen, needs = [], filtering.estimate_needs
+    monkeypatch.setattr(filtering, "estimate_needs", lambda *args: seen.append(args[3].k) or needs(*args))
+    (tmp_path / "p.tsv").write_text("".join(f"{row['source']}\t{row['target']}\n" for row in bitext), encoding="utf-8")
+    command = ["filter", str(tmp_path / "p.tsv"), "--source_lang", "de", "--model", str(tiny_encoder_dir)]
+    assert main([*command, "-o", str(tmp_path / "o.tsv"), "--negatives", "1"]) == 0
+    assert seen == [filtering.NEGATIVE_NEIGHBOURS]

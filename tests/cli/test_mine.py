@@ -1,18 +1,20 @@
 import gzip
 import json
+import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import load_dataset
+from datasets import Dataset, load_dataset
 
 from metaphrase.cli import main
 from metaphrase.cli.tables import text_histogram
-from metaphrase.corpus import load_corpus
+from metaphrase.corpus import Corpus, CorpusReport, load_corpus
 from metaphrase.mining import filtering, workflow
 from metaphrase.mining.margins import Pairs, Threshold
-from metaphrase.mining.options import MiningOptions, SearchOptions
+from metaphrase.mining.options import FilterOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, write_sample
 from metaphrase.mining.resources import estimate_needs
 from metaphrase.mining.search import Rows
@@ -256,6 +258,7 @@ def test_columns_of_a_tsv(encoder, bitext_path, tmp_path, capsys):
         (["{de}"], "--target"),
         (["-o", "{d}/x.tsv", "{de}", "{en}"], "Usage: metaphrase mine SOURCE TARGET -o OUT. See"),
         (["{de}", "{en}"], "-o"),
+        (["{de}", "{en}", "-o", "{d}/x.tsv", "--search_device", "gpu"], "--search_device gpu cannot be used"),
         (["{de}", "{en}", "{en}", "-o", "{d}/x.tsv"], "Expected two texts"),
         (["{de}", "{en}", "-o", "{d}/x.csv"], "the format is unknown"),
         (["{d}/none.de", "{en}", "-o", "{d}/x.tsv"], "does not exist"),
@@ -436,3 +439,50 @@ def test_rows_are_counted_once_as_they_are_read():
         pool.block(at)
     assert counted == [4, 4]
     assert len(pool) == 10
+
+
+def test_the_sample_shows_a_threshold_of_0(encoder, texts, tmp_path):
+    command = ["mine", *texts, "-o", str(tmp_path / "o.tsv"), *SETTINGS, "--margin", "distance", "--threshold", "0"]
+    assert main(command) == 0
+    assert "\nthreshold 0.0000\t" in (tmp_path / "o.tsv.sample.txt").read_text()
+
+
+def test_kept_work_belongs_to_the_settings_of_the_encoder(texts, tiny_encoder_dir, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(workflow, "draw_histogram", lambda *args: [])
+    model = Path(shutil.copytree(tiny_encoder_dir, tmp_path / "model"))
+    command = ["mine", *texts, "--model", str(model), "-o", str(tmp_path / "o.tsv"), *SETTINGS, "--keep_work"]
+    assert main(command) == 0
+    settings = model / "config_sentence_transformers.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"prompts": {"query": "ja "}}))
+    assert main(command) == 2
+    assert "differs in: encoder" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("commit", "more", "key"), [("b" * 40, [], "inputs"), ("a" * 40, ["--split", "test"], "split")]
+)
+def test_another_commit_or_split_of_the_hub_is_other_work(
+    encoder, bitext, tmp_path, monkeypatch, capsys, commit, more, key
+):
+    rows = [
+        {key: row[key] for key in ("source", "target")} | {"source_lang": "de", "target_lang": "en"} for row in bitext
+    ]
+
+    def at(commit):
+        facts = {"path": "hf:me/x", "file": "hf:me/x", "sha256": None, "revision": commit}
+        monkeypatch.setattr(
+            FilterOptions, "load_bitext", lambda self, files: Corpus(Dataset.from_list(rows), CorpusReport(), [facts])
+        )
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FilterOptions, "input_files", lambda self, files: [])
+    at("a" * 40)
+    command = ["filter", "hf:me/x", "-o", str(tmp_path / "o.tsv"), *SETTINGS]
+    with monkeypatch.context() as broken:
+        broken.setattr(filtering, "search_shards", stop)
+        assert main(command) == 130
+    at(commit)
+    assert main([*command, *more]) == 2
+    assert f"differs in: {key}" in " ".join(capsys.readouterr().err.split())

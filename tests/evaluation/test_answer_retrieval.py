@@ -215,9 +215,9 @@ def test_results_are_means_of_the_ranks(tmp_path):
     assert {measure: one.lower_is_better for measure, one in results.items()} == {
         "mAP": False,
         "mAP in one language": False,
-        "MRR in the own language": False,
+        "MRR in the question's language": False,
         "own-language bias": True,
-        "mAP lost to the own language": True,
+        "mAP lost to the question's language": True,
     }
     candidates = [np.array([model.vector(text) for text in one.sentences]) for one in sets.values()]
     for own, (language, one) in enumerate(sets.items()):
@@ -229,9 +229,9 @@ def test_results_are_means_of_the_ranks(tmp_path):
         expected = {
             "mAP": whole,
             "mAP in one language": reciprocal.mean(axis=1),
-            "MRR in the own language": reciprocal[:, own],
+            "MRR in the question's language": reciprocal[:, own],
             "own-language bias": first - 1 / 3,
-            "mAP lost to the own language": others - whole,
+            "mAP lost to the question's language": others - whole,
         }
         for measure, items in expected.items():
             measured = results[measure].languages[language]
@@ -267,7 +267,7 @@ def test_less_language_is_better(tmp_path):
         evaluate_answer_retrieval(aligned(Vectors(language_strength=strength), sets), sets, resamples=200)
         for strength in (9.0, 0.0)
     )
-    for measure in ("mAP", "own-language bias", "mAP lost to the own language"):
+    for measure in ("mAP", "own-language bias", "mAP lost to the question's language"):
         assert compare(before[measure], after[measure])["pooled"]["verdict"] == "better"
         assert compare(after[measure], before[measure])["pooled"]["verdict"] == "worse"
 

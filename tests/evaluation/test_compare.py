@@ -149,3 +149,12 @@ def test_correlations_are_resampled_less_often():
         statistic="spearman",
     )
     assert compare(result, result)["settings"]["resamples"] == STS_RESAMPLES
+
+
+@pytest.mark.parametrize("statistic", ["items", "shared_items"])
+def test_a_clear_gain_is_found_in_each_of_many_languages(statistic):
+    worse, better = (
+        dataclasses.replace(items_result({f"l{at:03}": [hit] * 100 for at in range(205)}), statistic=statistic)
+        for hit in (0, 1)
+    )
+    assert {row["verdict"] for row in compare(worse, better)["languages"].values()} == {"better"}

@@ -1,12 +1,16 @@
 """Embeddings on disk: each text is encoded once, whatever happens to the files."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from metaphrase.evaluation.encoding import StoredEncoder, shrink
 from tests.faults.children import Child
+
+#: The open files of a process, on Linux.
+OPEN = Path("/proc/self/fd")
 
 
 @pytest.fixture
@@ -81,3 +85,15 @@ def test_a_killed_writer_leaves_what_it_finished(counted, tmp_path, fault):
     assert len(list(tmp_path.rglob("*.part"))) == 1
     assert StoredEncoder(model, tmp_path / "kept", "a" * 32).missing(["one", "two"]) == ["two"]
     fault("A1", "process dies while it keeps embeddings", tried=1, survived=1)
+
+
+@pytest.mark.skipif(not OPEN.is_dir(), reason="counts open files")
+def test_kept_files_are_not_kept_open(counted, tmp_path):
+    model, seen = counted
+    first = StoredEncoder(model, tmp_path, "a" * 32)
+    rows = [first.encode([f"text {at}"]) for at in range(20)]
+    before = len(list(OPEN.iterdir()))
+    again = StoredEncoder(model, tmp_path, "a" * 32)
+    assert len(list(OPEN.iterdir())) <= before + 2
+    np.testing.assert_array_equal(again.encode(["text 3"]), rows[3])
+    assert len(seen) == 20

@@ -336,7 +336,7 @@ def test_answer_retrieval_equals_mteb(tiny_encoder, tmp_path):
 
     ours = evaluate_answer_retrieval(tiny_encoder, answers, resamples=2, encode=random_rows)
     for languages, candidates, measure, key in (
-        (["de"], [one for one in pool if one[0].startswith("de")], "MRR in the own language", "mrr_at_100"),
+        (["de"], [one for one in pool if one[0].startswith("de")], "MRR in the question's language", "mrr_at_100"),
         (["de", "en"], pool, "mAP", "map_at_100"),
     ):
         data = {"de": {"validation": split(answers["de"], candidates, languages)}}

@@ -101,3 +101,11 @@ def test_retrieval_is_the_packages_own_function(load):
         }
     )
     assert 0 < found["accuracy"] < 1
+
+
+@pytest.mark.parametrize("threshold", [None, 0.5])
+def test_a_repeated_pair_counts_once(load, threshold):
+    found = load("bitext_mining_f1").compute(
+        predictions=[["a\tb\t0.8", "a\tb\t0.9"]], references=[["a\tb", "c\td"]], threshold=threshold
+    )
+    assert (found["precision"], found["recall"], found["f1"]) == (1.0, 0.5, pytest.approx(2 / 3))

@@ -185,7 +185,7 @@ def test_the_extra_is_named(words, tmp_path, capsys, monkeypatch):
 def test_an_encoder_of_a_node_with_other_weights_is_refused(mine, tiny_encoder_dir, tmp_path):
     mine(*LOCAL, "--storage", tmp_path)
     step = Embed(Work(str(tmp_path), SearchOptions(str(tiny_encoder_dir)), "0", {"source": 25, "target": 25}, {}))
-    with pytest.raises(DataMismatchError, match="has other weights on this machine"):
+    with pytest.raises(DataMismatchError, match="has other weights or settings on this machine"):
         step.run(None)
 
 
@@ -373,3 +373,15 @@ def test_the_jobs_of_slurm_write_the_pairs(slurm, mine, submitted, tmp_path, fau
         run_job(script, range(tasks))
     assert (tmp_path / "mined.tsv").read_bytes() == expected
     fault("I1", "a Slurm task of mining is lost", tried=1, survived=1)
+
+
+def test_a_search_waits_for_embeddings_that_are_made_again(slurm, mine, submitted, tmp_path):
+    storage = tmp_path / "storage"
+    mine(*LOCAL, "--tasks", 4, "--storage", storage, "--index", "ivf")
+    (storage / "target/embeddings/000001.npy").unlink()
+    (storage / "source/neighbours/000000.npz").unlink()
+    assert slurm("--index", "ivf") == 0
+    embed, *others = submitted()
+    search = next(script for script in others if "metaphrase-search-4" in script)
+    assert "metaphrase-embed-4" in embed
+    assert "--dependency=afterok:1000" in search.splitlines()[0]

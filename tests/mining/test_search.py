@@ -22,6 +22,7 @@ from metaphrase.mining.margins import (
     suggest_threshold,
 )
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, unit_rows
+from metaphrase.mining.shards import encode_shards, load_rows
 
 COSINES = np.array([[0.9, 0.5, 0.1], [0.4, 0.8, 0.3], [0.2, 0.6, 0.7]], dtype=np.float32)
 
@@ -470,3 +471,27 @@ def test_products_find_what_the_loop_finds():
 def test_the_library_names_its_extra():
     text = Path(mining.__file__).read_text()
     assert "install_command('mining')" in text
+
+
+def test_more_neighbours_than_a_tile_has_rows(monkeypatch):
+    source, target = (unit_rows(side) for side in random_sides(20, 60))
+    whole = nearest_neighbours(source, target, 20, device="cpu")
+    monkeypatch.setattr(mining, "_CPU_TILE", 7)
+    assert np.array_equal(nearest_neighbours(source, target, 20, device="cpu").row_qk, whole.row_qk)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files")
+def test_more_shards_than_files_may_be_open(tmp_path):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 100, hard)
+    )
+    try:
+        texts = [str(at) for at in range(300)]
+        made = encode_shards(texts, tmp_path, lambda texts: np.ones((len(texts), 2), np.float32), size=1)
+        for rows in (made, load_rows(tmp_path, 300, 1)):
+            assert rows.take(np.arange(300)).shape == (300, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -100,6 +100,10 @@ class AlignOptions(BitextOptions):
         if self.reads_lines:
             if self.phrase_table:
                 raise UsageError("--phrase_table requires files.")
+            if self.output and self.output.endswith((".jsonl", ".jsonl.gz", ".parquet")):
+                raise UsageError(
+                    f"Lines of stdin are written as TSV, not as {self.output}. Pass -o FILE.tsv, or files."
+                )
         else:
             self._check_files()
         self._check_outputs()

@@ -210,8 +210,7 @@ class StatisticalAligner(Aligner):
         if self._models is None:
             raise ValueError("This aligner is not trained: call `train` before `save`.")
         folder = claim_folder(folder)
-        for path in [folder / FILE, *_model_files(folder)]:
-            path.unlink(missing_ok=True)
+        remove_aligner(folder)
         for direction, model in zip(_DIRECTIONS, self._models, strict=True):
             if not model.print(str(folder / direction)):
                 raise StorageError(f"Cannot write to {folder}. Check the free disk space and the permissions.")
@@ -295,6 +294,12 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
         reason = f"{type(error).__name__}: {error}"
         raise ModelFileError(f"{folder / FILE} is damaged ({reason}). Train the aligner again.") from error
     return facts
+
+
+def remove_aligner(folder: Path) -> None:
+    """Delete the files of a saved aligner. Another model does not replace all of them."""
+    for path in [folder / FILE, *_model_files(folder)]:
+        path.unlink(missing_ok=True)
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -33,7 +33,7 @@ from metaphrase.corpus.phrases import PhraseTable
 from metaphrase.corpus.readers.columns import is_header
 from metaphrase.corpus.writing import write_corpus
 from metaphrase.exceptions import CorpusError, UsageError
-from metaphrase.io.digests import file_sha256
+from metaphrase.io.digests import file_sha256, files_sha256
 from metaphrase.io.outputs import claim_folder
 from metaphrase.io.work_folders import clear_work_folder, open_work_folder, work_folder_of
 
@@ -71,7 +71,8 @@ def _align(
     corpus = options.load_bitext(options.files)
     if corpus.report.dropped:
         note(f"{corpus.report}\n")
-    inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
+    # A data set of the Hub has a commit instead of a digest.
+    inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
     open_work_folder(work, _manifest(options, inputs))
     assert isinstance(corpus.dataset, Dataset)
     dataset, report = _add_links(corpus.dataset, options, work, show_progress)
@@ -109,6 +110,11 @@ def _manifest(options: AlignOptions, inputs: Mapping[str, str | None]) -> dict[s
     if options.load:
         files = sorted(Path(options.load).rglob("aligner.json"))
         manifest["load"] = {str(path): file_sha256(path) for path in files}
+    if options.model:  # of a neural aligner
+        from metaphrase.encoders.loading import encoder_files
+
+        files = [path for path in encoder_files(options.model) if path.suffix != ".md"]
+        manifest["model"] = {"name": options.model, "sha256": files_sha256(files)}
     return {"inputs": dict(inputs), **manifest}
 
 
@@ -190,7 +196,12 @@ def save_models(models: Path, folder: str | None) -> bool:
     if folder is None:
         return True
     if models.exists():
-        shutil.copytree(models, claim_folder(folder), dirs_exist_ok=True)
+        from metaphrase.aligners.statistical import remove_aligner
+
+        place = claim_folder(folder)
+        for trained in (path for path in models.iterdir() if path.is_dir()):
+            remove_aligner(claim_folder(place / trained.name))
+        shutil.copytree(models, place, dirs_exist_ok=True)
     return models.exists()
 
 

@@ -29,6 +29,15 @@ def check_writable(path: str | Path) -> None:
         raise CorpusError(f"Cannot write {path}: the format is unknown. Supported formats: {', '.join(WRITTEN)}.")
 
 
+def is_tsv(path: str | Path) -> bool:
+    """Whether `write_corpus` writes a file of this name as TSV.
+
+    >>> is_tsv("a.tsv.gz"), is_tsv("a.tsv.jsonl")
+    (True, False)
+    """
+    return str(path).removesuffix(".gz").endswith(".tsv")
+
+
 def write_corpus(dataset: Dataset, path: str | Path) -> Path:
     """Write a corpus atomically, in a format that `load_corpus` reads.
 
@@ -54,7 +63,7 @@ def write_corpus(dataset: Dataset, path: str | Path) -> Path:
                     writer.write_table(table.cast(schema))
         else:
             with text_writer(partial, packed=path.suffix == ".gz") as stream:
-                if ".tsv" in path.suffixes[-2:]:
+                if is_tsv(path):
                     _write_tsv(dataset, stream)
                 else:
                     for row in dataset:

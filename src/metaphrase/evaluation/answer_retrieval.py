@@ -341,11 +341,11 @@ def evaluate_answer_retrieval(
             - ``"mAP"``: mean average precision over the whole pool.
             - ``"mAP in one language"``: over the candidates of a single language, averaged over these languages. With one
               right answer, this is the mean reciprocal rank. ``answers`` has the score for each language of the candidates.
-            - ``"MRR in the own language"``: over the candidates of the question's language.
+            - ``"MRR in the question's language"``: over the candidates of the question's language.
             - ``"own-language bias"``: share of first candidates in the question's language, minus the share of that
               language among the languages; lower is better.
-            - ``"mAP lost to the own language"``: mAP of the pool without the candidates of the question's language, minus
-              mAP of the whole pool; lower is better.
+            - ``"mAP lost to the question's language"``: mAP of the pool without the candidates of the question's language,
+              minus mAP of the whole pool; lower is better.
 
     Raises:
         DataError: There are fewer than two languages.
@@ -390,9 +390,9 @@ def evaluate_answer_retrieval(
 _MEASURES: dict[str, tuple[bool, Callable[[AnswerRanks, int], NDArray[np.float64]]]] = {
     "mAP": (False, lambda ranks, own: ranks.precision_n),
     "mAP in one language": (False, lambda ranks, own: ranks.reciprocal_nl.mean(axis=1)),
-    "MRR in the own language": (False, lambda ranks, own: ranks.reciprocal_nl[:, own]),
+    "MRR in the question's language": (False, lambda ranks, own: ranks.reciprocal_nl[:, own]),
     "own-language bias": (True, lambda ranks, own: ranks.own_first_n - 1 / ranks.reciprocal_nl.shape[1]),
-    "mAP lost to the own language": (True, lambda ranks, own: ranks.others_n - ranks.precision_n),
+    "mAP lost to the question's language": (True, lambda ranks, own: ranks.others_n - ranks.precision_n),
 }
 
 
@@ -425,7 +425,7 @@ def evaluate_monolingual_answers(
     return Result(
         suite="monolingual answers",
         model=name or type(model).__name__,
-        measure="MRR in the own language",
+        measure="MRR in the question's language",
         protocol="the sentence with the answer among all sentences of its language, by cosine",
         **with_intervals("shared_items", languages, resamples=resamples, seed=seed),
         **conditions(start, resamples, seed, **_prompt_settings(model, **encoding)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
@@ -71,7 +72,8 @@ def compare(
     Args:
         before: Result of the baseline, or its JSON dictionary; it may have more languages.
         after: Result to test, or its JSON dictionary; all of its languages are compared.
-        resamples: Number of bootstrap samples. Spearman's correlation uses at most 2,000.
+        resamples: Number of bootstrap samples. Measures that are slow to resample, such as Spearman's correlation, use at
+            most 2,000, or as many as Holm's correction requires.
         seed: Seed of the bootstrap.
 
     Returns:
@@ -93,7 +95,9 @@ def compare(
     before, after = (one if isinstance(one, Result) else Result.from_dict(one) for one in (before, after))
     check_comparable(before, after)
     measure = after.statistic_measure()
-    resamples = min(resamples, measure.max_resamples)
+    # With fewer samples, no p-value would be significant after Holm's correction over so many languages.
+    enough = math.ceil(2 * len(after.languages) / ALPHA)
+    resamples = min(resamples, max(measure.max_resamples, enough))
     items = [{language: one.items(language) for language in after.languages} for one in (before, after)]
     resampled = measure.resample(*items, resamples=resamples, seed=seed)
     scores = [{language: measure.score(one) for language, one in side.items()} for side in items]

@@ -211,24 +211,25 @@ class StoredEncoder(CachedEncoder):
         self.folder = Path(folder)
         self.own = self.folder / digest[:12]
         self.limit = limit
-        self.stored: dict[bytes, NDArray[Any]] = {}
+        self.stored: dict[bytes, tuple[Path, int]] = {}  # a mapped file stays open, and there may be thousands
         for path in sorted(self.own.glob("*.npy")):
             with suppress(FileNotFoundError):  # deleted by another process
                 if (table := read_kept(path, _verified)) is not None:
                     os.utime(path)
-                    self.stored.update(
-                        (key.tobytes(), row_h) for key, row_h in zip(table["text"], table["row"], strict=True)
-                    )
+                    self.stored.update((key.tobytes(), (path, at)) for at, key in enumerate(table["text"]))
 
     def missing(self, texts: Iterable[str], prompt: str = "") -> list[str]:
         """Distinct texts without an embedding."""
-        missing = []
-        for text in super().missing(texts, prompt):
-            if (row_h := self.stored.get(_key(prompt, text))) is None:
-                missing.append(text)
-            else:
-                self.rows[prompt, text] = row_h
-        return missing
+        missing = super().missing(texts, prompt)
+        places: dict[Path, dict[str, int]] = {}
+        for text in missing:
+            if (place := self.stored.get(_key(prompt, text))) is not None:
+                places.setdefault(place[0], {})[text] = place[1]
+        for path, rows in places.items():
+            with suppress(FileNotFoundError):  # deleted by another process
+                if (table := read_kept(path, _verified)) is not None:
+                    self.rows.update(((prompt, text), np.array(table["row"][at])) for text, at in rows.items())
+        return [text for text in missing if (prompt, text) not in self.rows]
 
     def add(self, texts: Sequence[str], prompt: str, embeddings_nh: NDArray[Any]) -> None:
         """Keep the embeddings of texts, also on disk if they are finite."""

@@ -50,6 +50,7 @@ def open_work_folder(folder: str | Path, manifest: Mapping[str, Any]) -> Path:
     """
     folder = Path(folder)
     path = folder / MANIFEST
+    manifest = json.loads(json.dumps(manifest))  # tuples are lists in the file
     if (folder / _DONE).exists():
         clear_work_folder(folder)
     if path.exists():

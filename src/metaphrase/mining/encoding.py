@@ -77,7 +77,7 @@ def encode_file(
         made = run_tasks(
             engine,
             search,
-            manifest["weights"],
+            manifest["encoder"],
             [("text", sentences)],
             {},
             work,

@@ -39,12 +39,19 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import DataError, DataMismatchError, StorageError, UsageError, WorkerError
-from metaphrase.io.digests import weights_digest
 from metaphrase.io.work_folders import MANIFEST
 from metaphrase.mining.options import EngineOptions, SearchOptions
 from metaphrase.mining.search import Rows, faiss
 from metaphrase.mining.sentences import Sentences
-from metaphrase.mining.shards import INDEX, RECALL, build_index, embed_texts, load_rows, search_shards
+from metaphrase.mining.shards import (
+    INDEX,
+    RECALL,
+    build_index,
+    embed_texts,
+    encoder_digest,
+    load_rows,
+    search_shards,
+)
 
 TEXTS = ("sentences.txt", "ends.npy", "sentences.json")
 EMBEDDINGS, NEIGHBOURS = "embeddings/*.npy", "neighbours/*.npz"
@@ -59,14 +66,14 @@ class Work:
     Attributes:
         storage: Folder or URL of all files.
         search: The encoder, and how neighbours are searched.
-        weights: Digest of the encoder's weights.
+        encoder: Digest of the encoder and its settings.
         sentences: Number of sentences of each side.
         pools: For each side whose neighbours are searched, the side that they are searched in.
     """
 
     storage: str
     search: SearchOptions
-    weights: str
+    encoder: str
     sentences: Mapping[str, int]
     pools: Mapping[str, str]
 
@@ -153,7 +160,7 @@ class Embed(Step):
     def make(self, folder: Path, side: str, part: slice) -> None:
         """Embed some shards."""
         search = self.work.search
-        model = _encoder(search.model, search.max_length, self.work.weights)
+        model = _encoder(search.model, search.max_length, search.prompt_name, self.work.encoder)
         embed_texts(model, Sentences(folder / side), folder / side / "embeddings", search, part=part)
 
 
@@ -259,7 +266,10 @@ def run_stages(
                 f"{len(left)} of {engine.tasks} tasks of the stage {step.name!r} failed: {left[:10]}. Read their logs in "
                 f"{logs}; the same command repeats only these tasks."
             )
-        before = stage
+        if (
+            getattr(stage, "job_id", None) != -1
+        ):  # of Slurm: nothing was left to submit, so there is no job to wait for
+            before = stage
     if engine.executor == "slurm":
         logs = storage.resolve_paths("logs/finish")
         _run(_executor(engine, partial(_finish, finish), logs, 1, before, skip_completed=False))
@@ -422,12 +432,12 @@ def _forget_lost(stage: PipelineExecutor, step: Step, storage: DataFolder) -> No
 
 
 @lru_cache(maxsize=1)
-def _encoder(name: str, max_length: int | None, weights: str) -> SentenceTransformer:
+def _encoder(name: str, max_length: int | None, prompt_name: str | None, digest: str) -> SentenceTransformer:
     """Load the encoder, once for all tasks of a worker."""
     model = load_encoder(name, max_length=max_length)
-    if weights_digest(model) != weights:
+    if encoder_digest(model, prompt_name) != digest:
         raise DataMismatchError(
-            f"The encoder {name!r} has other weights on this machine than where the command was started."
+            f"The encoder {name!r} has other weights or settings on this machine than where the command was started."
         )
     return model
 

@@ -18,9 +18,8 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.rows import SEPARATOR
-from metaphrase.corpus.writing import write_corpus
+from metaphrase.corpus.writing import is_tsv, write_corpus
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.io.digests import weights_digest
 from metaphrase.io.environment import versions
 from metaphrase.io.files import write_json
 from metaphrase.io.progress import Begin, no_progress
@@ -30,8 +29,15 @@ from metaphrase.mining.margins import margin_score
 from metaphrase.mining.options import EngineOptions, FilterOptions, SearchOptions
 from metaphrase.mining.output import histogram
 from metaphrase.mining.resources import check_disk, estimate_needs
-from metaphrase.mining.search import Neighbours
-from metaphrase.mining.shards import SIDES, describe_recall, embed_texts, search_shards, work_manifest
+from metaphrase.mining.search import Neighbours, check_device
+from metaphrase.mining.shards import (
+    SIDES,
+    describe_recall,
+    embed_texts,
+    encoder_digest,
+    search_shards,
+    work_manifest,
+)
 from metaphrase.mining.tasks import run_tasks
 
 logger = logging.getLogger(__name__)
@@ -94,6 +100,7 @@ def filter_corpus(
     engine = EngineOptions() if engine is None else engine
     options.check()
     engine.check()
+    check_device(search.search_device, here=engine.executor is None)
     with work_folder_of(options.output) as work:
         return _filter(options, search, engine, work, begin, note)
 
@@ -113,8 +120,9 @@ def _filter(
     assert isinstance(dataset, Dataset)
     model = load_encoder(search.model, max_length=search.max_length)
     output, summary = options.outputs
-    inputs = {facts["path"]: facts["sha256"] for facts in corpus.files}
-    names = ("languages", "limit", "source_lang", "target_lang", "source_column", "target_column")
+    # A data set of the Hub has a commit instead of a digest.
+    inputs = {facts["path"]: facts["sha256"] or facts.get("revision") for facts in corpus.files}
+    names = ("languages", "split", "limit", "source_lang", "target_lang", "source_column", "target_column")
     loaded = {"inputs": inputs, **{name: getattr(options, name) for name in names}, "deep": options.negatives > 0}
     open_work_folder(work, work_manifest(model, search, loaded))
     scored = score_pairs(dataset, model, work, options, search, engine, begin=begin, note=note)
@@ -127,7 +135,7 @@ def _filter(
 
     kept_n = np.argsort(-score_n, kind="stable")[: options.top]
     kept_n = np.sort(kept_n if options.threshold is None else kept_n[score_n[kept_n] >= options.threshold])
-    dataset = add_scores(dataset, score_n, as_string=".tsv" in output.suffixes[-2:])
+    dataset = add_scores(dataset, score_n, as_string=is_tsv(output))
     write_corpus(dataset.select(kept_n), output)
     facts = {
         "output": output.name,
@@ -166,7 +174,7 @@ def score_pairs(
     for at, label in enumerate(labels):
         rows_of.setdefault(label, []).append(at)
     if engine.storage is None:
-        check_disk(_needs(dataset, rows_of, model, search), work, note)
+        check_disk(_needs(dataset, rows_of, model, _deep(options, search)), work, note)
     made = _run_tasks(dataset, rows_of, model, work, options, search, engine, note)
     if made is None:
         return None
@@ -200,7 +208,7 @@ def _run_tasks(
     return run_tasks(
         engine,
         _deep(options, search),
-        weights_digest(model),
+        encoder_digest(model, search.prompt_name),
         (
             (f"{label}/{side}", distinct_texts([dataset.select(rows)[side]])[0])
             for label, rows in rows_of.items()

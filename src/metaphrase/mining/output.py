@@ -11,7 +11,7 @@ from datasets import Dataset
 from numpy.typing import NDArray
 
 from metaphrase.corpus.text import one_line
-from metaphrase.corpus.writing import write_corpus
+from metaphrase.corpus.writing import is_tsv, write_corpus
 from metaphrase.mining.margins import Pairs
 
 #: Pairs that are written together.
@@ -31,7 +31,7 @@ def write_scored_pairs(
     work: Path,
 ) -> None:
     """Write pairs in their order and in bounded memory, through a file in the work folder."""
-    as_text = ".tsv" in output.suffixes[-2:]
+    as_text = is_tsv(output)
     names = ("source", "target", "source_lang", "target_lang")
     schema = pa.schema([("score", pa.string() if as_text else pa.float64()), *((name, pa.string()) for name in names)])
     path = work / "pairs.arrow"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from metaphrase.exceptions import MissingExtraError
+from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.environment import install_command
 from metaphrase.io.files import replacing
@@ -262,6 +262,23 @@ def _keep_best(
     found.row_qk[rows, : order_qc.shape[1]] = np.take_along_axis(row_qc, order_qc, axis=1)
 
 
+def check_device(name: str | None, *, here: bool) -> None:
+    """Check the name of a device, and that this machine has it if it is used ``here``.
+
+    Raises:
+        UsageError: There is no such device.
+    """
+    if name is None:
+        return
+    try:
+        torch.device(name)
+        if here:
+            torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(f"--search_device {name} cannot be used: {reason}. Pass cpu or cuda, or omit it.") from error
+
+
 def _faiss(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, device: str) -> Any:
     for first in range(0, len(query_qh), QUERIES):
         rows = slice(first, first + QUERIES)
@@ -281,7 +298,7 @@ def _torch(query_qh: NDArray[np.float32], pool_ph: NDArray[np.float32], k: int, 
             row_qc += at * size
             if best_qk is not None:
                 best_qc, row_qc = torch.cat([best_qk, best_qc], dim=1), torch.cat([row_qk, row_qc], dim=1)
-            best_qk, order_qk = best_qc.topk(k, dim=1)
+            best_qk, order_qk = best_qc.topk(min(k, best_qc.shape[1]), dim=1)
             row_qk = row_qc.gather(1, order_qk)
         yield rows, best_qk.cpu().numpy(), row_qk.cpu().numpy()
 

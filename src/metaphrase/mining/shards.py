@@ -6,10 +6,10 @@ Memory holds one shard at a time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.encoders.prompts import resolve_prompt
 from metaphrase.exceptions import DataError
-from metaphrase.io.digests import weights_digest
+from metaphrase.io.digests import module_settings, tensors_digest
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import Advance, Begin
 from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
@@ -66,7 +66,7 @@ def encode_shards(
                 with write_atomically(paths[-1]) as file:
                     np.save(file, rows_nh.astype(np.float16 if half else np.float32, copy=False))
             advance(len(chunk))
-    return Rows([np.load(path, mmap_mode="c") for path in paths])  # torch requires writable arrays
+    return Rows(_Mapped(paths))
 
 
 def neighbour_shards(
@@ -100,7 +100,7 @@ def load_rows(folder: Path, count: int, size: int) -> Rows:
     Raises:
         DataError: A shard is missing or damaged.
     """
-    return Rows(_load(folder, ".npy", count, size, _read_rows))
+    return Rows(_Mapped([path for path, _ in _load(folder, ".npy", count, size, _read_rows)]))
 
 
 def load_neighbours(folder: Path, count: int, size: int) -> Neighbours:
@@ -109,18 +109,32 @@ def load_neighbours(folder: Path, count: int, size: int) -> Neighbours:
     Raises:
         DataError: A shard is missing or damaged.
     """
-    return _join(_load(folder, ".npz", count, size, _read_neighbours))
+    return _join([shard for _, shard in _load(folder, ".npz", count, size, _read_neighbours)])
 
 
-def _load(folder: Path, suffix: str, count: int, size: int, read: Callable[[int, Path], _Shard]) -> list[_Shard]:
-    shards = []
+class _Mapped(Sequence[NDArray[Any]]):
+    """Arrays in files, memory-mapped when they are read. A process may hold few open files, and a map holds one."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._read = lru_cache(maxsize=64)(partial(np.load, mmap_mode="c"))  # torch requires writable arrays
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._read(self._paths[at])
+
+
+def _load(
+    folder: Path, suffix: str, count: int, size: int, read: Callable[[int, Path], _Shard]
+) -> Iterator[tuple[Path, _Shard]]:
     for first in range(0, count, size):
         path = folder / f"{first // size:06d}{suffix}"
         shard = read_kept(path, partial(read, min(size, count - first)))
         if shard is None:
             raise DataError(f"{path} is missing or was damaged. Repeat the command: it makes what is missing.")
-        shards.append(shard)
-    return shards
+        yield path, shard
 
 
 def _join(shards: Sequence[Neighbours]) -> Neighbours:
@@ -156,7 +170,13 @@ def work_manifest(model: SentenceTransformer, search: SearchOptions, inputs: Map
     """Everything that determines embeddings and neighbours, for the manifest of a work folder."""
     irrelevant = ("batch_size", "search_device")
     settings = {key: value for key, value in asdict(search).items() if key not in irrelevant}
-    return {**inputs, **settings, "weights": weights_digest(model)}
+    return {**inputs, **settings, "encoder": encoder_digest(model, search.prompt_name)}
+
+
+def encoder_digest(model: SentenceTransformer, prompt_name: str | None) -> str:
+    """Digest of an encoder's weights and settings (pooling, maximum length, dimensions), and of the text before each text."""
+    settings = [module_settings(model), model.max_seq_length, model.truncate_dim, resolve_prompt(model, prompt_name)]
+    return tensors_digest(model.state_dict(), settings)
 
 
 def embed_texts(
@@ -213,7 +233,7 @@ def search_both(
 
 
 def load_both(
-    folder: Path, sentences: Mapping[str, int], search: SearchOptions
+    folder: Path, sentences: Mapping[str, int], search: SearchOptions, note: Callable[[str], Any] = logger.info
 ) -> tuple[Neighbours, Neighbours, dict[str, float]]:
     """Read what `search_both` returns, and several tasks made.
 
@@ -221,8 +241,10 @@ def load_both(
         DataError: A shard is missing or damaged.
     """
     found = [load_neighbours(folder / side / "neighbours", sentences[side], search.shard_size) for side in SIDES]
-    recalls = {f"{side}_recall": load_recall(folder / side) for side in SIDES}
-    return found[0], found[1], {key: round(share, 4) for key, share in recalls.items() if share is not None}
+    recalls = {side: share for side in SIDES if (share := load_recall(folder / side)) is not None}
+    for side, share in recalls.items():
+        note(describe_recall(search, share, side))
+    return found[0], found[1], {f"{side}_recall": round(share, 4) for side, share in recalls.items()}
 
 
 def describe_recall(search: SearchOptions, share: float, side: str) -> str:

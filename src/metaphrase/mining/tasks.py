@@ -17,7 +17,7 @@ from metaphrase.mining.sentences import Sentences
 def run_tasks(
     engine: EngineOptions,
     search: SearchOptions,
-    weights: str,
+    encoder: str,
     texts: Iterable[tuple[str, Iterable[str]]],
     pools: Mapping[str, str],
     work: Path,
@@ -31,7 +31,7 @@ def run_tasks(
     Args:
         engine: The executor and its options.
         search: The encoder, and how neighbours are searched.
-        weights: Digest of the encoder's weights.
+        encoder: Digest of the encoder and its settings.
         texts: Each side with its distinct, non-empty texts.
         pools: For each side whose neighbours are searched, the side that they are searched in.
         work: The work folder, which has a manifest.
@@ -48,6 +48,6 @@ def run_tasks(
     from metaphrase.mining.engine import Work, run_stages  # of an extra
 
     counts = {side: len(Sentences.write(work / side, partial(iter, of_side))) for side, of_side in texts}
-    given = Work(engine.storage or str(work.resolve()), search, weights, counts, pools)
+    given = Work(engine.storage or str(work.resolve()), search, encoder, counts, pools)
     last = partial(finish, replace(engine, executor="local", executor_args=[]))
     return run_stages(engine, given, work, with_rows=with_rows, finish=last, note=note)

@@ -25,7 +25,7 @@ from metaphrase.mining.margins import Pairs, Threshold, select_pairs, suggest_th
 from metaphrase.mining.options import EngineOptions, MiningOptions, SearchOptions
 from metaphrase.mining.output import draw_histogram, histogram, quantiles, write_sample, write_scored_pairs
 from metaphrase.mining.resources import check_disk, estimate_needs
-from metaphrase.mining.search import Neighbours
+from metaphrase.mining.search import Neighbours, check_device
 from metaphrase.mining.sentences import Sentences, check_text, read_sentences
 from metaphrase.mining.shards import SIDES, load_both, search_both, work_manifest
 from metaphrase.mining.tasks import run_tasks
@@ -90,6 +90,7 @@ def mine_files(
     engine = EngineOptions() if engine is None else engine
     threshold = options.check()
     engine.check()
+    check_device(search.search_device, here=engine.executor is None)
     if threshold == "auto" and search.k < 2:
         raise UsageError("--threshold auto compares neighbours, and requires --k 2 or more, but --k is 1.")
     with work_folder_of(options.output) as work:
@@ -131,7 +132,7 @@ def _mine(
     pools = {"source": "target", "target": "source"}
     finish = partial(mine_files, options, search)
     made = run_tasks(
-        engine, search, manifest["weights"], given.items(), pools, work, with_rows=False, finish=finish, note=note
+        engine, search, manifest["encoder"], given.items(), pools, work, with_rows=False, finish=finish, note=note
     )
     if made is None:
         return None
@@ -139,7 +140,7 @@ def _mine(
         if engine.executor is None:
             found = search_both(model, sources, targets, folder, search, begin, note)
         else:
-            found = load_both(folder, {side: len(given[side]) for side in SIDES}, search)
+            found = load_both(folder, {side: len(given[side]) for side in SIDES}, search, note)
     forward, backward, recalls = found
     chosen = _select(forward, backward, sources, targets, options, threshold)
     write_scored_pairs(chosen.kept, sources, targets, languages, output, work)
@@ -172,7 +173,8 @@ def _mine(
         "seconds": round(time.perf_counter() - start, 2),
     }
     written = [output, write_json(summary, facts)]
-    written.append(write_sample(chosen.pairs, sources, targets, chosen.threshold or suggested, sample))
+    around = suggested if chosen.threshold is None else chosen.threshold
+    written.append(write_sample(chosen.pairs, sources, targets, around, sample))
     written += draw_histogram(chosen.pairs, chosen.wrong_d, chosen.threshold, suggested, picture)
     if not options.keep_work:
         clear_work_folder(work)

@@ -3,6 +3,7 @@ import csv
 import gzip
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import mteb
 import numpy as np
@@ -286,9 +287,9 @@ def test_the_better_result_of_a_baseline_counts():
             [
                 "xquad-r mAP",
                 "xquad-r mAP in one language",
-                "xquad-r MRR in the own language",
+                "xquad-r MRR in the question's language",
                 "xquad-r own-language bias",
-                "xquad-r mAP lost to the own language",
+                "xquad-r mAP lost to the question's language",
             ],
         ),
         ("sib200", ["sib200", "sib200 topics"]),
@@ -804,3 +805,76 @@ def test_other_margins_are_not_compared(tiny_encoder):
     one, other = (evaluate_retrieval(tiny_encoder, sets, resamples=2, margin_k=k) for k in (None, 4))
     with pytest.raises(ValueError, match="differ in margin_k: None before, 4 after"):
         compare(one, other)
+
+
+# --- Names, languages and files ---
+
+
+def test_data_sets_with_the_same_name_are_refused(data, monkeypatch):
+    (data / "tatoeba" / "stsb-de-test.csv").write_text("a,b,1\nc,d,2\n")
+    with pytest.raises(ValueError, match="Two data sets are called 'tatoeba'"):
+        find_benchmarks(data, ["retrieval", "sts"], SETTINGS)
+    (data / "gold" / "test.eng.deu.wa").write_text("1 1 1\n")
+    with pytest.raises(ValueError, match="Two data sets are called 'gold'"):
+        find_benchmarks(data, ["word-alignment"], SETTINGS)
+
+
+def test_names_of_the_working_folder_and_of_links(data, monkeypatch):
+    monkeypatch.chdir(data / "stsb")
+    assert find_benchmarks(Path(), ["sts"], SETTINGS)[0][0].name == "stsb"
+    (data.parent / "linked").mkdir()
+    (data / "sib200").rename(data.parent / "other")
+    (data.parent / "linked" / "sib200").symlink_to(data.parent / "other")
+    assert find_benchmarks(data.parent / "linked", ["sib200"], SETTINGS)[0][0].name == "sib200"
+
+
+def test_persian_is_not_dari(tmp_path):
+    write_topics(tmp_path / "sib200", ("eng_Latn", "nob_Latn", "pes_Arab", "prs_Arab"))
+    for asked, code in (("fa", "pes_Arab"), ("no", "nob_Latn"), ("nob_Latn", "nob_Latn")):
+        (part,) = find_benchmarks(tmp_path, ["sib200"], Settings(languages=[asked]))[0]
+        assert {path.name.partition(".")[0] for path in part.files} == {"eng_Latn", code}
+
+
+def test_quick_takes_the_languages_that_a_flat_folder_has(data):
+    (part,) = find_benchmarks(data / "tatoeba", ["retrieval"], SETTINGS, QUICK)[0]
+    assert [path.name for path in part.files] == ["de-en.tsv.gz", "sw-en.tsv.gz"]
+    with pytest.raises(FileNotFoundError, match="no pairs for fr"):
+        find_benchmarks(data / "tatoeba", ["retrieval"], Settings(languages=["fr"]), QUICK)
+
+
+def test_data_that_change_before_their_turn_are_not_measured(data, subject, bitext):
+    part = next(one for one in find_benchmarks(data, ["retrieval"], SETTINGS)[0] if one.name == "tatoeba")
+    write_pairs(data / "tatoeba" / "de-en.tsv.gz", bitext[2:14])
+    with pytest.raises(ValueError, match="tatoeba changed after they were read"):
+        run_benchmark(part, subject)
+    assert not cache_path(part, subject).exists()
+
+
+def test_fine_tuning_does_not_resume_with_other_data(data, tiny_encoder, tiny_encoder_dir, tmp_path, monkeypatch):
+    folders = []
+
+    def run(options, arguments):
+        folders.append(arguments.output_dir)
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(FINETUNED, "pawsx", replace(FINETUNED["pawsx"], run=run))
+    settings = Settings(transfer="finetune", finetuning={"use_cpu": True})
+    subject = Subject.of(str(tiny_encoder_dir), tiny_encoder, tmp_path / "kept", settings)
+    for label in "01":
+        (part,) = find_benchmarks(data, ["paraphrase"], settings)[0]
+        with pytest.raises(KeyboardInterrupt):
+            run_benchmark(part, subject)
+        write_lines(data / "pawsx" / "dev-en.tsv.gz", (f"a {at}\tb {at}\t{label}" for at in range(24)))
+    assert len(set(folders)) == 2
+
+
+def test_english_may_have_a_treebank_for_training_alone(data, subject, bitext):
+    write_treebanks(data, bitext, lambda word, at: UPOS[at % 5], sides=("source", "target"))
+    (data / "ud" / "en_ewt-ud-test.conllu.gz").unlink()
+    (part,) = find_benchmarks(data, ["pos"], SETTINGS)[0]
+    assert list(run_benchmark(part, subject)["scores"]["ud probe f1"]["languages"]) == ["de"]
+
+
+def test_a_failure_of_any_variant_is_kept():
+    one = {"scores": {}, "failed": {}, "parts": {}}
+    assert stronger([one, one | {"failed": {"b": "x"}}])["failed"] == {"b": "x"}

@@ -1,5 +1,7 @@
+import gzip
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -381,3 +383,13 @@ def test_table_has_languages_means_and_intervals(options, tmp_path):
     assert cells[0] == ["en", "sw", "average", "without English"]
     assert cells[1][:2] == ["30", "30"]
     assert cells[2][3] == cells[2][1] == f"{results['languages']['sw']['metrics']['accuracy']:.1f}"
+
+
+def test_other_data_are_not_taken_for_measured(options, nli, tmp_path):
+    copy = shutil.copytree(nli, tmp_path / "xnli")
+    options = replace(options, halves=f"{copy}@dev", selection="last")
+    finetune_classification(options, arguments(tmp_path / "out", max_steps=1))
+    path = copy / "dev-en.tsv.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"dog", b"cat")))
+    with pytest.raises(ValueError, match="was started with data_sha256"):
+        finetune_classification(options, arguments(tmp_path / "out", max_steps=1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +17,7 @@ from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
 from metaphrase.evaluation.encoding import CachedEncoder, Encode, EncodingOptions, StoredEncoder
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
+from metaphrase.exceptions import DataError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
 from metaphrase.io.configuration import option, split_list
 from metaphrase.io.digests import model_hash
@@ -187,6 +189,7 @@ class Benchmark:
         measure: Measures a model and returns results by name.
         fixed: Further values that its results depend on, in addition to the settings that it reads.
         reads: Names of the `Settings` that its results depend on; None stands for those of its suite.
+        loaded: Digest of the files if ``measure`` already holds their content; None if it reads them itself.
     """
 
     name: str
@@ -197,6 +200,7 @@ class Benchmark:
     measure: Callable[[Subject], dict[str, Result]]
     fixed: Mapping[str, Any] = field(default_factory=dict)
     reads: tuple[str, ...] | None = None
+    loaded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -230,11 +234,38 @@ def folders(data: Path | None) -> list[Path]:
     return [] if data is None else [data, *sorted(path for path in data.iterdir() if path.is_dir())]
 
 
+def folder_name(folder: Path) -> str:
+    """Name of a folder as it was given, also of ``.`` and ``..``; that of a link is the link's own."""
+    return folder.name if folder.name not in ("", "..") else folder.resolve().name
+
+
+def check_names(benchmarks: Iterable[Benchmark]) -> list[Benchmark]:
+    """Check that different data sets have different names, under which results are stored.
+
+    Raises:
+        DataError: Two data sets have the same name.
+    """
+    known: dict[str, Benchmark] = {}
+    for one in (found := list(benchmarks)):
+        other = known.setdefault(one.name, one)
+        if (other.suite, other.files) != (one.suite, one.files):
+            raise DataError(
+                f"Two data sets are called {one.name!r}: {other.files[0]} ({other.suite}) and {one.files[0]} ({one.suite}). "
+                "Their results would replace each other. Put each data set into a folder of its own."
+            )
+    return found
+
+
 def text_size(files: Iterable[Path]) -> int:
     """Bytes of text in files, after decompression."""
-    return sum(
-        len(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path.stat().st_size for path in files
-    )
+    return sum(map(_text_size, files))
+
+
+def _text_size(path: Path) -> int:
+    try:
+        return len(gzip.decompress(path.read_bytes())) if path.suffix == ".gz" else path.stat().st_size
+    except (EOFError, zlib.error, gzip.BadGzipFile):  # reported when the benchmark reads the file
+        return path.stat().st_size
 
 
 def wanted_languages(languages: Iterable[str], settings: Settings) -> list[str]:

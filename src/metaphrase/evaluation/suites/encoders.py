@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.codes import standard_code
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.evaluation.answer_retrieval import answer_files, evaluate_answer_retrieval, load_answer_folder
 from metaphrase.evaluation.bucc import (
@@ -31,11 +32,11 @@ from metaphrase.evaluation.result import Measurement, Result, complete_groups, m
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
 from metaphrase.evaluation.sib200 import (
     ENGLISH,
+    XLMR_LANGUAGES,
     evaluate_topics,
     language_groups,
     load_topic_folder,
     measured,
-    sib200_code,
     topic_files,
     topic_pairs,
 )
@@ -45,6 +46,7 @@ from metaphrase.evaluation.suites.benchmarks import (
     DataUnavailable,
     Settings,
     Subject,
+    folder_name,
     folders,
     load_mteb_tasks,
     text_size,
@@ -102,7 +104,12 @@ def parallel_folders(
     if data is not None and any(data.glob("*-en.*tsv*")):
         tested = any(data.glob("*-en.test.tsv*")) and not any(data.glob("*-en.tsv*"))
         split = settings.split or ("test" if tested else None)
-        found = {data.resolve().name: load_parallel_folder(data, settings.languages, split)}
+        if settings.first is None:
+            sets = load_parallel_folder(data, settings.languages, split)
+        else:  # a sample has languages of its own, and a folder may lack some of them
+            available = load_parallel_folder(data, None, split)
+            sets = {language: available[language] for language in wanted_languages(available, settings)}
+        found = {folder_name(data): sets} if sets else {}
     else:
         found = dict(_subfolders(folders(data), settings))
     if settings.strip_quotes:
@@ -128,7 +135,7 @@ def _subfolders(candidates: Iterable[Path], settings: Settings) -> Iterator[tupl
             logger.warning("%s", error)
             continue
         if chosen := {language: sets[language] for language in wanted_languages(sets, settings)}:
-            yield folder.name, chosen
+            yield folder_name(folder), chosen
 
 
 def stripped_note(settings: Settings) -> str:
@@ -142,7 +149,9 @@ def find_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]
     equal = ", equal texts count" if settings.text_equality else ""
     protocol = f"top-1 by {retrieved_by}{equal}{stripped_note(settings)}; xsim (ratio margin, k={XSIM_K})"
     for name, (sets, files) in parallel_folders(data, settings).items():
-        yield Benchmark(name, "retrieval", protocol, files, text_size(files), partial(_measure_retrieval, name, sets))
+        measure = partial(_measure_retrieval, name, sets)
+        loaded = files_sha256(files)
+        yield Benchmark(name, "retrieval", protocol, files, text_size(files), measure, loaded=loaded)
 
 
 def _measure_retrieval(name: str, sets: Mapping[str, ParallelSet], subject: Subject) -> dict[str, Result]:
@@ -186,7 +195,7 @@ def find_mining(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
                 "comparison": settings.comparison or defaults[1],
             }
             yield Benchmark(
-                f"{folder.name} {protocol}",
+                f"{folder_name(folder)} {protocol}",
                 "mining",
                 f"{protocol}: threshold from {tuned}, scored on {scored}; {settings.margin} margin, k={settings.k}, "
                 f"{settings.retrieval} retrieval, {_REPEATED[fixed['duplicates']]}, score {fixed['comparison']} threshold",
@@ -211,7 +220,7 @@ def _measure_mining(
         **fixed,
         **subject.options(),
     )
-    return {f"{folder.name} {protocol}": result}
+    return {f"{folder_name(folder)} {protocol}": result}
 
 
 # Semantic similarity
@@ -224,7 +233,7 @@ def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         if wanted := wanted_languages(sorted(files), settings):
             used = tuple(files[language] for language in sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())}))
             yield Benchmark(
-                folder.name,
+                folder_name(folder),
                 "sts",
                 "Spearman of the cosine ×100, test set; in each language, and across it and English",
                 used,
@@ -238,8 +247,9 @@ def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
 def _measure_sts(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
     sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder).items()}
     crossed = cross_lingual({code: one for code, one in sets.items() if code in (TARGET_LANGUAGE, *languages)})
-    results = {folder.name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
-    return results | ({f"{folder.name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
+    name = folder_name(folder)
+    results = {name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
+    return results | ({f"{name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
 
 
 def _evaluate_sts(
@@ -283,9 +293,9 @@ def find_word_alignment(data: Path | None, settings: Settings) -> Iterator[Bench
 def _gold(gold: Path) -> tuple[str, Callable[..., list[GoldPair]], tuple[Path, ...]]:
     """Name, reader and files of gold links."""
     if gold.suffix == ".gold":
-        return f"{gold.parent.resolve().name} {gold.stem}", load_gold_lines, (gold.with_suffix(".src-tgt"), gold)
+        return f"{folder_name(gold.parent)} {gold.stem}", load_gold_lines, (gold.with_suffix(".src-tgt"), gold)
     _, one, other, _ = gold.name.split(".")
-    return gold.parent.name, load_wpt, (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
+    return folder_name(gold.parent), load_wpt, (gold.with_name(f"test.{one}"), gold.with_name(f"test.{other}"), gold)
 
 
 def _measure_word_alignment(
@@ -334,7 +344,7 @@ def _measure_word_alignment(
 def find_answer_retrieval(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """XQuAD-R, in a folder of this name."""
     for folder in folders(data):
-        files = answer_files(folder) if folder.resolve().name == "xquad-r" else {}
+        files = answer_files(folder) if folder_name(folder) == "xquad-r" else {}
         wanted = wanted_languages(files, settings)
         if len(wanted) > 1:
             used = tuple(files[language] for language in wanted)
@@ -365,9 +375,12 @@ def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, 
 def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """SIB-200, in a folder of this name."""
     for folder in folders(data):
-        files = topic_files(folder) if folder.resolve().name == "sib200" else {}
-        coded = replace(settings, languages=[sib200_code(language) for language in settings.languages or ()])
-        wanted = [language for language in wanted_languages(files, coded) if language != ENGLISH]
+        files = topic_files(folder) if folder_name(folder) == "sib200" else {}
+        # "fa" is pes_Arab, although prs_Arab has the same standard code.
+        named = {standard_code(code) or code: code for code in files}
+        named |= {language: code for language, code in XLMR_LANGUAGES.items() if code in files}
+        asked = list(files) if settings.languages is None else [named[x] for x in settings.languages if x in named]
+        wanted = [language for language in dict.fromkeys(asked) if language != ENGLISH]
         if wanted and ENGLISH in files:
             used = tuple(path for language in (ENGLISH, *wanted) for path in files[language].values())
             yield Benchmark(
@@ -410,7 +423,7 @@ def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, s
 def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     for name, (sets, files) in parallel_folders(data, settings).items():
-        yield _xsimpp(name, files, partial(_measure_xsimpp, name, sets))
+        yield replace(_xsimpp(name, files, partial(_measure_xsimpp, name, sets)), loaded=files_sha256(files))
     for one in find_sib200(data, settings):
         folder = one.files[0].parent
         languages = [language for language in topic_files(folder) if language != ENGLISH]
@@ -448,9 +461,9 @@ def find_mteb(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         if name in local:
             sets, files = local[name]
             protocol = f"MTEB bitext mining, F1 of top-1 by cosine, both directions{stripped_note(settings)}"
-            yield Benchmark(
-                f"mteb {name}", "mteb", protocol, files, text_size(files), partial(_measure_mteb, name, sets)
-            )
+            measure = partial(_measure_mteb, name, sets)
+            loaded = files_sha256(files)
+            yield Benchmark(f"mteb {name}", "mteb", protocol, files, text_size(files), measure, loaded=loaded)
         else:
             yield Benchmark(
                 f"mteb {name}", "mteb", "MTEB's task, data from the Hub", (), 0, partial(_measure_mteb, name, None)

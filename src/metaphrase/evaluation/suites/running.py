@@ -20,7 +20,7 @@ from metaphrase.encoders.loading import encoder_files, load_encoder
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.encoding import encode_texts, encoder_settings, prepare, resolve_prompt
 from metaphrase.evaluation.suites import FINETUNED, SUITES
-from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject
+from metaphrase.evaluation.suites.benchmarks import Benchmark, DataUnavailable, Settings, Subject, check_names
 from metaphrase.evaluation.suites.samples import QUICK, SAMPLES, Sample, with_samples
 from metaphrase.evaluation.suites.transfer import PROBED_BY
 from metaphrase.exceptions import DataError, MissingFileError, UsageError
@@ -317,14 +317,18 @@ def _evaluate(options: EvaluateOptions, names: Sequence[str], note: Note) -> lis
 
 
 def stronger(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The first of some evaluations of one model, with the best result of each name; the first of equally good ones."""
+    """The first of some evaluations of one model, with the best result of each name, and what failed in any of them.
+
+    Of equally good results, the first counts.
+    """
     best = dict(results[0]["scores"])
     for other in results[1:]:
         for name, result in other["scores"].items():
             gain = result["average"]["score"] - best.get(name, result)["average"]["score"]
             if name not in best or (gain < 0 if result["lower_is_better"] else gain > 0):
                 best[name] = result
-    return results[0] | {"scores": best}
+    failed = {name: reason for one in results for name, reason in one.get("failed", {}).items()}
+    return results[0] | {"scores": best} | ({"failed": failed} if failed else {})
 
 
 def read_results(path: str, suite: str, benchmarks: Sequence[Benchmark]) -> dict[str, Any]:
@@ -371,7 +375,7 @@ def find_benchmarks(
         ]
         if not any(one.files for one in found) and not (name == "mteb" and settings.tasks):
             missing[name] = f"needs {suite.needs}"
-    return benchmarks, missing
+    return check_names(benchmarks), missing
 
 
 def compare_scores(
@@ -497,6 +501,8 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     path = cache_path(benchmark, subject)
     if subject.folder is not None and (kept := read_part(path)) is not None:
         return kept
+    if benchmark.loaded not in (None, files_sha256(benchmark.files)):
+        raise DataError(f"The files of {benchmark.name} changed after they were read. Repeat the command.")
     start = time.perf_counter()
     protocol = describe_protocol(benchmark, subject)
     scores = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings
+from metaphrase.evaluation.suites.benchmarks import Benchmark, Settings, check_names
 
 
 class Sample(NamedTuple):
@@ -46,7 +46,7 @@ def with_samples(
     find: Callable[[Settings], Iterable[Benchmark]], settings: Settings, samples: Mapping[str, Sample]
 ) -> list[Benchmark]:
     """Find the benchmarks of a suite; of those whose suite or folder has a sample, only the sample is measured."""
-    whole = list(find(settings))
+    whole = check_names(find(settings))
     found = {one.name: one for one in whole}
     for key, sample in samples.items():
         if named := {one.name for one in whole if key in (one.suite, one.name.split()[0])}:

@@ -25,6 +25,7 @@ from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     Settings,
     Subject,
+    folder_name,
     folders,
     text_size,
     wanted_languages,
@@ -36,6 +37,7 @@ from metaphrase.evaluation.transfer.frozen import PROBED, Features, run_probe
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
+from metaphrase.io.digests import files_sha256
 from metaphrase.io.environment import versions
 from metaphrase.io.locks import exclusive
 
@@ -100,11 +102,13 @@ PROBED_BY = {"auto": ("paraphrase", "pos"), "probe": tuple(_PROBES), "finetune":
 def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The data sets of a suite, in folders that have their names."""
     for name, task in FINETUNED.items():
-        folder = next((folder for folder in folders(data) if folder.name == name), None)
+        folder = next((folder for folder in folders(data) if folder_name(folder) == name), None)
         if task.suite != suite or folder is None:
             continue
-        files = {path: match[1] for path in folder.iterdir() if (match := re.fullmatch(task.pattern, path.name))}
-        wanted = wanted_languages(sorted(set(files.values())), settings)
+        matches = {path: match for path in folder.iterdir() if (match := re.fullmatch(task.pattern, path.name))}
+        files = {path: match[1] for path, match in matches.items()}
+        measured = {match[1] for match in matches.values() if match[2] != "dev"}  # a dev treebank is only trained on
+        wanted = wanted_languages(sorted(measured), settings)
         used = tuple(sorted(path for path, language in files.items() if language in {*wanted, ENGLISH}))
         if wanted and suite in PROBED_BY[settings.transfer]:
             yield Benchmark(
@@ -123,7 +127,7 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
                 f"small scale: {task.protocol}; {_limits(scale)}",
                 used,
                 task.work * text_size(used),
-                partial(_measure, name, folder, wanted),
+                partial(_measure, name, folder, wanted, used),
                 {"small scale": scale},
                 reads=("languages", "transfer"),
             )
@@ -170,11 +174,14 @@ def _sources(name: str, data: Path) -> dict[str, str]:
     return {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
 
 
-def _measure(name: str, data: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+def _measure(
+    name: str, data: Path, languages: Sequence[str], files: Sequence[Path], subject: Subject
+) -> dict[str, Result]:
     sources = _sources(name, data)
     settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | sources
     settings |= {"languages": list(languages), "model": subject.name}
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    content = settings | {"data": files_sha256(files)}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     output = Path(mkdtemp()) if subject.folder is None else subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)

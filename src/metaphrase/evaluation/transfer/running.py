@@ -18,6 +18,7 @@ on the dev data. The selection decides which one a language is measured with:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -63,7 +64,8 @@ def fine_tune(task: Task, options: FineTuningOptions) -> dict[str, Any]:
     """
     benchmark = load_benchmark(options, task.form, seed=task.arguments.seed)
     run = partial(_run_all, task, benchmark, options)
-    return run_once(task.name, task.source, options, task.arguments, run)
+    data = hashlib.sha256(json.dumps(benchmark.facts(), sort_keys=True).encode()).hexdigest()
+    return run_once(task.name, task.source, options, task.arguments, run, data=data)
 
 
 def run_once(
@@ -72,6 +74,8 @@ def run_once(
     options: Any,
     arguments: FineTuningArguments,
     run: Callable[[Path], dict[str, Any] | None],
+    *,
+    data: str | None = None,
 ) -> dict[str, Any]:
     """Run a program in its folder and write ``results.json``, unless the folder has it already.
 
@@ -82,7 +86,7 @@ def run_once(
     folder = Path(arguments.output_dir)
     claim = claimed(folder, model=model_folder(options.model)) if arguments.process_index == 0 else nullcontext()
     with claim:
-        settings = check_settings(folder, task, source, options, arguments)
+        settings = check_settings(folder, task, source, options, arguments, data)
         if (kept := read_part(folder / RESULTS)) is not None:
             logger.info("%s exists already.", folder / RESULTS)
             return kept
@@ -123,7 +127,7 @@ def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, fo
 
 
 def check_settings(
-    folder: Path, task: str, source: EncoderSource, options: Any, arguments: TrainingArguments
+    folder: Path, task: str, source: EncoderSource, options: Any, arguments: TrainingArguments, data: str | None = None
 ) -> dict[str, Any]:
     """Write the settings of a program to its folder, or compare them with the settings in it."""
     trained = {name: getattr(arguments, name) for name in _HYPERPARAMETERS}
@@ -138,6 +142,7 @@ def check_settings(
         },
         "training": trained | {"world_size": arguments.world_size},
     }
+    settings |= {} if data is None else {"data_sha256": data}
     settings = json.loads(json.dumps(settings))
     path = folder / SETTINGS
     if path.is_file():

@@ -50,9 +50,13 @@ class BitextMiningF1(evaluate.Metric):
         self, predictions: list[list[str]], references: list[list[str]], threshold: float | None = None
     ) -> dict[str, Any]:
         gold = {(at, _columns(line, 2)) for at, lines in enumerate(references) for line in lines}
-        mined = [(at, _columns(line, 3)) for at, lines in enumerate(predictions) for line in lines]
-        scores = [float(columns[2]) for _, columns in mined]
-        correct = [(at, columns[:2]) in gold for at, columns in mined]
+        mined: dict[tuple[int, tuple[str, ...]], float] = {}  # a repeated pair counts once, with its best score
+        for at, lines in enumerate(predictions):
+            for line in lines:
+                *pair, score = _columns(line, 3)
+                key = at, tuple(pair)
+                mined[key] = max(float(score), mined.get(key, float("-inf")))
+        scores, correct = list(mined.values()), [key in gold for key in mined]
         if threshold is None:
             best = best_threshold(scores, correct, len(gold))
             return {"precision": best.precision, "recall": best.recall, "f1": best.f1, "threshold": best.threshold}
