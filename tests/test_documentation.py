@@ -55,6 +55,7 @@ ELSEWHERE = {
     r"(git|cd|cp|rm|export|source|pytest|python -m twine) ": "is part of a walk-through, which runs as a whole",
     r"python -m venv ": "creates an environment",
     r"pip install ": "installs; its extras are checked",
+    r"docker ": "needs Docker; `docs/install.md` and the Dockerfile name the same commands",
     r"make ": "its target is checked; the programs it runs have their own tests",
     r"torchrun ": "needs several GPUs; its options are parsed, and tests/test_trainer.py runs two processes by torchrun",
 }

@@ -172,7 +172,8 @@ _SENSES = {"<=": "≤", ">=": "≥", "==": "="}
 
 def _where(facts: dict[str, Any]) -> str:
     threads = f"{facts['threads']} thread{'s' if facts['threads'] > 1 else ''}"
-    return f"{facts['date']}: {facts['device']}, {threads} of {facts['cpus']} CPUs, torch {facts['torch']}."
+    texts = "the demo's pairs" if facts["texts"] == "bundled" else Path(facts["texts"]).name
+    return f"{facts['date']}: {facts['device']}, {threads} of {facts['cpus']} CPUs, torch {facts['torch']}; texts: {texts}."
 
 
 def measure_missing(names: list[str], context: Context, options: Options, folder: Path) -> list[str]:

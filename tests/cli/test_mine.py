@@ -11,7 +11,8 @@ from datasets import Dataset, load_dataset
 
 from metaphrase.cli import main
 from metaphrase.cli.tables import text_histogram
-from metaphrase.corpus import Corpus, CorpusReport, load_corpus
+from metaphrase.corpus import Corpus, load_corpus
+from metaphrase.corpus.report import CorpusReport
 from metaphrase.mining import filtering, workflow
 from metaphrase.mining.margins import Pairs, Threshold
 from metaphrase.mining.options import FilterOptions, MiningOptions, SearchOptions

@@ -486,7 +486,7 @@ def test_more_shards_than_files_may_be_open(tmp_path):
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(
-        resource.RLIMIT_NOFILE, (max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 100, hard)
+        resource.RLIMIT_NOFILE, (max(int(path.name) for path in Path("/proc/self/fd").iterdir()) + 200, hard)
     )
     try:
         texts = [str(at) for at in range(300)]
