@@ -30,7 +30,7 @@ from metaphrase.mining.bulk import encode
 WAITING = {
     "default": {},
     "OMP_WAIT_POLICY=passive": {"OMP_WAIT_POLICY": "passive"},
-    "GOMP_SPINCOUNT=10000": {"GOMP_SPINCOUNT": "10000"},
+    "GOMP_SPINCOUNT=1000": {"GOMP_SPINCOUNT": "1000"},
 }
 #: Rows of a micro-batch, in both libraries.
 MICRO = 64

@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     name = arguments.pop(0)
-    _wait_without_spinning()
+    _spin_briefly()
     with session():
         try:
             if name not in COMMANDS:
@@ -111,14 +111,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _answer_for(error, name, show=bool("--traceback" in flags or os.environ.get("METAPHRASE_DEBUG")))
 
 
-def _wait_without_spinning() -> None:
-    """Let OpenMP's threads sleep when they wait: beside other programs, threads that spin take CPUs from those they wait for.
+def _spin_briefly() -> None:
+    """Let OpenMP's threads spin only briefly: beside other programs, threads that spin take CPUs from those they wait for.
 
-    docs/speed.md has what this gains beside another program, and what it costs alone. OpenMP reads the variable when torch is
-    imported.
+    docs/speed.md has the effect alone and beside another program. OpenMP reads the variable when torch is imported.
     """
-    if "torch" not in sys.modules and "GOMP_SPINCOUNT" not in os.environ:
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if "torch" not in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
