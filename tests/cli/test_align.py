@@ -95,6 +95,11 @@ def test_every_line_stays_in_its_place(filtered):
     assert out[-3:] == ["", "", ""]
 
 
+def test_a_byte_order_mark_is_not_part_of_a_word_or_column(filtered):
+    assert filtered(["\ufeffpaka\tcat", *LINES])[0] == "paka\tcat\t0-0"
+    assert filtered(["\ufeffsource\ttarget", *LINES])[0] == "source\ttarget\talignment\talignment_scores"
+
+
 def test_nothing_in_nothing_out(filtered):
     assert filtered([]) == []
     assert filtered(["source\ttarget"]) == ["source\ttarget\talignment\talignment_scores"]

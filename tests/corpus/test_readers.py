@@ -236,7 +236,7 @@ def test_scores_and_segmenters_without_links_are_left_out(tmp_path):
 def test_tmx_takes_the_languages_it_is_asked_for(tmp_path):
     unit = "<tu>" + "".join(
         f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>'
-        for code, text in [("en", "a <ph>{0}</ph>word\nhere"), ("sw", "neno"), ("te", "పదం")]
+        for code, text in [("en", "a <ph>{0}</ph><ut>{b}</ut>word\nhere"), ("sw", "neno"), ("te", "పదం")]
     )  # fmt: skip
     alone = '<tu><tuv xml:lang="fr"><seg>mot</seg></tuv></tu>'
     path = write(tmp_path / "all.tmx", f"<tmx><body>{unit}</tu>{alone}</body></tmx>")
@@ -305,6 +305,16 @@ def test_splits_of_a_folder(tmp_path):
     (tmp_path / "te-en.tsv").unlink()
     with pytest.raises(FileNotFoundError, match=r"xx-en\[\.test\].*Its splits are: dev, train"):
         load_corpus(tmp_path, split="test")
+
+
+@pytest.mark.parametrize("name", ["sw-en.{}", "{}.sw-en", "news.sw-en.{}.v2"])
+def test_splits_are_told_apart_whatever_their_names(tmp_path, name):
+    for split in ("train", "validation", "test", "extra"):
+        tsv(tmp_path / f"{name.format(split)}.tsv", [(split, "word")])
+    for split in ("validation", "test", "extra"):
+        assert pairs_of(load_corpus(tmp_path, split=split)) == [(split, "word")]
+    (tmp_path / f"{name.format('extra')}.tsv").unlink()
+    assert pairs_of(load_corpus(tmp_path)) == [("train", "word")]
 
 
 def test_a_moses_folder_with_ids_beside_it(tmp_path):

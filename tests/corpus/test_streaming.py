@@ -2,6 +2,8 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from hypothesis import given
@@ -154,6 +156,20 @@ def test_streams_keep_duplicates_unless_told(tmp_path):
     path = tsv(tmp_path / "sw-en.tsv", [*PAIRS, *PAIRS])
     assert pairs_of(load_corpus(path, streaming=True)) == [*PAIRS, *PAIRS]
     assert pairs_of(load_corpus(path, streaming=True, cleaning=Cleaning(duplicates=True))) == PAIRS
+
+
+def test_a_stream_has_the_columns_that_only_later_rows_fill(tmp_path):
+    columns = {"source": ["paka"] * 300, "target": ["cat"] * 300, "alignment": [None] * 150 + ["0-0"] * 150}
+    pq.write_table(pa.table(columns), tmp_path / "sw-en.parquet")
+    whole, stream = (load_corpus(tmp_path, cleaning=None, streaming=streaming).dataset for streaming in (False, True))
+    assert stream.features == whole.features
+    assert list(stream) == list(whole)
+
+
+def test_a_stream_allows_as_many_unreadable_lines_as_asked(tmp_path):
+    path = tsv(tmp_path / "sw-en.tsv", [*[("paka", "")] * 1500, *PAIRS])
+    for streaming in (False, True):
+        assert pairs_of(load_corpus(path, max_bad_rate=1, streaming=streaming)) == PAIRS
 
 
 @pytest.mark.parametrize("streaming", [False, True])

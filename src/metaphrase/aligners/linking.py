@@ -21,13 +21,14 @@ from datasets import Dataset, Value
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.corpus.digests import data_digest
 from metaphrase.corpus.files import language_pair
 from metaphrase.corpus.words import UNSPACED, Words, parse_links, segmenter_of_text
-from metaphrase.exceptions import DataError, UsageError
+from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
-from metaphrase.io.work_folders import read_kept, write_atomically
+from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
@@ -182,7 +183,8 @@ def add_alignment(
         ``segmenter``; and a report.
 
     Raises:
-        ValueError: The corpus is a stream, or the aligner, the segmenter or a pair of languages is unknown.
+        ValueError: The corpus is a stream, the aligner, the segmenter or a pair of languages is unknown, or the folder has
+            links of other pairs or settings.
         CheckpointError: Another process uses the folder, or it is not writable.
         ImportError: A required extra is not installed.
     """
@@ -201,6 +203,14 @@ def add_alignment(
     report = AlignmentReport(aligners.name)
     tables = []
     with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
+        if folder:
+            call = {
+                "rows": data_digest(rows),
+                "aligner": aligners.name,
+                "segmenter": segmenter,
+                "overwrite": overwrite,
+            }
+            _check_same_call(Path(folder), {**call, "chunk_size": chunk_size, **settings})
         advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None
@@ -401,6 +411,17 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
     if len(inner) < 2:
         return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
     return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}
+
+
+def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:
+    """Refuse a folder with the links of other pairs or of another aligner. A model given as an object is not compared."""
+    arguments = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
+    path = folder / "arguments.json"
+    if (read_part(path) or write_part(path, arguments)) != arguments:
+        raise DataMismatchError(
+            f"{folder} holds links of other pairs, or of an aligner with other settings. Repeat that call to use them, or "
+            f"delete {folder} to start over."
+        )
 
 
 def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport, seconds: float) -> pa.Table:

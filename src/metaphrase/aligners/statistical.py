@@ -7,8 +7,8 @@ import logging
 import math
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -179,12 +179,12 @@ class StatisticalAligner(Aligner):
         sources = [self._forms(pairs[at][0]) for at in fitting]
         targets = [self._forms(pairs[at][1]) for at in fitting]
         alignments = [Alignment((), ())] * len(pairs)
-        score = _Scores(*self._models)
+        score = _scores(*self._models)
         found = symmetrised.get_best_alignments(sources, targets)
         for at, source, target, (_, matrix) in zip(fitting, sources, targets, found, strict=True):
             rows, columns = matrix.to_numpy().nonzero()
             links: tuple[Link, ...] = tuple(zip(rows.tolist(), columns.tolist(), strict=True))
-            alignments[at] = Alignment(links, tuple(score[source[i], target[j]] for i, j in links))
+            alignments[at] = Alignment(links, tuple(score(source[i], target[j]) for i, j in links))
         return alignments
 
     def too_long(self, pair: WordPair) -> bool:
@@ -253,26 +253,17 @@ class StatisticalAligner(Aligner):
         return aligner
 
 
-class _Scores(dict[tuple[str, str], float]):
-    """The scores of word pairs, cached."""
+def _scores(direct: Any, inverse: Any) -> Callable[[str, str], float]:
+    """The cached scores of a source and a target word."""
+    source_index = cache(lambda word: (direct.get_src_word_index(word), inverse.get_trg_word_index(word)))
+    target_index = cache(lambda word: (direct.get_trg_word_index(word), inverse.get_src_word_index(word)))
 
-    def __init__(self, direct: Any, inverse: Any) -> None:
-        super().__init__()
-        self.direct, self.inverse = direct, inverse
-        self.sources: dict[str, tuple[int, int]] = {}
-        self.targets: dict[str, tuple[int, int]] = {}
+    @cache
+    def score(source: str, target: str) -> float:
+        (s_direct, s_inverse), (t_direct, t_inverse) = source_index(source), target_index(target)
+        return math.sqrt(direct.translation_prob(s_direct, t_direct) * inverse.translation_prob(t_inverse, s_inverse))
 
-    def __missing__(self, words: tuple[str, str]) -> float:
-        source, target = words
-        if source not in self.sources:
-            self.sources[source] = self.direct.get_src_word_index(source), self.inverse.get_trg_word_index(source)
-        if target not in self.targets:
-            self.targets[target] = self.direct.get_trg_word_index(target), self.inverse.get_src_word_index(target)
-        (s_direct, s_inverse), (t_direct, t_inverse) = self.sources[source], self.targets[target]
-        forth = self.direct.translation_prob(s_direct, t_direct)
-        back = self.inverse.translation_prob(t_inverse, s_inverse)
-        self[words] = score = math.sqrt(forth * back)
-        return score
+    return score
 
 
 def _read_facts(folder: Path) -> Mapping[str, Any]:

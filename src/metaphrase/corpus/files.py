@@ -25,13 +25,13 @@ from metaphrase.io.digests import PinnedFile
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "dev", "test")
+#: Names of splits; others are recognised only if they are asked for.
+SPLITS = ("train", "dev", "valid", "validation", "test")
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
 _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
 _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
-_SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 
 
@@ -100,10 +100,10 @@ def find_files(
 
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
-        ValueError: A file's format is unknown, its languages contradict the arguments, a file is named twice, or a language
-            is not the code of one.
+        ValueError: A file's format is unknown, its languages contradict the arguments, two names denote one text, or a
+            language is not the code of one.
     """
-    items = [corpus] if isinstance(corpus, str | Path | Dataset) else list(corpus)
+    items = [corpus] if isinstance(corpus, str) or not isinstance(corpus, Sequence) else corpus
     wanted = [bare_language(language_code(language)) for language in languages or ()]
     into = bare_language(language_code(target_lang))
     given = bare_language(language_code(source_lang)) if source_lang else None
@@ -192,6 +192,11 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
     """The files that one name denotes."""
     if isinstance(item, Dataset):
         return [BitextFile(f"dataset {item._fingerprint}", "dataset", into=into, rows=item)]  # noqa: SLF001 - its digest
+    if not isinstance(item, str | Path):
+        raise UsageError(
+            "A corpus is a file, a folder, hf:org/name or a datasets.Dataset, or a list of them, not a "
+            f"{type(item).__name__}. Pass one split of a DatasetDict, and the files of a stream."
+        )
     item = str(item)
     if is_hub_name(item):
         parsed = parse_hub_name(item)
@@ -224,6 +229,7 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
     """
     found: dict[str, list[tuple[str | None, BitextFile]]] = defaultdict(list)
     splits = set()
+    split_of = re.compile(rf"(?:^|\.)({'|'.join(map(re.escape, (*SPLITS, split)))})(?=\.|$)")
     for path in sorted(folder.iterdir()):
         source_lang, target_lang = _named_pair(_stem(path), into)
         if source_lang is None or not path.is_file() or path.name.startswith("."):
@@ -234,9 +240,10 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
             file = _moses(",".join(map(str, sides)), *sides, into)
         else:
             continue
-        match = _SPLIT.search(_stem(path))
-        splits.add(match[1] if match else None)
-        found[str(file.language)].append((match[1] if match else None, file))
+        match = split_of.search(_stem(path))
+        part = match[1] if match else None
+        splits.add(part)
+        found[str(file.language)].append((part, file))
     files = []
     for candidates in found.values():
         chosen = [file for part, file in candidates if part == split]

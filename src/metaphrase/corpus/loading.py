@@ -27,9 +27,8 @@ from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_
 from metaphrase.corpus.hub import count_rows, pin_revision
 from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.readers import read_pairs
-from metaphrase.corpus.readers.moses import check_line_counts
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.corpus.rows import SENTENCES, Row, row_features
+from metaphrase.corpus.rows import OPTIONAL, SENTENCES, Row, row_features
 from metaphrase.corpus.selection import Selection, select_rows
 from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION, count_lines, read_chunks
 from metaphrase.exceptions import CorpusError, UsageError
@@ -312,13 +311,14 @@ def stream_files(
     groups: dict[str | None, list[BitextFile]] = defaultdict(list)
     facts, optional = [], set[str]()
     for file in (file.pinned() for file in files):
-        if file.format == "moses":
-            check_line_counts(file)
         glance = CorpusReport(logged={file.name})
-        known = [row[3] for row in islice(read_pairs(file, max_chars=selection.max_chars, report=glance), _PEEKED)]
+        pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=glance)
+        known = [row[3] for row in islice(pairs, _PEEKED)]
         if not known:
             raise CorpusError(f"{file.name} has no pairs.")
         optional.update(*known)
+        if file.format == "parquet":  # whose first pairs may have nulls
+            optional.update({*OPTIONAL} & {*pq.read_schema(file.paths[0]).names})
         if "source_lang" not in known[0]:
             raise unknown_language(file)
         facts.append(describe_file(file, [known[0]["source_lang"]]))
