@@ -138,6 +138,17 @@ def test_unspaced_languages_in_a_filter(filtered):
     )
 
 
+def test_scripts_and_regions_do_not_hide_an_unspaced_language(filtered):
+    pairs = ["我喜欢猫\tI like cats", "我喜欢狗\tI like dogs"] * 5
+    plain = filtered(pairs, "--source_lang", "zh")
+    for code in ("zh-Hant", "zh_CN"):
+        assert filtered(pairs, "--source_lang", code) == plain
+    rows = [f"{pair}\t{code}" for pair, code in zip(pairs, ["zh", "zh-Hant"] * 5, strict=True)]
+    assert [line.split("\t")[3] for line in filtered(["source\ttarget\tsource_lang", *rows])[1:]] == [
+        line.split("\t")[2] for line in plain
+    ]
+
+
 def test_saved_aligners_answer_the_same(filtered, tmp_path):
     folder = str(tmp_path / "model")
     first = filtered(LINES, "--save", folder, "--heuristic", "intersection")

@@ -21,9 +21,10 @@ from datasets import Dataset, Value
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.digests import data_digest
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.words import UNSPACED, Words, parse_links, segmenter_of_text
+from metaphrase.corpus.words import Words, is_unspaced, parse_links, segmenter_of_text
 from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.locks import exclusive
@@ -168,8 +169,8 @@ def add_alignment(
     Args:
         dataset: Rows ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
         aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
-        segmenter: ``"icu"`` finds the words of languages written without spaces (``UNSPACED``) with ICU, and splits others
-            at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already.
+        segmenter: ``"icu"`` finds the words of languages written without spaces (zh, ja, th, …) with ICU, and splits
+            others at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already.
             ``"whitespace"`` splits all languages at spaces.
         overwrite: Align pairs that already have links.
         show_progress: Show progress bars on stderr.
@@ -287,9 +288,10 @@ def align_rows(
 
 
 def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | None]]:
-    """The languages of both sides of some rows."""
+    """The languages of both sides of some rows, without scripts and regions."""
     absent = [None] * len(rows["source"])
-    return list(zip(*(rows.get(name) or absent for name in ("source_lang", "target_lang")), strict=True))
+    sides = (rows.get(name) or absent for name in ("source_lang", "target_lang"))
+    return list(zip(*([code and bare_language(code) for code in side] for side in sides), strict=True))
 
 
 def segmenter_of(languages: Sequence[str | None], segmenter: str, texts: Sequence[str] | None = None) -> str:
@@ -297,7 +299,7 @@ def segmenter_of(languages: Sequence[str | None], segmenter: str, texts: Sequenc
 
     With ``"auto"``, texts whose words are separated by spaces already do not require it.
     """
-    if segmenter == "whitespace" or UNSPACED.isdisjoint(filter(None, languages)):
+    if segmenter == "whitespace" or not any(map(is_unspaced, languages)):
         return "whitespace"
     if segmenter == "icu" or texts is None:
         return "icu"
