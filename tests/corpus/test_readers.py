@@ -11,6 +11,8 @@ from datasets import Dataset, IterableDataset
 from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.rows import COLUMNS
+from metaphrase.corpus.writing import write_corpus
+from metaphrase.exceptions import CorpusError
 from tests.corpus.samples import (
     FORMATS,
     PAIRS,
@@ -362,9 +364,30 @@ def test_shards_of_a_folder_are_read_or_named(tmp_path, caplog):
     assert any(re.match(r"Not read: .*news\.parquet\. Other files", message) for message in caplog.messages)
 
 
+def test_shards_of_other_splits_are_not_read(tmp_path):
+    for split in ("train", "test"):
+        columns = {"source": split, "target": "word", "source_lang": "sw", "target_lang": "en"}
+        for name in ("0-of-2", "00001-of-00002"):
+            pq.write_table(pa.Table.from_pylist([columns]), tmp_path / f"{split}-{name}.parquet")
+    assert pairs_of(load_corpus(tmp_path, cleaning=None)) == [("train", "word")] * 2
+    assert pairs_of(load_corpus(tmp_path, cleaning=None, split="test")) == [("test", "word")] * 2
+    with pytest.raises(FileNotFoundError, match="Its splits are: test, train"):
+        load_corpus(tmp_path, split="dev")
+
+
 def test_hidden_files_of_a_folder_are_not_read(tmp_path):
     """Those of other systems, editors and unfinished copies."""
     tsv(tmp_path / "sw-en.tsv")
     write(tmp_path / "._sw-en.tsv", b"\x00\x05\x16\x07" + bytes(100))
     tsv(tmp_path / ".sw-en.tsv")
     assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
+
+
+def test_numbers_are_written_and_lists_only_where_they_fit(tmp_path):
+    rows = Dataset.from_list([{"source": "paka", "target": "cat", "score": 0.0, "origin": None}])
+    assert write_corpus(rows, tmp_path / "a.tsv").read_text().splitlines()[1] == "paka\tcat\t0.0\t"
+    lists = rows.add_column("monolingual", [["mbwa"]])
+    with pytest.raises(CorpusError, match="cannot hold the lists of the column 'monolingual'"):
+        write_corpus(lists, tmp_path / "b.tsv")
+    assert write_corpus(lists, tmp_path / "b.jsonl").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "b.jsonl"]

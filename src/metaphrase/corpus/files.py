@@ -227,45 +227,42 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
 
     Without such a file, the Parquet files whose columns state the languages, as `metaphrase mine` and `filter` write them.
     """
-    found: dict[str, list[tuple[str | None, BitextFile]]] = defaultdict(list)
-    splits = set()
-    split_of = re.compile(rf"(?:^|\.)({'|'.join(map(re.escape, (*SPLITS, split)))})(?=\.|$)")
+    split_of = re.compile(rf"(?:^|\.)({'|'.join(map(re.escape, (*SPLITS, split)))})(?=\.|-\d+-of-\d+|$)")
+    found: dict[str | None, list[tuple[str | None, BitextFile]]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
-        source_lang, target_lang = _named_pair(_stem(path), into)
-        if source_lang is None or not path.is_file() or path.name.startswith("."):
-            continue
-        if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
-            file = BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
-        elif _suffix(path) == into and (sides := _sides_of(path.with_name(_stem(path)), into)):
-            file = _moses(",".join(map(str, sides)), *sides, into)
-        else:
+        if (file := _member(path, into)) is None:
             continue
         match = split_of.search(_stem(path))
-        part = match[1] if match else None
-        splits.add(part)
-        found[str(file.language)].append((part, file))
-    files = []
-    for candidates in found.values():
-        chosen = [file for part, file in candidates if part == split]
-        files += chosen or [file for part, file in candidates if part is None]
-    shards = [
-        BitextFile(str(path), "parquet", (path,), None, None, into)
-        for path in sorted(folder.glob("*.parquet"))
-        if not path.name.startswith(".") and not any(_named_pair(_stem(path), into)) and _is_shard(path)
-    ]
-    if not found:
-        files = shards
-    elif shards:
-        names = file_names(shards)
+        found[file.language].append((match[1] if match else None, file))
+    if len(found) > 1 and (shards := found.pop(None, None)):
+        names = file_names(file for _, file in shards)
         logger.warning(
             "Not read: %s. Other files of %s are named after their languages. Pass the paths of all.", names, folder
         )
+    files: list[BitextFile] = []
+    for candidates in found.values():
+        chosen = [file for part, file in candidates if part == split]
+        files += chosen or [file for part, file in candidates if part is None]
     if not files:
         has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."
-        if splits:
-            has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}."
+        if splits := {part for candidates in found.values() for part, _ in candidates if part}:
+            has = f"Its splits are: {', '.join(sorted(splits))}."
         raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")
     return files
+
+
+def _member(path: Path, into: str) -> BitextFile | None:
+    """What a path in a folder is part of: a file named after its languages, a Moses pair, or a Parquet file."""
+    if path.name.startswith(".") or not path.is_file():
+        return None
+    source_lang, target_lang = _named_pair(_stem(path), into)
+    if source_lang is None:
+        is_shard = path.suffix == ".parquet" and _is_shard(path)
+        return BitextFile(str(path), "parquet", (path,), into=into) if is_shard else None
+    if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
+        return BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
+    sides = _sides_of(path.with_name(_stem(path)), into) if _suffix(path) == into else None
+    return _moses(",".join(map(str, sides)), *sides, into) if sides else None
 
 
 def _is_shard(path: Path) -> bool:
