@@ -187,12 +187,8 @@ class StatisticalAligner(Aligner):
             alignments[at] = Alignment(links, tuple(score(source[i], target[j]) for i, j in links))
         return alignments
 
-    def too_long(self, pair: WordPair) -> bool:
-        """Whether a pair has a side of more than ``max_words`` words."""
-        return max(map(len, pair)) > self.max_words
-
     def _fits(self, source: Words, target: Words) -> bool:
-        return bool(len(source) and len(target)) and not self.too_long((source, target))
+        return 0 < min(len(source), len(target)) and max(len(source), len(target)) <= self.max_words
 
     def _forms(self, words: Words) -> list[str]:
         return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]
@@ -273,8 +269,8 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
         raise ModelFileError(
             f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first."
         ) from None
-    except ValueError:
-        raise ModelFileError(f"{folder / FILE} is damaged. Train the aligner again.") from None
+    except ValueError as error:
+        raise _damaged(folder, error) from error
     if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
         raise ModelFileError(f"{folder / FILE} does not describe a statistical aligner of this library.")
     try:
@@ -282,9 +278,12 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
             raise TypeError(f"{wrong[0]} is {facts[wrong[0]]!r}")
         StatisticalAligner(**facts["settings"])
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelFileError(f"{folder / FILE} is damaged ({reason}). Train the aligner again.") from error
+        raise _damaged(folder, error) from error
     return facts
+
+
+def _damaged(folder: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}). Train the aligner again.")
 
 
 def remove_aligner(folder: Path) -> None:
