@@ -332,6 +332,12 @@ def test_missing_files(tmp_path, path):
         load_corpus(tmp_path / path)
 
 
+@pytest.mark.parametrize("folder", ["x{1,2}", "x,y"])
+def test_folders_whose_names_look_like_moses_pairs(tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    assert pairs_of(load_corpus(tsv(tmp_path / folder / "sw-en.tsv"))) == PAIRS
+
+
 def test_unknown_formats_and_names(tmp_path):
     with pytest.raises(ValueError, match=r"sw-en\.xlsx is unknown\. Supported formats: \.tsv, \.csv, \.jsonl"):
         load_corpus(write(tmp_path / "sw-en.xlsx", "x"))

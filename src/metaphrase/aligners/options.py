@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
 from metaphrase.aligners.linking import check_segmenter
+from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
@@ -98,8 +99,13 @@ class AlignOptions(BitextOptions):
         self._check_aligner()
         self._check_saving()
         if self.reads_lines:
-            if self.phrase_table:
-                raise UsageError("--phrase_table requires files.")
+            selecting = ("languages", "source_column", "target_column", "limit", "phrase_table")
+            if given := [name for name in selecting if getattr(self, name)]:
+                raise UsageError(
+                    f"--{given[0]} requires files. All lines of stdin are aligned; --source_lang states their language."
+                )
+            for language in filter(None, (self.source_lang, self.target_lang)):
+                language_code(language)
             if self.output and self.output.endswith((".jsonl", ".jsonl.gz", ".parquet")):
                 raise UsageError(
                     f"Lines of stdin are written as TSV, not as {self.output}. Pass -o FILE.tsv, or files."

@@ -207,15 +207,15 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
         raise MissingFileError("The name of a corpus is empty. Pass a file, a folder or hf:org/name.")
     if path.is_dir():
         return _folder(path, into, split)
-    if braces := _BRACES.fullmatch(item):
-        before, first, second, after = braces.groups()
-        return [_moses(item, Path(before + first + after), Path(before + second + after), into)]
-    if "," in item and not path.exists():
-        first, _, second = item.partition(",")
-        return [_moses(item, Path(first), Path(second), into)]
     if path.exists():
         check_regular(path)
         return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
+    if braces := _BRACES.fullmatch(item):
+        before, first, second, after = braces.groups()
+        return [_moses(item, Path(before + first + after), Path(before + second + after), into)]
+    if "," in item:
+        first, _, second = item.partition(",")
+        return [_moses(item, Path(first), Path(second), into)]
     sides = _sides_of(path, into)
     if sides is None:
         raise MissingFileError(f"No such file, folder or Moses pair: {item}.")
