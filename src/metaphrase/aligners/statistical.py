@@ -188,7 +188,8 @@ class StatisticalAligner(Aligner):
         return alignments
 
     def _fits(self, source: Words, target: Words) -> bool:
-        return 0 < min(len(source), len(target)) and max(len(source), len(target)) <= self.max_words
+        lengths = len(source), len(target)
+        return min(lengths) > 0 and max(lengths) <= self.max_words
 
     def _forms(self, words: Words) -> list[str]:
         return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]

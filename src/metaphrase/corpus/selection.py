@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from metaphrase.corpus.cleaning import Cleaning, tidy_row
@@ -50,8 +50,7 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=report)
         with unchanged(file.pins):  # also if reading stops at the limit
             for line, source, target, known in pairs:
-                if (language := known.get("source_lang")) is None:
-                    raise unknown_language(file)
+                language = _language_of(known, file)
                 counts = report.of(file.name, language)
                 row = Row(source, target, language, known.get("target_lang") or file.into, *map(known.get, OPTIONAL))
                 row, reason = _clean(row, selection)
@@ -69,6 +68,12 @@ def select_rows(files: Iterable[BitextFile], selection: Selection, report: Corpu
                 yield row
                 if is_full(file.language):
                     break
+
+
+def _language_of(known: Mapping[str, str], file: BitextFile) -> str:
+    if "source_lang" not in known:
+        raise unknown_language(file)
+    return known["source_lang"]
 
 
 def _clean(row: Row, selection: Selection) -> tuple[Row, str | None]:
