@@ -104,7 +104,7 @@ def test_unspaced_languages_are_segmented_and_say_so():
     dataset, _ = add(mixed, aligner, segmenter="whitespace")
     assert dataset["alignment"] == ["0-0", "0-0"]
     assert "segmenter" not in dataset.column_names
-    with pytest.raises(ValueError, match="Unknown segmenter 'spacy'; choose from auto, whitespace, icu"):
+    with pytest.raises(ValueError, match="must be one of 'auto', 'whitespace', 'icu', but is 'spacy'"):
         add(mixed, aligner, segmenter="spacy")
 
 

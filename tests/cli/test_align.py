@@ -373,7 +373,7 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["--aligner", "embedding", "--save", "m"], "require a statistical aligner"),
         (["--load", "m", "--save", "n"], "remove --save"),
         (["--load", "m"], "m holds no statistical aligner"),
-        (["--segmenter", "spacy"], "Unknown segmenter 'spacy'"),
+        (["--segmenter", "spacy"], "invalid choice: 'spacy'"),
         (["--phrase_table", "p.tsv"], "--phrase_table requires files"),
         (["--languages", "sw"], "--languages requires files. All lines of stdin are aligned; --source_lang states"),
         (["--limit", "2"], "--limit requires files"),

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Value
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
-from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.aligners.base import Aligner, Alignment, Segmentation, WordPair
 from metaphrase.corpus.codes import bare_language
 from metaphrase.corpus.digests import data_digest
 from metaphrase.corpus.files import language_pair
@@ -33,8 +33,6 @@ from metaphrase.io.work_folders import read_kept, read_part, write_atomically, w
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
-#: How words are found.
-SEGMENTERS = ("auto", "whitespace", "icu")
 _READ = 10_000
 
 
@@ -154,7 +152,7 @@ def add_alignment(
     dataset: Dataset,
     aligner: str | Aligner | Mapping[str, Aligner],
     *,
-    segmenter: str = "auto",
+    segmenter: Segmentation = "auto",
     overwrite: bool = False,
     show_progress: bool = True,
     folder: str | Path | None = None,
@@ -191,7 +189,6 @@ def add_alignment(
     """
     if not isinstance(dataset, Dataset):
         raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
-    check_segmenter(segmenter)
     there = [
         name for name in ("source", "target", "source_lang", "target_lang", *ADDED) if name in dataset.column_names
     ]
@@ -244,7 +241,7 @@ def align_rows(
     rows: Mapping[str, Sequence[Any]],
     aligner_of: Callable[[str], Aligner],
     *,
-    segmenter: str = "auto",
+    segmenter: Segmentation = "auto",
     overwrite: bool = False,
     report: AlignmentReport | None = None,
 ) -> dict[str, list[str | None]]:
@@ -294,7 +291,7 @@ def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | No
     return list(zip(*([code and bare_language(code) for code in side] for side in sides), strict=True))
 
 
-def segmenter_of(languages: Sequence[str | None], segmenter: str, texts: Sequence[str] | None = None) -> str:
+def segmenter_of(languages: Sequence[str | None], segmenter: Segmentation, texts: Sequence[str] | None = None) -> str:
     """Return the segmenter of a pair: ``icu`` if one of its languages requires it.
 
     With ``"auto"``, texts whose words are separated by spaces already do not require it.
@@ -306,12 +303,6 @@ def segmenter_of(languages: Sequence[str | None], segmenter: str, texts: Sequenc
     return max(map(segmenter_of_text, texts, languages), key=("whitespace", "icu").index)
 
 
-def check_segmenter(segmenter: str) -> None:
-    """Check the name of a segmenter."""
-    if segmenter not in SEGMENTERS:
-        raise UsageError(f"Unknown segmenter {segmenter!r}; choose from {', '.join(SEGMENTERS)}.")
-
-
 class _Aligners:
     """The aligner of each pair of languages, created or trained on first use."""
 
@@ -319,7 +310,7 @@ class _Aligners:
         self,
         dataset: Dataset,
         aligner: str | Aligner | Mapping[str, Aligner],
-        segmenter: str,
+        segmenter: Segmentation,
         settings: dict[str, Any],
         show_progress: bool,
         folder: Path | None,
