@@ -303,14 +303,18 @@ _PEEKED = 100
 def stream_files(
     files: Sequence[BitextFile], selection: Selection, temperature: float | None, seed: int
 ) -> tuple[IterableDataset, CorpusReport, list[dict[str, Any]]]:
-    """Open files as one interleaved stream. The files of a language are its shards, unless there is a limit.
+    """Open files as one interleaved stream.
+
+    The files of a language are its shards, unless the rows to keep depend on those before them: with a limit, or if
+    duplicates are dropped.
 
     Returns the stream, the report that is filled while it is read, and the facts of each file.
     """
     report = CorpusReport()
-    groups: dict[str | None, list[BitextFile]] = defaultdict(list)
+    groups: dict[str | None, Sequence[BitextFile]] = {}
     facts, optional = [], set[str]()
-    for file in (file.pinned() for file in files):
+    files = [file.pinned() for file in files]
+    for file in files:
         glance = CorpusReport(logged={file.name})
         pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=glance)
         known = [row[3] for row in islice(pairs, _PEEKED)]
@@ -319,22 +323,25 @@ def stream_files(
         optional.update(*known)
         if file.format == "parquet":  # whose first pairs may have nulls
             optional.update({*OPTIONAL} & {*pq.read_schema(file.paths[0]).names})
-        if "source_lang" not in known[0]:
+        if not all("source_lang" in columns for columns in known):
             raise unknown_language(file)
-        facts.append(describe_file(file, [known[0]["source_lang"]]))
-        groups[file.language].append(file)
+        facts.append(describe_file(file, list(dict.fromkeys(columns["source_lang"] for columns in known))))
+        groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
     if temperature is not None and None in groups:
         raise CorpusError(
             f"A stream mixes languages by file, but the name of {file_names(groups[None])} states no language. Split the "
             "file by language, or read it without streaming."
         )
+    in_order = selection.limit is not None or selection.drop_duplicates
+    if in_order and None in groups:  # whose rows may be in the language of another group
+        groups = {None: files}
     streams = [
         IterableDataset.from_generator(
             _stream_rows,
             features=features,
             gen_kwargs={
-                "files": group if selection.limit is None else tuple(group),
+                "files": tuple(group) if in_order else group,
                 "selection": selection,
                 "report": report,
                 "columns": tuple(features),
