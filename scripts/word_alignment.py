@@ -28,8 +28,8 @@ from typing import Any, get_args
 import torch
 from transformers import HfArgumentParser
 
-from metaphrase.aligners.base import Aligner
-from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method
+from metaphrase.aligners.base import Aligner, Level, Method
+from metaphrase.aligners.embedding import EmbeddingAligner
 from metaphrase.aligners.span import SpanAligner
 from metaphrase.aligners.statistical import HEURISTICS, StatisticalAligner
 from metaphrase.corpus.readers import read_parallel

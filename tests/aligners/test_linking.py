@@ -15,6 +15,7 @@ from metaphrase.aligners.statistical import StatisticalAligner
 from metaphrase.corpus import load_corpus
 from metaphrase.corpus.words import Words, is_tokenised, parse_links, segmenter_of_text
 from metaphrase.corpus.writing import write_corpus
+from metaphrase.exceptions import DataMismatchError
 from metaphrase.io.work_folders import open_work_folder
 
 
@@ -103,7 +104,7 @@ def test_unspaced_languages_are_segmented_and_say_so():
     dataset, _ = add(mixed, aligner, segmenter="whitespace")
     assert dataset["alignment"] == ["0-0", "0-0"]
     assert "segmenter" not in dataset.column_names
-    with pytest.raises(ValueError, match="Unknown segmenter 'spacy'; choose from auto, whitespace, icu"):
+    with pytest.raises(ValueError, match="must be one of 'auto', 'whitespace', 'icu', but is 'spacy'"):
         add(mixed, aligner, segmenter="spacy")
 
 
@@ -271,3 +272,12 @@ def test_only_known_formats_are_written(tmp_path):
         ValueError, match=r"Cannot write .*x.tmx: the format is unknown. Supported formats: .tsv, .tsv.gz"
     ):
         write_corpus(corpus(ROWS), tmp_path / "x.tmx")
+
+
+def test_a_folder_keeps_the_links_of_one_call(tmp_path):
+    add(corpus(ROWS), "fast_align", folder=tmp_path)
+    again, _ = add(corpus(ROWS), "fast_align", folder=tmp_path)
+    assert again["alignment"] == add(corpus(ROWS), "fast_align")[0]["alignment"]
+    for rows, settings in ((ROWS[::-1], {}), (ROWS, {"heuristic": "union"}), (ROWS, {"chunk_size": 2})):
+        with pytest.raises(DataMismatchError, match="holds links of other pairs"):
+            add(corpus(rows), "fast_align", folder=tmp_path, **settings)

@@ -95,6 +95,11 @@ def test_every_line_stays_in_its_place(filtered):
     assert out[-3:] == ["", "", ""]
 
 
+def test_a_byte_order_mark_is_not_part_of_a_word_or_column(filtered):
+    assert filtered(["\ufeffpaka\tcat", *LINES])[0] == "paka\tcat\t0-0"
+    assert filtered(["\ufeffsource\ttarget", *LINES])[0] == "source\ttarget\talignment\talignment_scores"
+
+
 def test_nothing_in_nothing_out(filtered):
     assert filtered([]) == []
     assert filtered(["source\ttarget"]) == ["source\ttarget\talignment\talignment_scores"]
@@ -131,6 +136,17 @@ def test_unspaced_languages_in_a_filter(filtered):
         "0-0 0-1 0-2",
         "0-2",
     )
+
+
+def test_scripts_and_regions_do_not_hide_an_unspaced_language(filtered):
+    pairs = ["我喜欢猫\tI like cats", "我喜欢狗\tI like dogs"] * 5
+    plain = filtered(pairs, "--source_lang", "zh")
+    for code in ("zh-Hant", "zh_CN"):
+        assert filtered(pairs, "--source_lang", code) == plain
+    rows = [f"{pair}\t{code}" for pair, code in zip(pairs, ["zh", "zh-Hant"] * 5, strict=True)]
+    assert [line.split("\t")[3] for line in filtered(["source\ttarget\tsource_lang", *rows])[1:]] == [
+        line.split("\t")[2] for line in plain
+    ]
 
 
 def test_saved_aligners_answer_the_same(filtered, tmp_path):
@@ -357,8 +373,11 @@ def test_a_changed_input_is_another_command(corpus, tmp_path, capsys, monkeypatc
         (["--aligner", "embedding", "--save", "m"], "require a statistical aligner"),
         (["--load", "m", "--save", "n"], "remove --save"),
         (["--load", "m"], "m holds no statistical aligner"),
-        (["--segmenter", "spacy"], "Unknown segmenter 'spacy'"),
-        (["--phrase_table", "p.tsv"], "requires files"),
+        (["--segmenter", "spacy"], "invalid choice: 'spacy'"),
+        (["--phrase_table", "p.tsv"], "--phrase_table requires files"),
+        (["--languages", "sw"], "--languages requires files. All lines of stdin are aligned; --source_lang states"),
+        (["--limit", "2"], "--limit requires files"),
+        (["--source_lang", "Swahili"], "'Swahili' is not the code of a language. Swahili is 'sw'."),
         (["-o", "x.parquet"], "Lines of stdin are written as TSV"),
         (["-o", "x.jsonl.gz"], "Lines of stdin are written as TSV"),
         (["--heuristic", "grow"], None),

@@ -100,3 +100,13 @@ def test_files_and_options_may_spell_a_code_differently(tmp_path, name, language
 def test_test_sets_may_be_asked_for_by_another_spelling(tmp_path):
     write(tmp_path / "swh-en.tsv", "source\ttarget\nmbwa analala\tthe dog sleeps\n")
     assert list(load_parallel_folder(tmp_path, ["sw_Latn"])) == ["swh"]
+
+
+def test_files_of_two_spellings_are_two_test_sets(tmp_path):
+    for name in ("prs", "pes"):
+        write(tmp_path / f"{name}-en.tsv", f"source\ttarget\n{name}\tword\n")
+    assert {code: one.sources for code, one in load_parallel_folder(tmp_path).items()} == {
+        "pes": ("pes",),
+        "prs": ("prs",),
+    }
+    assert list(load_parallel_folder(tmp_path, ["pes"])) == ["pes"]

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from datasets import Dataset
+from datasets import Dataset, DatasetDict, IterableDataset
 
 from metaphrase import load_corpus
 from metaphrase.cli import main
@@ -52,6 +52,24 @@ def test_unusable_records_are_counted_with_their_line(tmp_path):
     )
 
 
+def test_a_stray_quotation_mark_takes_no_other_pair_along(tmp_path):
+    good = [f"neno {at},word {at}" for at in range(3000)]
+    inches = [line if at % 50 else f'skrini ya 5" {at},5" screen' for at, line in enumerate(good)]
+    corpus = load_corpus(write(tmp_path / "sw-en.csv", "\n".join(["source,target", *inches]) + "\n"))
+    assert pairs_of(corpus)[:2] == [('skrini ya 5" 0', '5" screen'), ("neno 1", "word 1")]
+    assert len(corpus.dataset) == 3000
+    opened = [line if at != 7 else '"neno,word' for at, line in enumerate(good)]
+    corpus = load_corpus(write(tmp_path / "sw-en.csv", "\n".join(["source,target", *opened]) + "\n"))
+    assert (len(corpus.dataset), dropped(corpus)) == (2999, {"unclosed quotation mark": 1})
+
+
+def test_every_line_of_an_unusable_record_is_counted(tmp_path):
+    broken = ['"neno', *[f"neno {at},word {at}" for at in range(1500)], 'mwisho" x,end']
+    path = write(tmp_path / "sw-en.csv", "\n".join(["source,target", "a,b", *broken]) + "\n")
+    with pytest.raises(CorpusError, match="999 of the first 1000 lines are unreadable"):
+        load_corpus(path)
+
+
 def test_a_csv_without_the_columns_is_refused(tmp_path):
     with pytest.raises(CorpusError, match=r"x\.csv:1: a CSV without a header has two columns.*--source_column"):
         load_corpus(write(tmp_path / "x.csv", "id,swahili,english text\n1,a,b\n"), source_lang="sw")
@@ -93,6 +111,23 @@ def test_translations_of_a_data_set_in_memory(tmp_path):
     assert pairs_of(load_corpus([Dataset.from_list(rows[:2]), Dataset.from_list(rows[2:])])) == PAIRS
     with pytest.raises(UsageError, match="neither streamed nor stored again"):
         load_corpus(Dataset.from_list(rows), streaming=True)
+
+
+@pytest.mark.parametrize("kind", [DatasetDict, IterableDataset])
+def test_what_is_no_corpus_is_refused(kind):
+    dataset = Dataset.from_list([{"source": "paka", "target": "cat"}])
+    other = DatasetDict(train=dataset) if kind is DatasetDict else dataset.to_iterable_dataset()
+    for corpus in (other, [other]):
+        with pytest.raises(UsageError, match=f"or a list of them, not a {kind.__name__}"):
+            load_corpus(corpus, languages=["sw"])
+
+
+def test_columns_of_later_lines_are_read(tmp_path):
+    path = write(
+        tmp_path / "sw-en.jsonl",
+        '{"source": "paka", "target": "cat"}\n{"Source": "mbwa", "target": "dog", "negative": ["fox", "wolf"]}\n',
+    )
+    assert load_corpus(path).dataset["negatives"] == ["", "fox ||| wolf"]
 
 
 def test_one_column_alone_and_files_without_columns_are_refused(tmp_path):

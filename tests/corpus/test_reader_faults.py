@@ -287,6 +287,13 @@ def test_moses_files_of_unequal_length_are_refused_at_once(tmp_path, streaming, 
     fault("C2", "sides of different numbers of lines", tried=1, survived=1)
 
 
+def test_a_moses_side_of_a_byte_order_mark_only_is_empty(tmp_path):
+    write(tmp_path / "x.sw", b"\xef\xbb\xbf")
+    write(tmp_path / "x.en", "cat")
+    with pytest.raises(CorpusError, match=r"x\.sw has 0 and .*x\.en has 1"):
+        load_corpus(tmp_path / "x", languages=["sw"])
+
+
 def refusal(prefix, sources, targets):
     write(prefix.with_suffix(".sw"), "".join(f"{source}\n" for source in sources))
     write(prefix.with_suffix(".en"), "".join(f"{target}\n" for target in targets))

@@ -11,6 +11,8 @@ from datasets import Dataset, IterableDataset
 from metaphrase.corpus import Cleaning, load_corpus
 from metaphrase.corpus.files import find_files
 from metaphrase.corpus.rows import COLUMNS
+from metaphrase.corpus.writing import write_corpus
+from metaphrase.exceptions import CorpusError
 from tests.corpus.samples import (
     FORMATS,
     PAIRS,
@@ -236,7 +238,7 @@ def test_scores_and_segmenters_without_links_are_left_out(tmp_path):
 def test_tmx_takes_the_languages_it_is_asked_for(tmp_path):
     unit = "<tu>" + "".join(
         f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>'
-        for code, text in [("en", "a <ph>{0}</ph>word\nhere"), ("sw", "neno"), ("te", "పదం")]
+        for code, text in [("en", "a <ph>{0}</ph><ut>{b}</ut>word\nhere"), ("sw", "neno"), ("te", "పదం")]
     )  # fmt: skip
     alone = '<tu><tuv xml:lang="fr"><seg>mot</seg></tuv></tu>'
     path = write(tmp_path / "all.tmx", f"<tmx><body>{unit}</tu>{alone}</body></tmx>")
@@ -307,6 +309,16 @@ def test_splits_of_a_folder(tmp_path):
         load_corpus(tmp_path, split="test")
 
 
+@pytest.mark.parametrize("name", ["sw-en.{}", "{}.sw-en", "news.sw-en.{}.v2"])
+def test_splits_are_told_apart_whatever_their_names(tmp_path, name):
+    for split in ("train", "validation", "test", "extra"):
+        tsv(tmp_path / f"{name.format(split)}.tsv", [(split, "word")])
+    for split in ("validation", "test", "extra"):
+        assert pairs_of(load_corpus(tmp_path, split=split)) == [(split, "word")]
+    (tmp_path / f"{name.format('extra')}.tsv").unlink()
+    assert pairs_of(load_corpus(tmp_path)) == [("train", "word")]
+
+
 def test_a_moses_folder_with_ids_beside_it(tmp_path):
     moses(tmp_path, "Bible.en-sw")
     write(tmp_path / "Bible.en-sw.ids", "1\n")
@@ -318,6 +330,12 @@ def test_a_moses_folder_with_ids_beside_it(tmp_path):
 def test_missing_files(tmp_path, path):
     with pytest.raises(FileNotFoundError, match=path.split(".")[0]):
         load_corpus(tmp_path / path)
+
+
+@pytest.mark.parametrize("folder", ["x{1,2}", "x,y"])
+def test_folders_whose_names_look_like_moses_pairs(tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    assert pairs_of(load_corpus(tsv(tmp_path / folder / "sw-en.tsv"))) == PAIRS
 
 
 def test_unknown_formats_and_names(tmp_path):
@@ -352,9 +370,30 @@ def test_shards_of_a_folder_are_read_or_named(tmp_path, caplog):
     assert any(re.match(r"Not read: .*news\.parquet\. Other files", message) for message in caplog.messages)
 
 
+def test_shards_of_other_splits_are_not_read(tmp_path):
+    for split in ("train", "test"):
+        columns = {"source": split, "target": "word", "source_lang": "sw", "target_lang": "en"}
+        for name in ("0-of-2", "00001-of-00002"):
+            pq.write_table(pa.Table.from_pylist([columns]), tmp_path / f"{split}-{name}.parquet")
+    assert pairs_of(load_corpus(tmp_path, cleaning=None)) == [("train", "word")] * 2
+    assert pairs_of(load_corpus(tmp_path, cleaning=None, split="test")) == [("test", "word")] * 2
+    with pytest.raises(FileNotFoundError, match="Its splits are: test, train"):
+        load_corpus(tmp_path, split="dev")
+
+
 def test_hidden_files_of_a_folder_are_not_read(tmp_path):
     """Those of other systems, editors and unfinished copies."""
     tsv(tmp_path / "sw-en.tsv")
     write(tmp_path / "._sw-en.tsv", b"\x00\x05\x16\x07" + bytes(100))
     tsv(tmp_path / ".sw-en.tsv")
     assert pairs_of(load_corpus(tmp_path, cleaning=None)) == PAIRS
+
+
+def test_numbers_are_written_and_lists_only_where_they_fit(tmp_path):
+    rows = Dataset.from_list([{"source": "paka", "target": "cat", "score": 0.0, "origin": None}])
+    assert write_corpus(rows, tmp_path / "a.tsv").read_text().splitlines()[1] == "paka\tcat\t0.0\t"
+    lists = rows.add_column("monolingual", [["mbwa"]])
+    with pytest.raises(CorpusError, match="cannot hold the lists of the column 'monolingual'"):
+        write_corpus(lists, tmp_path / "b.tsv")
+    assert write_corpus(lists, tmp_path / "b.jsonl").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tsv", "b.jsonl"]

@@ -2,6 +2,8 @@ from collections import Counter
 from itertools import islice
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from accelerate.data_loader import prepare_data_loader
 from hypothesis import given
@@ -24,6 +26,7 @@ from tests.corpus.samples import (
     many,
     pairs_of,
     tsv,
+    write,
 )
 
 
@@ -154,6 +157,35 @@ def test_streams_keep_duplicates_unless_told(tmp_path):
     path = tsv(tmp_path / "sw-en.tsv", [*PAIRS, *PAIRS])
     assert pairs_of(load_corpus(path, streaming=True)) == [*PAIRS, *PAIRS]
     assert pairs_of(load_corpus(path, streaming=True, cleaning=Cleaning(duplicates=True))) == PAIRS
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("names", [("a.sw-en", "b.sw-en"), ("a.sw-en", "b")])
+def test_limits_and_duplicates_do_not_depend_on_files_and_workers(tmp_path, names, workers):
+    rows = [("\t".join(pair) + "\tsw\ten\n") for pair in PAIRS]
+    for name in names:
+        write(tmp_path / f"{name}.tsv", "source\ttarget\tsource_lang\ttarget_lang\n" + "".join(rows))
+    files = [tmp_path / f"{name}.tsv" for name in names]
+    for chosen in ({"limit": 2}, {"cleaning": Cleaning(duplicates=True)}):
+        stream = load_corpus(files, streaming=True, **chosen).dataset
+        read = [row["source"] for row in DataLoader(stream, batch_size=None, num_workers=workers)]
+        assert read == [source for source, _ in PAIRS][: len(read)]
+        assert len(read) == (2 if "limit" in chosen else 3)
+
+
+def test_a_stream_has_the_columns_that_only_later_rows_fill(tmp_path):
+    columns = {"source": ["paka"] * 300, "target": ["cat"] * 300, "alignment": [None] * 150 + ["0-0"] * 150}
+    pq.write_table(pa.table(columns), tmp_path / "sw-en.parquet")
+    whole, stream = (load_corpus(tmp_path, cleaning=None, streaming=streaming).dataset for streaming in (False, True))
+    assert stream.features == whole.features
+    assert list(stream) == list(whole)
+
+
+def test_a_stream_allows_as_many_unreadable_lines_as_asked(tmp_path):
+    path = tsv(tmp_path / "sw-en.tsv", [*[("paka", "")] * 1500, *PAIRS])
+    for streaming in (False, True):
+        assert pairs_of(load_corpus(path, max_bad_rate=1, streaming=streaming)) == PAIRS
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -1,6 +1,9 @@
+import json
+import os
+
 import pytest
 
-from metaphrase.io.files import replace_text, replacing
+from metaphrase.io.files import replace_text, replacing, write_json
 
 
 def test_a_file_is_replaced_once_it_is_complete(tmp_path):
@@ -26,3 +29,8 @@ def test_a_failed_write_leaves_the_file(tmp_path, unique):
         fail()
     assert [file.name for file in tmp_path.iterdir()] == ["x.txt"]
     assert path.read_text(encoding="utf-8") == "whole"
+
+
+def test_names_that_are_not_utf_8_can_be_written(tmp_path):
+    facts = {"file": os.fsdecode(b"sw-\xff.tsv")}
+    assert json.loads(write_json(tmp_path / "facts.json", facts).read_text(encoding="utf-8")) == facts

@@ -5,12 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from metaphrase.corpus.words import Link, Words, format_links
 
 #: A sentence and its translation.
 WordPair = tuple[Words, Words]
+#: How words are found; see `metaphrase.aligners.linking.add_alignment`.
+Segmentation = Literal["auto", "whitespace", "icu"]
+#: Methods and units of the embedding aligner; see `metaphrase.aligners.embedding.EmbeddingAligner`.
+Method = Literal["argmax", "itermax", "csls", "softmax"]
+Level = Literal["piece", "word"]
 
 
 @dataclass(frozen=True)

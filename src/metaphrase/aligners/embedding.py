@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -19,16 +19,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.aligners.base import Aligner, Alignment, Level, Method, WordPair
 from metaphrase.corpus.words import Link, Words, piece_spans
 from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Count, CountOr0, Share, checked
 from metaphrase.modeling.functional import check_finite_rows
 from metaphrase.modeling.packing import PACKABLE, packed
-
-Method = Literal["argmax", "itermax", "csls", "softmax"]
-Level = Literal["piece", "word"]
 
 #: Batches whose states are kept at a time.
 _BATCHES = 16

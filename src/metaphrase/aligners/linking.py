@@ -20,19 +20,19 @@ import pyarrow.parquet as pq
 from datasets import Dataset, Value
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
-from metaphrase.aligners.base import Aligner, Alignment, WordPair
+from metaphrase.aligners.base import Aligner, Alignment, Segmentation, WordPair
+from metaphrase.corpus.codes import bare_language
+from metaphrase.corpus.digests import data_digest
 from metaphrase.corpus.files import language_pair
-from metaphrase.corpus.words import UNSPACED, Words, parse_links, segmenter_of_text
-from metaphrase.exceptions import DataError, UsageError
+from metaphrase.corpus.words import Words, is_unspaced, parse_links, segmenter_of_text
+from metaphrase.exceptions import DataError, DataMismatchError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.locks import exclusive
 from metaphrase.io.progress import progress_bars
-from metaphrase.io.work_folders import read_kept, write_atomically
+from metaphrase.io.work_folders import read_kept, read_part, write_atomically, write_part
 
 #: Columns that are added; ``segmenter`` only if the words of a row were found by ICU.
 ADDED = ("alignment", "alignment_scores", "segmenter")
-#: How words are found.
-SEGMENTERS = ("auto", "whitespace", "icu")
 _READ = 10_000
 
 
@@ -152,7 +152,7 @@ def add_alignment(
     dataset: Dataset,
     aligner: str | Aligner | Mapping[str, Aligner],
     *,
-    segmenter: str = "auto",
+    segmenter: Segmentation = "auto",
     overwrite: bool = False,
     show_progress: bool = True,
     folder: str | Path | None = None,
@@ -167,8 +167,8 @@ def add_alignment(
     Args:
         dataset: Rows ``source``, ``target`` and, if known, ``source_lang`` and ``target_lang``.
         aligner: A name of ``ALIGNERS``; an aligner; or one for each pair of languages, ``{"sw-en": …}``.
-        segmenter: ``"icu"`` finds the words of languages written without spaces (``UNSPACED``) with ICU, and splits others
-            at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already.
+        segmenter: ``"icu"`` finds the words of languages written without spaces (zh, ja, th, …) with ICU, and splits
+            others at spaces. ``"auto"`` does so too, except in texts whose words are separated by spaces already.
             ``"whitespace"`` splits all languages at spaces.
         overwrite: Align pairs that already have links.
         show_progress: Show progress bars on stderr.
@@ -182,13 +182,13 @@ def add_alignment(
         ``segmenter``; and a report.
 
     Raises:
-        ValueError: The corpus is a stream, or the aligner, the segmenter or a pair of languages is unknown.
+        ValueError: The corpus is a stream, the aligner, the segmenter or a pair of languages is unknown, or the folder has
+            links of other pairs or settings.
         CheckpointError: Another process uses the folder, or it is not writable.
         ImportError: A required extra is not installed.
     """
     if not isinstance(dataset, Dataset):
         raise ValueError("A stream cannot be aligned while it is read. Align its files with `metaphrase align` first.")
-    check_segmenter(segmenter)
     there = [
         name for name in ("source", "target", "source_lang", "target_lang", *ADDED) if name in dataset.column_names
     ]
@@ -201,6 +201,14 @@ def add_alignment(
     report = AlignmentReport(aligners.name)
     tables = []
     with exclusive(folder) if folder else nullcontext(), progress_bars(show_progress) as begin:
+        if folder:
+            call = {
+                "rows": data_digest(rows),
+                "aligner": aligners.name,
+                "segmenter": segmenter,
+                "overwrite": overwrite,
+            }
+            _check_same_call(Path(folder), {**call, "chunk_size": chunk_size, **settings})
         advance = begin(f"Aligning with {aligners.name}", len(rows))
         for first in range(0, len(rows), chunk_size):
             shard = Path(folder) / f"{first:010d}.parquet" if folder else None
@@ -233,7 +241,7 @@ def align_rows(
     rows: Mapping[str, Sequence[Any]],
     aligner_of: Callable[[str], Aligner],
     *,
-    segmenter: str = "auto",
+    segmenter: Segmentation = "auto",
     overwrite: bool = False,
     report: AlignmentReport | None = None,
 ) -> dict[str, list[str | None]]:
@@ -277,27 +285,22 @@ def align_rows(
 
 
 def _codes(rows: Mapping[str, Sequence[Any]]) -> list[tuple[str | None, str | None]]:
-    """The languages of both sides of some rows."""
+    """The languages of both sides of some rows, without scripts and regions."""
     absent = [None] * len(rows["source"])
-    return list(zip(*(rows.get(name) or absent for name in ("source_lang", "target_lang")), strict=True))
+    sides = (rows.get(name) or absent for name in ("source_lang", "target_lang"))
+    return list(zip(*([code and bare_language(code) for code in side] for side in sides), strict=True))
 
 
-def segmenter_of(languages: Sequence[str | None], segmenter: str, texts: Sequence[str] | None = None) -> str:
+def segmenter_of(languages: Sequence[str | None], segmenter: Segmentation, texts: Sequence[str] | None = None) -> str:
     """Return the segmenter of a pair: ``icu`` if one of its languages requires it.
 
     With ``"auto"``, texts whose words are separated by spaces already do not require it.
     """
-    if segmenter == "whitespace" or UNSPACED.isdisjoint(filter(None, languages)):
+    if segmenter == "whitespace" or not any(map(is_unspaced, languages)):
         return "whitespace"
     if segmenter == "icu" or texts is None:
         return "icu"
     return max(map(segmenter_of_text, texts, languages), key=("whitespace", "icu").index)
-
-
-def check_segmenter(segmenter: str) -> None:
-    """Check the name of a segmenter."""
-    if segmenter not in SEGMENTERS:
-        raise UsageError(f"Unknown segmenter {segmenter!r}; choose from {', '.join(SEGMENTERS)}.")
 
 
 class _Aligners:
@@ -307,7 +310,7 @@ class _Aligners:
         self,
         dataset: Dataset,
         aligner: str | Aligner | Mapping[str, Aligner],
-        segmenter: str,
+        segmenter: Segmentation,
         settings: dict[str, Any],
         show_progress: bool,
         folder: Path | None,
@@ -401,6 +404,17 @@ def load_aligners(folder: str | Path, *, heuristic: str | None = None) -> Aligne
     if len(inner) < 2:
         return StatisticalAligner.load(inner[0] if inner else folder, heuristic=heuristic)
     return {path.name: StatisticalAligner.load(path, heuristic=heuristic) for path in inner}
+
+
+def _check_same_call(folder: Path, arguments: dict[str, Any]) -> None:
+    """Refuse a folder with the links of other pairs or of another aligner. A model given as an object is not compared."""
+    arguments = {key: value for key, value in arguments.items() if isinstance(value, str | int | float)}
+    path = folder / "arguments.json"
+    if (read_part(path) or write_part(path, arguments)) != arguments:
+        raise DataMismatchError(
+            f"{folder} holds links of other pairs, or of an aligner with other settings. Repeat that call to use them, or "
+            f"delete {folder} to start over."
+        )
 
 
 def _shard(columns: Mapping[str, Sequence[str | None]], report: AlignmentReport, seconds: float) -> pa.Table:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from metaphrase.aligners import ALIGNERS, STATISTICAL
-from metaphrase.aligners.linking import check_segmenter
+from metaphrase.aligners.base import Level, Method, Segmentation
+from metaphrase.corpus.codes import language_code
 from metaphrase.corpus.options import BitextOptions
 from metaphrase.corpus.writing import check_writable
 from metaphrase.exceptions import UsageError
@@ -51,8 +52,8 @@ class AlignOptions(BitextOptions):
         None, "Encoder of the embedding aligner (default: starter), or checkpoint of the span aligner."
     )
     layer: CountOr0 | None = option(None, "Hidden layer of the embedding aligner.")
-    method: str | None = option(None, "Method of the embedding aligner: argmax, itermax, csls, softmax.")
-    level: str | None = option(None, "Units that the embedding aligner compares: piece (the default) or word.")
+    method: Method | None = option(None, "Method of the embedding aligner.")
+    level: Level | None = option(None, "Units that the embedding aligner compares (default: piece).")
     threshold: Annotated[float, Range(0, 2)] | None = option(
         None, "Minimum score of a link: of the span aligner, or of --method softmax."
     )
@@ -67,7 +68,7 @@ class AlignOptions(BitextOptions):
         None, "Extend the answers of the span aligner to whole words (default: true)."
     )
     batch_size: Count | None = option(None, "Texts per forward pass of a neural aligner.")
-    segmenter: str = option(
+    segmenter: Segmentation = option(
         "auto",
         "whitespace: split words at spaces. icu: find the words of languages written without spaces (zh, ja, th, …) "
         "with ICU; the column 'segmenter' marks such pairs. auto: icu, except in texts whose words are separated by "
@@ -98,8 +99,13 @@ class AlignOptions(BitextOptions):
         self._check_aligner()
         self._check_saving()
         if self.reads_lines:
-            if self.phrase_table:
-                raise UsageError("--phrase_table requires files.")
+            selecting = ("languages", "source_column", "target_column", "limit", "phrase_table")
+            if given := [name for name in selecting if getattr(self, name)]:
+                raise UsageError(
+                    f"--{given[0]} requires files. All lines of stdin are aligned; --source_lang states their language."
+                )
+            for language in filter(None, (self.source_lang, self.target_lang)):
+                language_code(language)
             if self.output and self.output.endswith((".jsonl", ".jsonl.gz", ".parquet")):
                 raise UsageError(
                     f"Lines of stdin are written as TSV, not as {self.output}. Pass -o FILE.tsv, or files."
@@ -111,7 +117,6 @@ class AlignOptions(BitextOptions):
     def _check_aligner(self) -> None:
         if self.aligner not in ALIGNERS:
             raise UsageError(f"Unknown aligner {self.aligner!r}; choose from {', '.join(ALIGNERS)}.")
-        check_segmenter(self.segmenter)
         kind = "statistical" if self.aligner in STATISTICAL else self.aligner
         if others := self.settings.keys() - set(SETTINGS[kind]):
             raise UsageError(f"--{min(others)} is not an option of the aligner {self.aligner!r}.")

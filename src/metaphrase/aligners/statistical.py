@@ -7,8 +7,8 @@ import logging
 import math
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -179,20 +179,17 @@ class StatisticalAligner(Aligner):
         sources = [self._forms(pairs[at][0]) for at in fitting]
         targets = [self._forms(pairs[at][1]) for at in fitting]
         alignments = [Alignment((), ())] * len(pairs)
-        score = _Scores(*self._models)
+        score = _scores(*self._models)
         found = symmetrised.get_best_alignments(sources, targets)
         for at, source, target, (_, matrix) in zip(fitting, sources, targets, found, strict=True):
             rows, columns = matrix.to_numpy().nonzero()
             links: tuple[Link, ...] = tuple(zip(rows.tolist(), columns.tolist(), strict=True))
-            alignments[at] = Alignment(links, tuple(score[source[i], target[j]] for i, j in links))
+            alignments[at] = Alignment(links, tuple(score(source[i], target[j]) for i, j in links))
         return alignments
 
-    def too_long(self, pair: WordPair) -> bool:
-        """Whether a pair has a side of more than ``max_words`` words."""
-        return max(map(len, pair)) > self.max_words
-
     def _fits(self, source: Words, target: Words) -> bool:
-        return bool(len(source) and len(target)) and not self.too_long((source, target))
+        lengths = len(source), len(target)
+        return min(lengths) > 0 and max(lengths) <= self.max_words
 
     def _forms(self, words: Words) -> list[str]:
         return [word_form(word, self.lowercase, self.strip_punctuation) for word in words]
@@ -253,26 +250,17 @@ class StatisticalAligner(Aligner):
         return aligner
 
 
-class _Scores(dict[tuple[str, str], float]):
-    """The scores of word pairs, cached."""
+def _scores(direct: Any, inverse: Any) -> Callable[[str, str], float]:
+    """The cached scores of a source and a target word."""
+    source_index = cache(lambda word: (direct.get_src_word_index(word), inverse.get_trg_word_index(word)))
+    target_index = cache(lambda word: (direct.get_trg_word_index(word), inverse.get_src_word_index(word)))
 
-    def __init__(self, direct: Any, inverse: Any) -> None:
-        super().__init__()
-        self.direct, self.inverse = direct, inverse
-        self.sources: dict[str, tuple[int, int]] = {}
-        self.targets: dict[str, tuple[int, int]] = {}
+    @cache
+    def score(source: str, target: str) -> float:
+        (s_direct, s_inverse), (t_direct, t_inverse) = source_index(source), target_index(target)
+        return math.sqrt(direct.translation_prob(s_direct, t_direct) * inverse.translation_prob(t_inverse, s_inverse))
 
-    def __missing__(self, words: tuple[str, str]) -> float:
-        source, target = words
-        if source not in self.sources:
-            self.sources[source] = self.direct.get_src_word_index(source), self.inverse.get_trg_word_index(source)
-        if target not in self.targets:
-            self.targets[target] = self.direct.get_trg_word_index(target), self.inverse.get_src_word_index(target)
-        (s_direct, s_inverse), (t_direct, t_inverse) = self.sources[source], self.targets[target]
-        forth = self.direct.translation_prob(s_direct, t_direct)
-        back = self.inverse.translation_prob(t_inverse, s_inverse)
-        self[words] = score = math.sqrt(forth * back)
-        return score
+    return score
 
 
 def _read_facts(folder: Path) -> Mapping[str, Any]:
@@ -282,8 +270,8 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
         raise ModelFileError(
             f"{folder} holds no statistical aligner: {FILE} is missing. Save an aligner there first."
         ) from None
-    except ValueError:
-        raise ModelFileError(f"{folder / FILE} is damaged. Train the aligner again.") from None
+    except ValueError as error:
+        raise _damaged(folder, error) from error
     if not isinstance(facts, dict) or facts.get("format") != "metaphrase.statistical":
         raise ModelFileError(f"{folder / FILE} does not describe a statistical aligner of this library.")
     try:
@@ -291,9 +279,12 @@ def _read_facts(folder: Path) -> Mapping[str, Any]:
             raise TypeError(f"{wrong[0]} is {facts[wrong[0]]!r}")
         StatisticalAligner(**facts["settings"])
     except (LookupError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ModelFileError(f"{folder / FILE} is damaged ({reason}). Train the aligner again.") from error
+        raise _damaged(folder, error) from error
     return facts
+
+
+def _damaged(folder: Path, error: Exception) -> ModelFileError:
+    return ModelFileError(f"{folder / FILE} is damaged ({type(error).__name__}: {error}). Train the aligner again.")
 
 
 def remove_aligner(folder: Path) -> None:

@@ -5,6 +5,7 @@ The lines of a stream are sentence pairs, and each yields one line, in input ord
 
 from __future__ import annotations
 
+import codecs
 import logging
 import shutil
 import time
@@ -264,6 +265,7 @@ def _write(out: BinaryIO, text: str) -> None:
 
 def _decode(stream: BinaryIO) -> Iterator[tuple[int, str]]:
     for number, raw in enumerate(stream, 1):
+        raw = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
         try:
             yield number, raw.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError as error:

@@ -25,13 +25,13 @@ from metaphrase.io.digests import PinnedFile
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "dev", "test")
+#: Names of splits; others are recognised only if they are asked for.
+SPLITS = ("train", "dev", "valid", "validation", "test")
 FORMATS = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet", ".tmx": "tmx"}
 
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:_[a-z]{2,8})?")
 _NAMED = "[A-Za-z]{2,3}(?:_[A-Za-z]{2,8}|-[A-Z][a-z]{3}|-[A-Z]{2})?"  # sw, zh_CN, zh-Hant, pt-BR
 _PAIR = re.compile(rf"(?:^|[._])({_NAMED})-({_NAMED})(?=[._]|$)")
-_SPLIT = re.compile(rf"\.({'|'.join(SPLITS)})(?=\.|$)")
 _BRACES = re.compile(r"(.*)\{([^,{}]+),([^,{}]+)\}(.*)")
 
 
@@ -100,10 +100,10 @@ def find_files(
 
     Raises:
         FileNotFoundError: A file does not exist, or a folder has none for a language or split.
-        ValueError: A file's format is unknown, its languages contradict the arguments, a file is named twice, or a language
-            is not the code of one.
+        ValueError: A file's format is unknown, its languages contradict the arguments, two names denote one text, or a
+            language is not the code of one.
     """
-    items = [corpus] if isinstance(corpus, str | Path | Dataset) else list(corpus)
+    items = [corpus] if isinstance(corpus, str) or not isinstance(corpus, Sequence) else corpus
     wanted = [bare_language(language_code(language)) for language in languages or ()]
     into = bare_language(language_code(target_lang))
     given = bare_language(language_code(source_lang)) if source_lang else None
@@ -192,6 +192,11 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
     """The files that one name denotes."""
     if isinstance(item, Dataset):
         return [BitextFile(f"dataset {item._fingerprint}", "dataset", into=into, rows=item)]  # noqa: SLF001 - its digest
+    if not isinstance(item, str | Path):
+        raise UsageError(
+            "A corpus is a file, a folder, hf:org/name or a datasets.Dataset, or a list of them, not a "
+            f"{type(item).__name__}. Pass one split of a DatasetDict, and the files of a stream."
+        )
     item = str(item)
     if is_hub_name(item):
         parsed = parse_hub_name(item)
@@ -202,15 +207,15 @@ def _files(item: str | Path | Dataset, into: str, split: str) -> list[BitextFile
         raise MissingFileError("The name of a corpus is empty. Pass a file, a folder or hf:org/name.")
     if path.is_dir():
         return _folder(path, into, split)
-    if braces := _BRACES.fullmatch(item):
-        before, first, second, after = braces.groups()
-        return [_moses(item, Path(before + first + after), Path(before + second + after), into)]
-    if "," in item and not path.exists():
-        first, _, second = item.partition(",")
-        return [_moses(item, Path(first), Path(second), into)]
     if path.exists():
         check_regular(path)
         return [BitextFile(item, _format(path), (path,), *_named_pair(_stem(path), into), into)]
+    if braces := _BRACES.fullmatch(item):
+        before, first, second, after = braces.groups()
+        return [_moses(item, Path(before + first + after), Path(before + second + after), into)]
+    if "," in item:
+        first, _, second = item.partition(",")
+        return [_moses(item, Path(first), Path(second), into)]
     sides = _sides_of(path, into)
     if sides is None:
         raise MissingFileError(f"No such file, folder or Moses pair: {item}.")
@@ -222,43 +227,42 @@ def _folder(folder: Path, into: str, split: str) -> list[BitextFile]:
 
     Without such a file, the Parquet files whose columns state the languages, as `metaphrase mine` and `filter` write them.
     """
-    found: dict[str, list[tuple[str | None, BitextFile]]] = defaultdict(list)
-    splits = set()
+    split_of = re.compile(rf"(?:^|\.)({'|'.join(map(re.escape, (*SPLITS, split)))})(?=\.|-\d+-of-\d+|$)")
+    found: dict[str | None, list[tuple[str | None, BitextFile]]] = defaultdict(list)
     for path in sorted(folder.iterdir()):
-        source_lang, target_lang = _named_pair(_stem(path), into)
-        if source_lang is None or not path.is_file() or path.name.startswith("."):
+        if (file := _member(path, into)) is None:
             continue
-        if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
-            file = BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
-        elif _suffix(path) == into and (sides := _sides_of(path.with_name(_stem(path)), into)):
-            file = _moses(",".join(map(str, sides)), *sides, into)
-        else:
-            continue
-        match = _SPLIT.search(_stem(path))
-        splits.add(match[1] if match else None)
-        found[str(file.language)].append((match[1] if match else None, file))
-    files = []
-    for candidates in found.values():
-        chosen = [file for part, file in candidates if part == split]
-        files += chosen or [file for part, file in candidates if part is None]
-    shards = [
-        BitextFile(str(path), "parquet", (path,), None, None, into)
-        for path in sorted(folder.glob("*.parquet"))
-        if not path.name.startswith(".") and not any(_named_pair(_stem(path), into)) and _is_shard(path)
-    ]
-    if not found:
-        files = shards
-    elif shards:
-        names = file_names(shards)
+        match = split_of.search(_stem(path))
+        found[file.language].append((match[1] if match else None, file))
+    if len(found) > 1 and (shards := found.pop(None, None)):
+        names = file_names(file for _, file in shards)
         logger.warning(
             "Not read: %s. Other files of %s are named after their languages. Pass the paths of all.", names, folder
         )
+    files: list[BitextFile] = []
+    for candidates in found.values():
+        chosen = [file for part, file in candidates if part == split]
+        files += chosen or [file for part, file in candidates if part is None]
     if not files:
         has = "It has no parallel files, and no Parquet files with pairs and the columns source_lang and target_lang."
-        if splits:
-            has = f"Its splits are: {', '.join(sorted(filter(None, splits)))}."
+        if splits := {part for candidates in found.values() for part, _ in candidates if part}:
+            has = f"Its splits are: {', '.join(sorted(splits))}."
         raise MissingFileError(f"{folder} has no file named xx-{into}[.{split}].tsv.gz or similar. {has}")
     return files
+
+
+def _member(path: Path, into: str) -> BitextFile | None:
+    """What a path in a folder is part of: a file named after its languages, a Moses pair, or a Parquet file."""
+    if path.name.startswith(".") or not path.is_file():
+        return None
+    source_lang, target_lang = _named_pair(_stem(path), into)
+    if source_lang is None:
+        is_shard = path.suffix == ".parquet" and _is_shard(path)
+        return BitextFile(str(path), "parquet", (path,), into=into) if is_shard else None
+    if path.name.removesuffix(".gz").endswith(tuple(FORMATS)):
+        return BitextFile(str(path), _format(path), (path,), source_lang, target_lang, into)
+    sides = _sides_of(path.with_name(_stem(path)), into) if _suffix(path) == into else None
+    return _moses(",".join(map(str, sides)), *sides, into) if sides else None
 
 
 def _is_shard(path: Path) -> bool:

@@ -27,9 +27,8 @@ from metaphrase.corpus.files import BitextFile, CorpusLike, describe_file, file_
 from metaphrase.corpus.hub import count_rows, pin_revision
 from metaphrase.corpus.kinds import XML
 from metaphrase.corpus.readers import read_pairs
-from metaphrase.corpus.readers.moses import check_line_counts
 from metaphrase.corpus.report import CorpusReport
-from metaphrase.corpus.rows import SENTENCES, Row, row_features
+from metaphrase.corpus.rows import OPTIONAL, SENTENCES, Row, row_features
 from metaphrase.corpus.selection import Selection, select_rows
 from metaphrase.corpus.text import MAX_BAD_RATE, MAX_CHARS, MAX_EXPANSION, count_lines, read_chunks
 from metaphrase.exceptions import CorpusError, UsageError
@@ -115,8 +114,8 @@ def load_corpus(  # noqa: PLR0913 - one keyword per decision of the user
         languages: Source languages to keep. For a single file without a language, its language.
         source_lang: Language of the sources, for files without one.
         target_lang: The target language of the corpus.
-        split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … to load from a folder or the Hub. A file without a
-            split is used if a language has no file of this split.
+        split: Which of ``xx-en.train.tsv.gz``, ``xx-en.dev.tsv.gz``, … (or ``train-00000-of-00001.parquet``, …) to load from
+            a folder or the Hub. A file without a split is used if a language has no file of this split.
         source_column: Name of the column with the texts in the source language, if it has another name, e.g. ``"anchor"``.
         target_column: Name of the column with the texts in the target language, e.g. ``"positive"``.
         streaming: Read while training, in bounded memory. The report is filled while the stream is read.
@@ -304,37 +303,45 @@ _PEEKED = 100
 def stream_files(
     files: Sequence[BitextFile], selection: Selection, temperature: float | None, seed: int
 ) -> tuple[IterableDataset, CorpusReport, list[dict[str, Any]]]:
-    """Open files as one interleaved stream. The files of a language are its shards, unless there is a limit.
+    """Open files as one interleaved stream.
+
+    The files of a language are its shards, unless the rows to keep depend on those before them: with a limit, or if
+    duplicates are dropped.
 
     Returns the stream, the report that is filled while it is read, and the facts of each file.
     """
     report = CorpusReport()
-    groups: dict[str | None, list[BitextFile]] = defaultdict(list)
+    groups: dict[str | None, Sequence[BitextFile]] = {}
     facts, optional = [], set[str]()
-    for file in (file.pinned() for file in files):
-        if file.format == "moses":
-            check_line_counts(file)
+    files = [file.pinned() for file in files]
+    for file in files:
         glance = CorpusReport(logged={file.name})
-        known = [row[3] for row in islice(read_pairs(file, max_chars=selection.max_chars, report=glance), _PEEKED)]
+        pairs = read_pairs(file, max_chars=selection.max_chars, max_bad_rate=selection.max_bad_rate, report=glance)
+        known = [row[3] for row in islice(pairs, _PEEKED)]
         if not known:
             raise CorpusError(f"{file.name} has no pairs.")
         optional.update(*known)
-        if "source_lang" not in known[0]:
+        if file.format == "parquet":  # whose first pairs may have nulls
+            optional.update({*OPTIONAL} & {*pq.read_schema(file.paths[0]).names})
+        if not all("source_lang" in columns for columns in known):
             raise unknown_language(file)
-        facts.append(describe_file(file, [known[0]["source_lang"]]))
-        groups[file.language].append(file)
+        facts.append(describe_file(file, list(dict.fromkeys(columns["source_lang"] for columns in known))))
+        groups[file.language] = [*groups.get(file.language, ()), file]
     features = row_features(optional)
     if temperature is not None and None in groups:
         raise CorpusError(
             f"A stream mixes languages by file, but the name of {file_names(groups[None])} states no language. Split the "
             "file by language, or read it without streaming."
         )
+    in_order = selection.limit is not None or selection.drop_duplicates
+    if in_order and None in groups:  # whose rows may be in the language of another group
+        groups = {None: files}
     streams = [
         IterableDataset.from_generator(
             _stream_rows,
             features=features,
             gen_kwargs={
-                "files": group if selection.limit is None else tuple(group),
+                "files": tuple(group) if in_order else group,
                 "selection": selection,
                 "report": report,
                 "columns": tuple(features),

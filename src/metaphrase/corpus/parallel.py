@@ -113,7 +113,10 @@ def files_by_language(
         found = f"Its splits are: {splits}." if splits else "It has no such files."
         raise MissingFileError(f"{folder} has no file named {named}. {found}")
     by_code = {standard_code(language) or language: language for language in files}
-    wanted = [by_code.get(standard_code(language) or language, language) for language in languages or files]
+    wanted = [
+        language if language in files else by_code.get(standard_code(language) or language, language)
+        for language in languages or files
+    ]
     if missing := [language for language in wanted if language not in files]:
         raise MissingFileError(f"{folder} has no pairs for {', '.join(missing)}. It has: {', '.join(files)}.")
     return {language: files[language] for language in wanted}

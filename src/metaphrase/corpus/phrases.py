@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links, phrase_pairs
 from metaphrase.corpus.writing import text_writer
 from metaphrase.exceptions import DataError
@@ -136,10 +137,7 @@ class PhraseTable:
             ValueError: The file is not a phrase table, or is damaged.
         """
         path = Path(path)
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8", newline="\n") as lines:
-                return cls(_read(lines, path))
-        with path.open(encoding="utf-8", newline="\n") as lines:
+        with open_text(path) as lines:
             return cls(_read(lines, path))
 
 

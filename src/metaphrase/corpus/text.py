@@ -178,8 +178,9 @@ def read_chunks(
 def count_lines(path: Path, max_expansion: float | None = MAX_EXPANSION) -> int:
     """Count the lines of a plain or gzip file, including a last one without a line feed."""
     lines, last = 0, b"\n"
-    for chunk in read_chunks(path, max_expansion):
-        lines, last = lines + chunk.count(b"\n"), chunk[-1:]
+    for number, chunk in enumerate(read_chunks(path, max_expansion)):
+        chunk = chunk if number else chunk.removeprefix(codecs.BOM_UTF8)
+        lines, last = lines + chunk.count(b"\n"), chunk[-1:] or last
     return lines + (last != b"\n")
 
 

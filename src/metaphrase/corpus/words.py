@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from metaphrase.corpus.codes import bare_language
 from metaphrase.exceptions import AlignmentFormatError, MissingExtraError
 from metaphrase.io.environment import install_command
 
@@ -34,7 +35,7 @@ def word_spans(text: str, language: str | None = None, segmenter: str = "whitesp
     """Find the start and end of each word in a text.
 
     ``"whitespace"`` splits at spaces. ``"icu"`` also splits between spaces, with the dictionaries of the Unicode project,
-    if the language is written without spaces (``UNSPACED``). Returns start and exclusive end in characters.
+    if the language is written without spaces (`is_unspaced`). Returns start and exclusive end in characters.
 
     >>> word_spans("the cat")
     [(0, 3), (4, 7)]
@@ -44,9 +45,18 @@ def word_spans(text: str, language: str | None = None, segmenter: str = "whitesp
         return spans
     if segmenter != "icu":
         raise ValueError(f"A segmenter is 'whitespace' or 'icu', not {segmenter!r}.")
-    if language not in UNSPACED:
+    if language is None or not is_unspaced(language):
         return spans
     return [span for start, end in spans for span in _icu_spans(text[start:end], start, language)]
+
+
+def is_unspaced(language: str | None) -> bool:
+    """Whether a language is written without spaces between words, in any of its scripts and regions.
+
+    >>> is_unspaced("zh-Hant"), is_unspaced("sw")
+    (True, False)
+    """
+    return language is not None and bare_language(language) in UNSPACED
 
 
 def is_tokenised(text: str, language: str | None) -> bool:
@@ -58,7 +68,7 @@ def is_tokenised(text: str, language: str | None) -> bool:
     >>> is_tokenised("我们 喜欢 北京大学 。", "zh"), is_tokenised("我们喜欢北京大学。 你呢？", "zh")
     (True, False)
     """
-    if language not in UNSPACED:
+    if language is None or not is_unspaced(language):
         return False
     spans = [match.span() for match in _WORD.finditer(text)]
     own = [span for span in spans if any(c.isalpha() and not c.isascii() for c in text[slice(*span)])]
@@ -68,7 +78,7 @@ def is_tokenised(text: str, language: str | None) -> bool:
 
 def segmenter_of_text(text: str, language: str | None) -> Segmenter:
     """The segmenter that finds the words of a text: ICU in a language without spaces, unless the text is tokenised."""
-    return "icu" if language in UNSPACED and not is_tokenised(text, language) else "whitespace"
+    return "icu" if is_unspaced(language) and not is_tokenised(text, language) else "whitespace"
 
 
 def _icu_spans(chunk: str, start: int, language: str) -> Iterator[Span]:

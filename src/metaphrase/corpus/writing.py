@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 import pyarrow.parquet as pq
-from datasets import Dataset
+from datasets import Dataset, Value
 
 from metaphrase.corpus.text import one_line
 from metaphrase.exceptions import CorpusError
@@ -44,14 +44,14 @@ def write_corpus(dataset: Dataset, path: str | Path) -> Path:
     In a TSV, line breaks and tabs within a sentence become spaces, which keeps its words and their links.
 
     Args:
-        dataset: Rows of text.
+        dataset: Rows of text and numbers; .jsonl and .parquet also hold lists.
         path: ``.tsv``, ``.jsonl`` (both also ``.gz``) or ``.parquet``.
 
     Returns:
         The path.
 
     Raises:
-        ValueError: The format is unknown.
+        ValueError: The format is unknown, or a TSV cannot hold the values of a column.
     """
     check_writable(path)
     path = Path(path)
@@ -90,7 +90,11 @@ def text_writer(path: Path, *, packed: bool) -> Iterator[TextIO]:
 
 
 def _write_tsv(dataset: Dataset, stream: TextIO) -> None:
+    if lists := [name for name, feature in dataset.features.items() if not isinstance(feature, Value)]:
+        raise CorpusError(
+            f"A TSV cannot hold the lists of the column {lists[0]!r}. Write .jsonl or .parquet, or remove it."
+        )
     stream.write("\t".join(dataset.column_names) + "\n")
     for batch in dataset.iter(_CHUNK):
         for row in zip(*batch.values(), strict=True):
-            stream.write("\t".join(one_line(cell or "") for cell in row) + "\n")
+            stream.write("\t".join("" if cell is None else one_line(str(cell)) for cell in row) + "\n")

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 
-from metaphrase.aligners.base import WordPair
-from metaphrase.aligners.embedding import EmbeddingAligner, Level, Method, Rule
+from metaphrase.aligners.base import Level, Method, WordPair
+from metaphrase.aligners.embedding import EmbeddingAligner, Rule
 from metaphrase.corpus.text import open_text
 from metaphrase.corpus.words import Link, Words, parse_links
 from metaphrase.evaluation.evaluator import RecordedEvaluator

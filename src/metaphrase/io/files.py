@@ -54,7 +54,7 @@ def write_json(path: str | Path, content: Any) -> Path:
 def replace_text(path: str | Path, text: str) -> Path:
     """Write text atomically. The folder is created if necessary."""
     with replacing(path, unique=True) as partial:
-        partial.write_text(text, encoding="utf-8")
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")  # names of files that are not UTF-8
     return Path(path)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from metaphrase.corpus.codes import bare_language
@@ -130,6 +130,7 @@ def read_records(
 ) -> Iterator[tuple[int, Row | BadLine]]:
     """Convert numbered records to rows. A column ``translation`` of ``{language: text}`` is read as those columns."""
     layout: Layout | None = None
+    names: Set[str] | None = None
     for line, record in records:
         if isinstance(record, BadLine):
             yield line, record
@@ -138,13 +139,11 @@ def read_records(
             if repeated := sorted(record.keys() & nested.keys()):
                 yield line, BadLine("repeated key", ", ".join(map(repr, repeated)))
                 continue
-            record = {name: value for name, value in record.items() if not is_language(name)} | dict(
-                nested
-            )  # such as id
-        # JSON lines may differ in their keys
-        if layout is None or not {layout.source, layout.target} <= record.keys():
+            others = {name: value for name, value in record.items() if not is_language(name)}  # not an "id"
+            record = others | dict(nested)
+        if record.keys() != names:  # JSON lines may differ in their keys
             try:
-                layout = find_layout(record, file) or layout
+                layout, names = find_layout(record, file) or layout, record.keys()
             except CorpusError as error:
                 yield line, BadLine("repeated key", str(error))
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
@@ -15,29 +16,30 @@ from metaphrase.exceptions import CorpusError
 #: Spreadsheets of languages with a decimal comma separate columns by semicolons.
 _DELIMITERS = (",", ";", "\t")
 
+_Line = tuple[int, str | BadLine]
+
 
 def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
     """Read a CSV file (RFC 4180), with a header, or with two columns and no header; its header tells the delimiter."""
-    records = _records(read_lines(file.paths[0], max_chars, file.max_expansion), max_line_bytes(max_chars))
-    first = next(records, None)
+    lines, limit = read_lines(file.paths[0], max_chars, file.max_expansion), max_line_bytes(max_chars)
+    first = next(lines, None)
     if first is None:
         return
     if isinstance(first[1], BadLine):
         raise CorpusError(
             f"{file.name}:1: {first[1].reason} ({first[1].detail}). The first line of a CSV is its header."
         )
-    headers = {delimiter: _split(first[1], delimiter) for delimiter in _DELIMITERS}
+    headers = {delimiter: next(_records([first], delimiter, limit))[1] for delimiter in _DELIMITERS}
     found = [one for one, names in headers.items() if isinstance(names, list) and find_layout(names, file)]
-    delimiter = (found or [max(_DELIMITERS, key=first[1].count)])[0]
-    names = headers[delimiter]
-    if isinstance(names, BadLine):
-        raise CorpusError(f"{file.name}:1: {names.reason} ({names.detail}).")
-    columns = header_columns(names, file)
+    records = _records(chain([first], lines), (found or [max(_DELIMITERS, key=first[1].count)])[0], limit)
+    header = next(records)
+    if isinstance(header[1], BadLine):
+        raise CorpusError(f"{file.name}:1: {header[1].reason} ({header[1].detail}).")
+    columns = header_columns(header[1], file)
+    expected = columns or ["source", "target"]
 
     def rows() -> Iterator[tuple[int, Mapping[str, str] | BadLine]]:
-        for line, record in records if columns else chain([first], records):
-            values = record if isinstance(record, BadLine) else _split(record, delimiter)
-            expected = columns or ["source", "target"]
+        for line, values in records if columns else chain([header], records):
             if isinstance(values, list) and len(values) != len(expected):
                 values = BadLine("wrong number of columns", f"{len(values)}, not {len(expected)}")
             yield line, values if isinstance(values, BadLine) else dict(zip(expected, values, strict=True))
@@ -45,31 +47,40 @@ def read_csv(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadL
     yield from read_records(rows(), file)
 
 
-def _records(lines: Iterable[tuple[int, str | BadLine]], limit: int) -> Iterator[tuple[int, str | BadLine]]:
-    """The lines of each record, with the number of its first line: a quoted value may contain line feeds."""
-    start, parts, size, quotes = 0, list[str](), 0, 0
-    for number, line in lines:
-        if isinstance(line, BadLine):
-            yield number, line
-            parts, size, quotes = [], 0, 0
-            continue
-        start = start if parts else number
-        parts.append(line)
-        size, quotes = size + len(line.encode()), quotes + line.count('"')
-        if quotes % 2 == 0:
-            yield start, "\n".join(parts)
-        elif size > limit:
-            yield start, BadLine("unclosed quotation mark", f"no other one in {limit} bytes")
-        else:
-            continue
-        parts, size, quotes = [], 0, 0
-    if parts:
-        yield start, BadLine("unclosed quotation mark", "until the end of the file")
+class _UnclosedError(Exception):
+    """A quotation mark is not closed."""
 
 
-def _split(record: str, delimiter: str) -> list[str] | BadLine:
-    try:
-        (values,) = csv.reader([record], delimiter=delimiter, strict=True) if record else [[""]]
-    except (csv.Error, ValueError) as error:
-        return BadLine("not CSV", str(error))
-    return values
+def _records(lines: Iterable[_Line], delimiter: str, limit: int) -> Iterator[tuple[int, list[str] | BadLine]]:
+    """The values of each record, with the number of its first line: a quoted value may contain line feeds.
+
+    All lines of a record that is not CSV are unusable. If a quotation mark is never closed, only its line is.
+    """
+    rest, again = iter(lines), deque[_Line]()  # read again after an unclosed quotation mark
+
+    def following() -> _Line | None:
+        return again.popleft() if again else next(rest, None)
+
+    def texts() -> Iterator[str]:
+        size = 0
+        while (line := following()) is not None:
+            taken.append(line)
+            if isinstance(line[1], BadLine) or size > limit:
+                raise _UnclosedError
+            size += len(line[1].encode())
+            yield f"{line[1]}\n"
+        raise _UnclosedError
+
+    while (line := following()) is not None:
+        number, text = line
+        if isinstance(text, BadLine):
+            yield number, text
+            continue
+        taken = [line]
+        try:
+            yield number, next(csv.reader(chain([f"{text}\n"], texts()), delimiter=delimiter, strict=True))
+        except _UnclosedError:
+            yield number, BadLine("unclosed quotation mark", f"no other one in the next {limit} readable bytes")
+            again.extendleft(reversed(taken[1:]))
+        except csv.Error as error:
+            yield from ((at, BadLine("not CSV", str(error))) for at, _ in taken)

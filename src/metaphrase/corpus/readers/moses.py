@@ -20,7 +20,7 @@ _COMPARED, _SHIFTED = 1_000_000, 10_000
 
 def read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
     """Read a Moses pair, line by line."""
-    check_line_counts(file)
+    _check_line_counts(file)
     sides = (read_lines(path, max_chars, file.max_expansion) for path in file.paths)
     for (line, source), (_, target) in zip(*sides, strict=True):
         if isinstance(source, BadLine):
@@ -31,7 +31,7 @@ def read_moses(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | Ba
             yield line, Row(source, target, file.source_lang, file.target_lang)
 
 
-def check_line_counts(file: BitextFile) -> None:
+def _check_line_counts(file: BitextFile) -> None:
     """Check that the files of a Moses pair have the same number of lines."""
     first, second = (count_lines(path, file.max_expansion) for path in file.paths)
     if first != second:

@@ -12,6 +12,9 @@ from metaphrase.corpus.rows import Row
 from metaphrase.corpus.text import BadLine, read_chunks
 from metaphrase.exceptions import CorpusError
 
+#: Elements of inline formatting codes, whose content is not text.
+_CODES = ("bpt", "ept", "it", "ph", "ut")
+
 
 def read_tmx(file: BitextFile, max_chars: int) -> Iterator[tuple[int, Row | BadLine]]:
     """Read the translation units of a TMX file."""
@@ -31,7 +34,7 @@ class _TmxParser:
         self.texts: dict[str, str] = {}
         self.parts: list[str] | None = None  # of the current segment
         self.length = 0
-        self.codes = 0  # depth of inline formatting codes, whose content is not text
+        self.codes = 0  # depth of `_CODES`
         self.expat = expat.ParserCreate()
         self.expat.StartElementHandler = self.start
         self.expat.EndElementHandler = self.end
@@ -58,7 +61,7 @@ class _TmxParser:
             self.language = bare_language(attributes.get("xml:lang") or attributes.get("lang") or "")
         elif name == "seg":
             self.parts, self.length = [], 0
-        elif name in ("bpt", "ept", "it", "ph"):
+        elif name in _CODES:
             self.codes += 1
 
     def characters(self, text: str) -> None:
@@ -73,7 +76,7 @@ class _TmxParser:
             elif self.language == self.file.into or self.file.language in (self.language, None):
                 self.rows.append((self.line, BadLine("another variant", f"in {self.language!r}", fault=False)))
             self.parts = None
-        elif name in ("bpt", "ept", "it", "ph"):
+        elif name in _CODES:
             self.codes -= 1
         elif name == "tu":
             target = self.texts.pop(self.file.into, None)
