@@ -249,7 +249,7 @@ def test_a_resumed_run_has_the_learning_rate_and_schedule_of_its_arguments(make_
 def test_data_without_a_whole_batch_are_refused(make_trainer, rows):
     same = Dataset.from_list([{**row, "target": "yes"} for row in rows])
     options = {"batch_sampler": "no_duplicates", "dataloader_drop_last": True}
-    with pytest.raises(CorpusError, match="no batch of 8 pairs, so nothing was trained"):
+    with pytest.raises(CorpusError, match="too few different pairs for a step of 1 × 8, so nothing was trained"):
         make_trainer("tr", dataset=same, **options).train()
 
 
@@ -337,6 +337,23 @@ def test_a_stream_trains(make_trainer, rows):
     trainer = make_trainer(dataset=stream)
     trainer.train()
     assert len(losses(trainer)) == 6
+
+
+def test_batches_that_are_too_few_for_a_step_leave_no_gradients(make_trainer, rows):
+    """A stream of six batches has one step of four."""
+    stream = IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
+    trainer = make_trainer(
+        "tr", dataset=stream, per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=2
+    )
+    step, pending = trainer.training_step, []
+
+    def spied(model, *args):
+        pending.append(any(parameter.grad is not None for parameter in model.parameters()))
+        return step(model, *args)
+
+    trainer.training_step = spied
+    trainer.train()
+    assert pending == 2 * [False, True, True, True]
 
 
 def test_batches_without_duplicates_ignore_the_language_columns(make_trainer, rows):

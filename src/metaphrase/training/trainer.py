@@ -31,7 +31,7 @@ from metaphrase.modeling.packing import packed
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.callbacks import StepCallback
-from metaphrase.training.distributed import average_gradients, broadcast_weights, highest, holds_everywhere
+from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
     StepGuard,
@@ -168,12 +168,15 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         return {name: view for name, view in inputs.items() if isinstance(view, dict)}, None
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """End an epoch over a stream in all processes together, because their files may have different lengths."""
+        """End an epoch over a stream in all processes together, because their files may have different lengths.
+
+        Batches that are too few for a step are skipped; their gradients would be added to the next step.
+        """
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.args.world_size > 1 and isinstance(self.train_dataset, IterableDataset):
-            complete = holds_everywhere(condition=len(samples) == num_batches, device=device)
-            return (samples, items) if complete else ([], None)
-        return samples, items
+        missing = int(len(samples) < num_batches)
+        if isinstance(self.train_dataset, IterableDataset):
+            missing = highest([missing], device)[0]
+        return ([], None) if missing else (samples, items)
 
     # ------------------------------------------------------------------------------------------------------------ train
 
@@ -209,8 +212,9 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
         if self.state.global_step == 0 < self.state.max_steps:
             raise CorpusError(
-                f"The data gave no batch of {self.args.train_batch_size} pairs, so nothing was trained. Lower "
-                "--per_device_train_batch_size, or omit --dataloader_drop_last."
+                f"The data have too few different pairs for a step of {self.args.gradient_accumulation_steps} × "
+                f"{self.args.train_batch_size}, so nothing was trained. Lower --gradient_accumulation_steps or "
+                "--per_device_train_batch_size."
             )
         self._steps.check_progress(self.state.global_step)
         if isinstance(self.train_dataset, IterableDataset):
