@@ -323,8 +323,9 @@ class TrainingRun:
             arguments.bf16 = trained_in_bfloat16(checkpoint)
         elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
             size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
-            settings: dict[str, Any] = {"freeze": self.config.freeze_word_embeddings, "seed": self.config.seed}
-            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings)
+            config = self.config
+            settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "max_length": config.max_length}
+            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings, seed=config.seed)
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
             arguments.mixed_precision = "bf16"
