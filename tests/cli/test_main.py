@@ -71,6 +71,7 @@ def test_a_word_stands_for_a_list_of_one(tmp_path):
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--steps"], "expected one argument"),
         (["--config"], "needs the path"),
+        (["--config=a.yaml", "--config", "b.yaml"], "--config is given 2 times: a.yaml, b.yaml"),
         (["--kind", "lagre"], "invalid choice: 'lagre' .did you mean 'large'"),
         (["--flag", "perhaps"], "expected true or false, got 'perhaps'"),
     ],
@@ -295,6 +296,7 @@ def fails(error):
     [
         (MissingExtraError("pip install 'metaphrase[align]'"), "pip install 'metaphrase[align]'"),
         (ValueError("a wrong value"), "a wrong value"),
+        (ImportError("x is not installed"), "x is not installed"),
         (PermissionError(13, "Permission denied", "x.tsv"), "[Errno 13] Permission denied: 'x.tsv'"),
         (MemoryError(), "Out of memory. Use smaller batches."),
     ],
@@ -331,8 +333,9 @@ def test_an_interrupt_is_130(command, capsys):
     assert capsys.readouterr().err == "Interrupted.\n"
 
 
-def test_a_reader_that_has_seen_enough_is_no_error():
-    code = "import sys; from metaphrase.cli import main; sys.exit(main(['recipes', '--json', '-q']))"
+@pytest.mark.parametrize("flags", [["--json"], ["--json", "-q"], []])
+def test_a_reader_that_has_seen_enough_is_no_error(flags):
+    code = f"import sys; from metaphrase.cli import main; sys.exit(main(['recipes', *{flags}]))"
     read, write = os.pipe()
     os.close(read)
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True, check=False)

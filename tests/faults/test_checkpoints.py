@@ -27,7 +27,7 @@ from metaphrase.checkpoints.folders import (
     tidy,
     verify,
 )
-from metaphrase.exceptions import CheckpointError, NonFiniteError
+from metaphrase.exceptions import CheckpointError, NonFiniteError, UsageError
 from metaphrase.io.locks import exclusive
 from metaphrase.training.resuming import RunFacts
 from tests.conftest import mostly_slow
@@ -244,6 +244,8 @@ def test_a_newer_format_is_refused_with_both_versions(make_trainer, trained, fau
     [
         ({"per_device_train_batch_size": 4}, r"per_device_train_batch_size \(8 → 4\)"),
         ({"seed": 3}, r"seed \(42 → 3\)"),
+        ({"data_seed": 3}, r"data_seed \(null → 3\)"),
+        ({"batch_sampler": "no_duplicates"}, r"batch_sampler \(null → \"no_duplicates\"\)"),
         ({"recipe": "tr"}, r"terms \(.* → .*\)"),
     ],
 )
@@ -372,6 +374,24 @@ def test_another_stream_is_noticed(make_trainer, bitext_path, tmp_path, fault):
     with pytest.raises(CheckpointError, match="differs in: corpus "):
         make().train(resume_from_checkpoint=True)
     fault("A5", "resumed with another streamed file", tried=1, survived=1)
+
+
+def test_the_best_checkpoint_is_found_in_a_folder_that_was_moved(make_trainer, monkeypatch, tmp_path, fault):
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
+    options = SETTINGS | {"recipe": "tr", "max_steps": 6}
+    make_trainer(**options | {"load_best_model_at_end": False, "save_total_limit": 3}).train()
+    shutil.rmtree(tmp_path / "run" / "checkpoint-6")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    trainer = make_trainer("moved", **options)
+    trainer.train(resume_from_checkpoint=True)
+    found = trainer.state.best_model_checkpoint == str(tmp_path / "moved" / "checkpoint-2")
+    fault("A4", "resumed in a folder that was moved: the best checkpoint is found", tried=1, survived=found)
+
+
+def test_a_measure_for_the_best_checkpoint_that_does_not_exist(make_trainer, monkeypatch):
+    monkeypatch.setattr("tests.faults.conftest.AlignmentTrainer", scored({2: 1.0}))
+    with pytest.raises(UsageError, match=r"eval_scor was not measured; choose one of eval_score"):
+        make_trainer(**SETTINGS | {"recipe": "tr", "metric_for_best_model": "eval_scor"}).train()
 
 
 @pytest.mark.long

@@ -4,6 +4,7 @@ import pytest
 
 from metaphrase.cli.options import parse
 from metaphrase.evaluation.retention import collapse_in_words
+from metaphrase.exceptions import UsageError
 from metaphrase.training.adaptation import Adaptation, AdaptationConfig, verdict_in_words
 from metaphrase.training.finishing import count_texts
 from metaphrase.training.planning import Plan
@@ -91,6 +92,12 @@ def test_a_collapsed_encoder_is_named_first_and_nothing_is_called_kept(tmp_path)
     before, after = results
     assert collapse_in_words(after, before).startswith("The embeddings of the encoder before training have collapsed")
     assert collapse_in_words(before, before) == ""
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="runs in one process"):
+        Adaptation(AdaptationConfig(corpus=["x.tsv"], languages=["sw"]))
 
 
 def test_the_choice_of_alpha_takes_time():

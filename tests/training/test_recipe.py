@@ -107,6 +107,12 @@ def test_what_is_wrong_with_a_recipe_is_said(tmp_path, content, message):
         Recipe.load(path).check()
 
 
+def test_a_file_without_a_name_does_not_tell_its_folder(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("terms: [{objective: tr}]")
+    assert Recipe.load(path).name == "mine"
+
+
 def test_an_unknown_recipe_lists_the_known_ones():
     with pytest.raises(FileNotFoundError, match=r"known recipes are amber, .*did you mean 'dap'"):
         Recipe.load("dapp")

@@ -14,12 +14,13 @@ from metaphrase import RunConfig, TrainingRun, load_corpus
 from metaphrase.cli import main
 from metaphrase.cli.runs import parse_run
 from metaphrase.encoders.loading import load_encoder
-from metaphrase.exceptions import CheckpointError, RecipeError, UsageError
+from metaphrase.exceptions import CheckpointError, MetaphraseError, RecipeError, UsageError
 from metaphrase.modeling import frozen as frozen_module
 from metaphrase.publishing.provenance import PACKAGED
 from metaphrase.publishing.release import verify
 from metaphrase.training import baseline
 from metaphrase.training import run as run_module
+from metaphrase.training.configuration import configured_recipe
 from metaphrase.training.run import Inputs
 from tests.conftest import mostly_slow
 from tests.training.test_baseline import write_sets
@@ -262,6 +263,56 @@ def test_the_command_of_a_configuration_gives_the_configuration():
     parsed, *_ = parse_run(command[2:], prog="metaphrase train", description="", examples=())
     assert {name: getattr(parsed, name) for name in settings} == settings
     assert parsed.head_learning_rate == config.head_learning_rate == 5e-4
+
+
+def test_runs_can_be_built_before_the_first_is_executed(settings, tmp_path, monkeypatch):
+    """The state of accelerate, with the precision, belongs to the process."""
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    settings = settings | {"recipe": "tr", "test": [], "max_steps": 1}
+    configs = [RunConfig(**settings, output_dir=str(tmp_path / str(bf16)), bf16=bf16) for bf16 in (False, True)]
+    runs = [TrainingRun(config) for config in configs]
+    assert [run.execute().facts["bf16"] for run in runs] == [False, True]
+
+
+def test_the_interval_of_evaluations_is_the_configured_one(settings, tmp_path):
+    changes = {"recipe": "tr", "test": [], "dev": settings["corpus"], "eval_steps": 1, "max_steps": 2}
+    run = TrainingRun(RunConfig(**settings | changes, output_dir=str(tmp_path / "out")))
+    run.execute()
+    assert [log["step"] for log in run.trainer.state.log_history if "eval_dev_mean_accuracy" in log] == [1, 2]
+
+
+def test_a_baseline_without_a_test_set_is_refused_before_training(execute, tmp_path):
+    with pytest.raises(UsageError, match="baseline has no results on test"):
+        execute(inputs=Inputs(baseline=baseline.Baseline()))
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"corpus": 5}, {"languages": None}, {"test": [None]}, {"model": None}, {"vocabulary": "tide"}]
+)
+def test_values_of_another_type_are_refused(wrong):
+    with pytest.raises(UsageError, match=f"'{next(iter(wrong))}' of RunConfig must be .*, but is"):
+        RunConfig(**wrong)
+
+
+def test_a_vocabulary_that_no_objective_has_is_reported(caplog):
+    configured_recipe(RunConfig(recipe="dap", vocabulary="english"))
+    assert not caplog.records
+    configured_recipe(RunConfig(recipe="tr", vocabulary="english"))
+    assert "--vocabulary has no effect" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"merge": 0.5, "debias": 500}, "--debias removes up to 31 directions"),
+        ({"merge": "auto", "guard": ["nowhere"]}, "nowhere has no data for a guard"),
+    ],
+)
+def test_a_release_that_cannot_be_made_is_refused_before_training(execute, settings, tmp_path, wrong, message):
+    with pytest.raises(MetaphraseError, match=message):
+        execute(test=[], dev=settings["test"], **wrong)
+    assert not list((tmp_path / "out").glob("checkpoint-*"))
 
 
 def test_a_configuration_is_not_changed_by_its_run(settings, tmp_path):

@@ -66,6 +66,12 @@ def test_too_few_pairs_are_refused():
         split(ParallelSet("sw", tuple(f"a{i % 99}" for i in range(500)), tuple(f"b{i % 99}" for i in range(500))))
 
 
+def test_pairs_that_all_repeat_a_sentence_are_refused():
+    pairs = ParallelSet("sw", tuple(f"a{i}" for i in range(200)), tuple(f"b{i % 5}" for i in range(200)))
+    with pytest.raises(CorpusError, match=r"sw repeats its sentences too often: 0 pairs for training"):
+        split_all({"sw": pairs})
+
+
 def test_replay_is_as_even_as_there_are_pairs():
     others = {code: pairs_of(n, code) for code, n in (("fi", 50), ("et", 1000), ("te", 1000))}
     chosen = replay(others, 650)

@@ -16,7 +16,7 @@ from sentence_transformers.base.evaluation import BaseEvaluator
 from transformers import TrainerCallback
 
 from metaphrase.encoders.adapters import add_lora
-from metaphrase.exceptions import CheckpointError, MemoryBudgetError, MissingExtraError, UsageError
+from metaphrase.exceptions import CheckpointError, CorpusError, MemoryBudgetError, MissingExtraError, UsageError
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.fault_tolerance import repeat_within_memory
 from metaphrase.training.heads import AlignmentHeads
@@ -234,6 +234,25 @@ def test_batches_without_duplicates_resume_in_a_later_epoch(make_trainer):
     assert losses(resumed) == losses(whole)
 
 
+def test_a_resumed_run_has_the_learning_rate_and_schedule_of_its_arguments(make_trainer):
+    options = {"recipe": "tr", "max_steps": 4, "save_steps": 2, "weight_decay": 0.0}
+    whole = make_trainer(**options)
+    whole.train()
+    changed = {"learning_rate": 1e-5, "max_steps": 5, "weight_decay": 0.1}
+    resumed = make_trainer(folder="resumed", **options | changed)
+    resumed.train(resume_from_checkpoint=str(Path(whole.args.output_dir) / "checkpoint-2"))
+    rates = [log["learning_rate"] for log in resumed.state.log_history if "learning_rate" in log]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.6e-5, 0.4e-5, 0.2e-5])
+    assert {group["weight_decay"] for group in resumed.optimizer.param_groups} == {0.1, 0.0}  # biases have none
+
+
+def test_data_without_a_whole_batch_are_refused(make_trainer, rows):
+    same = Dataset.from_list([{**row, "target": "yes"} for row in rows])
+    options = {"batch_sampler": "no_duplicates", "dataloader_drop_last": True}
+    with pytest.raises(CorpusError, match="too few different pairs for a step of 1 × 8, so nothing was trained"):
+        make_trainer("tr", dataset=same, **options).train()
+
+
 def test_every_head_and_the_encoder_learn(make_trainer):
     trainer = make_trainer(warmup_steps=0)
     before = weights(trainer)
@@ -320,6 +339,23 @@ def test_a_stream_trains(make_trainer, rows):
     assert len(losses(trainer)) == 6
 
 
+def test_batches_that_are_too_few_for_a_step_leave_no_gradients(make_trainer, rows):
+    """A stream of six batches has one step of four."""
+    stream = IterableDataset.from_generator(lambda: iter(rows), features=Dataset.from_list(rows).features)
+    trainer = make_trainer(
+        "tr", dataset=stream, per_device_train_batch_size=4, gradient_accumulation_steps=4, max_steps=2
+    )
+    step, pending = trainer.training_step, []
+
+    def spied(model, *args):
+        pending.append(any(parameter.grad is not None for parameter in model.parameters()))
+        return step(model, *args)
+
+    trainer.training_step = spied
+    trainer.train()
+    assert pending == 2 * [False, True, True, True]
+
+
 def test_batches_without_duplicates_ignore_the_language_columns(make_trainer, rows):
     trainer = make_trainer(dataset=Dataset.from_list(rows * 2), batch_sampler="no_duplicates")
     batches = list(trainer.get_train_dataloader())
@@ -352,6 +388,8 @@ def test_wrong_arguments_are_refused(make_trainer, tiny_encoder, tmp_path):
         AlignmentTrainer(model=tiny_encoder, loss=torch.nn.Identity())
     with pytest.raises(ValueError, match="trains without prompts"):
         make_trainer(prompts="query: ")
+    with pytest.raises(UsageError, match="neftune_noise_alpha does not apply"):
+        make_trainer(neftune_noise_alpha=5.0)
 
 
 @pytest.mark.parametrize(

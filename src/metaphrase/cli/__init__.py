@@ -122,7 +122,7 @@ def _spin_briefly() -> None:
 
 def _answer_for(error: Exception, name: str, *, show: bool) -> int:
     """Report an error, without tokens, and return the exit status."""
-    if isinstance(error, MetaphraseError | ValueError | OSError):
+    if isinstance(error, MetaphraseError | ValueError | OSError | ImportError):
         message = str(error) or type(error).__name__
     elif isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         message = f"Out of memory. Use smaller batches. {str(error).partition(chr(10))[0]}".rstrip()

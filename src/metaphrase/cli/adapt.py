@@ -42,8 +42,6 @@ def run(argv: Sequence[str]) -> int:
         if adaptation.run is not None:
             notes().print(hint(adaptation), soft_wrap=True)
         raise
-    if result is None:
-        return 0
     output = adaptation.output
     emit(
         result.to_dict(),

@@ -17,7 +17,7 @@ from metaphrase.aligners.workflow import align_files, align_lines
 from metaphrase.cli.options import leading_values, parse
 from metaphrase.cli.output import emit, is_json, notes, show_progress
 from metaphrase.corpus.codes import split_languages
-from metaphrase.exceptions import MissingExtraError, UsageError
+from metaphrase.exceptions import UsageError
 from metaphrase.io.files import replacing, write_json
 from metaphrase.io.work_folders import work_folder_of
 
@@ -40,10 +40,7 @@ def run(argv: Sequence[str]) -> int:
     (options,) = parse("metaphrase align", [AlignOptions], arguments, description=DESCRIPTION, examples=EXAMPLES)
     options.languages = split_languages(options.languages)
     options.check()
-    try:
-        return _align_stdin(options) if options.reads_lines else _align_files(options)
-    except ImportError as error:
-        raise MissingExtraError(str(error)) from error
+    return _align_stdin(options) if options.reads_lines else _align_files(options)
 
 
 def _align_files(options: AlignOptions) -> int:

@@ -262,14 +262,15 @@ def _epilog(examples: Sequence[str], is_command: bool) -> str | None:
 
 
 def _config_path(arguments: Sequence[str]) -> str | None:
+    paths = [token.removeprefix("--config=") for token in arguments if token.startswith("--config=")]
     for at, token in enumerate(arguments):
-        if token.startswith("--config="):
-            return token.removeprefix("--config=")
         if token == "--config":
             if at + 1 == len(arguments):
                 raise UsageError("--config needs the path of a YAML file.")
-            return arguments[at + 1]
-    return None
+            paths.append(arguments[at + 1])
+    if len(paths) > 1:
+        raise UsageError(f"--config is given {len(paths)} times: {', '.join(paths)}. Merge the files into one.")
+    return paths[0] if paths else None
 
 
 def _read_config(path: Path, known: Iterable[str]) -> dict[str, Any]:

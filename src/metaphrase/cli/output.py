@@ -99,8 +99,12 @@ def emit(result: Mapping[str, Any] | list[Any] | str, *human: RenderableType) ->
     """
     from rich.console import Console
 
+    class Result(Console):
+        def on_broken_pipe(self) -> None:  # rich would exit with 1
+            raise BrokenPipeError
+
     stdout = _output.stdout or sys.stdout
-    console = notes() if _output.json else Console(file=stdout)
+    console = notes() if _output.json else Result(file=stdout)
     for item in human:
         if isinstance(item, str):
             console.print(item, soft_wrap=True, markup=False, highlight=False)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import tempfile
 import time
@@ -165,8 +166,8 @@ class Adaptation:
         run: The training run, once it has begun.
 
     Raises:
-        UsageError: A number is out of range, the output folder is that of the encoder or holds files that this library did
-            not write, or the corpus or the recipe is in the folder of the run's own data.
+        UsageError: A number is out of range, there are several processes, the output folder is that of the encoder or holds
+            files that this library did not write, or the corpus or the recipe is in the folder of the run's own data.
     """
 
     def __init__(
@@ -184,6 +185,8 @@ class Adaptation:
         self.read = CorpusReport()
         self.findings: list[Finding] = []
         self.run: TrainingRun | None = None
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError("An adaptation runs in one process. For several, use `metaphrase train`.")
         check_folder(self.output, model=model_folder(config.model))
         check_files([self.output / RECIPE, self.data / RECIPE], [config.recipe])
         inside = [item for item in config.corpus if Path(item).resolve().is_relative_to(self.data.resolve())]
@@ -210,13 +213,10 @@ class Adaptation:
         self.findings = check_corpus(self.sets, seed=self.config.seed)
         return self.findings
 
-    def execute(self) -> AdaptationResult | None:
+    def execute(self) -> AdaptationResult:
         """Check the corpus, if :meth:`check` has not yet been called; split, plan, train and measure.
 
         A run that was interrupted resumes from its last checkpoint, with its plan.
-
-        Returns:
-            The result; None on other processes than the first.
 
         Raises:
             CorpusError: The checks found errors, or there are too few pairs.
@@ -288,7 +288,7 @@ class Adaptation:
         log_plan(splits, replayed, plan)
         return plan
 
-    def _train(self, splits: Splits, replayed: Replayed) -> AdaptationResult | None:
+    def _train(self, splits: Splits, replayed: Replayed) -> AdaptationResult:
         """Train and measure in a folder that no other process writes to."""
         asked = {
             "model": self.config.model,
@@ -308,7 +308,8 @@ class Adaptation:
             log_plan(splits, replayed, plan)
         self.run = self._run(recipe, plan, inputs, replayed=replayed)
         result = self.run.execute()
-        return None if result is None else self._judge(result, plan)
+        assert result is not None  # of the only process
+        return self._judge(result, plan)
 
     def _run(self, recipe: Path, plan: Plan, inputs: Inputs, *, replayed: Iterable[str]) -> TrainingRun:
         """The training run."""

@@ -47,7 +47,7 @@ class AlignmentTrainingArguments(TrainingRanges, SentenceTransformerTrainingArgu
             Such a step is skipped and counted in the log as ``skipped_steps``. With float16, at least 20 steps are
             allowed, because the gradient scaler searches for its scale.
         resume_from_checkpoint: Checkpoint to resume; ``"true"`` resumes the last valid one, if there is one.
-        allow_changes: Resume a checkpoint even if recipe, encoder, data, batch size or seed have changed.
+        allow_changes: Resume a checkpoint even if recipe, encoder, data, batches or seed have changed.
         restore_callback_states_from_checkpoint: On by default, so that early stopping continues to count.
         bf16: Disabled with a warning on CPUs without bfloat16 instructions, where it is slower than float32. With None,
             :class:`metaphrase.TrainingRun` uses it on a CPU where a trial step is faster with it.
@@ -129,6 +129,8 @@ def check_arguments(args: AlignmentTrainingArguments, objectives: Mapping[str, O
         )
     if args.prompts:
         raise UsageError("Alignment trains without prompts. Remove `prompts` from the training arguments.")
+    if args.neftune_noise_alpha is not None:
+        raise UsageError("neftune_noise_alpha does not apply to sentence encoders. Omit it.")
     size, processes = args.per_device_train_batch_size, args.world_size
     alone = [
         name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from copy import deepcopy
@@ -33,8 +34,11 @@ from metaphrase.io.arguments import (
 from metaphrase.io.configuration import default_of, did_you_mean, option
 from metaphrase.objectives import OBJECTIVES
 from metaphrase.objectives.registry import parameters_of
+from metaphrase.objectives.vocabulary import Transform, Vocabulary
 from metaphrase.training.arguments import AlignmentTrainingArguments
 from metaphrase.training.recipe import Recipe
+
+logger = logging.getLogger(__name__)
 
 #: Values of ``clean``.
 CLEANINGS = {"basic": Cleaning(), "dap": Cleaning.dap(), "ppa": Cleaning.ppa()}
@@ -112,8 +116,10 @@ class RunOptions:
     max_length: Length | None = option(
         None, "Maximum number of pieces per sentence in training (default: the recipe's)."
     )
-    vocabulary: str | None = option(None, "Vocabulary of objectives that predict pieces: tied, untied or english.")
-    transform: str | None = option(
+    vocabulary: Vocabulary | None = option(
+        None, "Vocabulary of objectives that predict pieces: tied, untied or english."
+    )
+    transform: Transform | None = option(
         None, "Transform before the vocabulary projection: auto (a fresh one if required) or none."
     )
 
@@ -145,7 +151,7 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
     output_dir: str | None = option("", "Folder of the release and its checkpoints.")
     logging_steps: Positive = option(10, "Steps between two log entries.")
     save_steps: Positive = option(500, "Steps between two checkpoints.")
-    save_total_limit: CountOr0 | None = option(2, "Number of checkpoints to keep.")
+    save_total_limit: CountOr0 | None = option(2, "Number of checkpoints to keep; 0 for all.")
     report_to: None | str | list[str] = option(  # noqa: RUF036 - the order that HfArgumentParser reads
         "tensorboard" if find_spec("tensorboard") else "none",
         "Trackers that log curves: tensorboard (if installed), none or another integration.",
@@ -164,6 +170,9 @@ class RunConfig(AlignmentTrainingArguments, RunOptions):
         for name, one in options.items():
             default = default_of(one)
             setattr(self, name, _plain({**defaults, **settings}.get(name, default), default))
+        for name, hint in hints_of(RunOptions).items():
+            if name != "merge":  # checked above
+                check_value(getattr(self, name), hint, f"{name!r} of RunConfig")
         self.languages = split_languages(self.languages)
         if self.retention_languages != ["all"]:
             self.retention_languages = split_languages(self.retention_languages)
@@ -205,6 +214,9 @@ def configured_recipe(config: RunConfig) -> Recipe:
         accepted = parameters_of(OBJECTIVES[term.objective])
         settings = {name: value for name, value in chosen.items() if name in accepted}
         terms.append(replace(term, args={**term.args, **settings}) if settings else term)
+    for name in chosen:
+        if not any(name in term.args for term in terms):
+            logger.warning("No objective of recipe %s has a %s, so --%s has no effect.", recipe.name, name, name)
     return replace(recipe, terms=tuple(terms))
 
 

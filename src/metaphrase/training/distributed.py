@@ -48,8 +48,3 @@ def from_first_process(value: Any) -> Any:
     values = [value]
     dist.broadcast_object_list(values)
     return values[0]
-
-
-def holds_everywhere(*, condition: bool, device: torch.device) -> bool:
-    """Whether a condition holds in all processes."""
-    return not highest([int(not condition)], device)[0]

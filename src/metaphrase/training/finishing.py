@@ -18,6 +18,7 @@ from metaphrase.evaluation.guard_data import LabelledData, Part, load_guard_data
 from metaphrase.evaluation.guards import AlphaCurve, Guard, choose_alpha, data_guard, structure_guard
 from metaphrase.evaluation.retrieval import evaluate_retrieval
 from metaphrase.evaluation.similarity_structure import structure_texts
+from metaphrase.exceptions import UsageError
 from metaphrase.merging import TaskVector
 from metaphrase.publishing.debiasing import DECLARATION, debias, parallel_texts
 from metaphrase.publishing.merging import write_curve
@@ -39,6 +40,23 @@ class Finished:
     encoder: SentenceTransformer
     facts: dict[str, Any] = field(default_factory=dict)
     curve: AlphaCurve | None = None
+
+
+def check_finish(model: SentenceTransformer, config: RunConfig) -> None:
+    """Refuse guards without data, and more directions than languages can differ in, before training.
+
+    Raises:
+        MissingFileError: A folder of a guard has no data.
+        UsageError: There are too many directions.
+    """
+    for folder in config.guard:
+        load_guard_data(folder, "dev", halved=True, max_items=1)
+    most = min(len(parallel_texts()), model.get_embedding_dimension()) - 1 if config.debias else 0
+    if config.debias > most:
+        raise UsageError(
+            f"--debias removes up to {most} directions, by the number of packaged languages and the size of the embeddings, "
+            f"but is {config.debias}."
+        )
 
 
 def release_guards(original: SentenceTransformer, config: RunConfig, part: Part) -> list[Guard]:

@@ -202,7 +202,7 @@ class Recipe:
             raise RecipeError(f"{origin} needs a list 'terms' of at least one objective, but has {_short(terms)}.")
         parsed = tuple(_parse_term(term, origin) for term in terms)
         _check_terms([(term.objective, term.weight) for term in parsed], origin)
-        return cls(**{**plain(content), "name": content.get("name", origin), "terms": parsed})
+        return cls(**{**plain(content), "name": content.get("name", Path(origin).stem), "terms": parsed})
 
     def to_dict(self) -> dict[str, Any]:
         """The recipe as plain data, as in its YAML file."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset
 from sentence_transformers.sentence_transformer.modules import Pooling
+from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor
 from transformers import TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
@@ -62,8 +63,8 @@ class RunFacts:
             "gradient_accumulation_steps": self._args.gradient_accumulation_steps,
             "seed": self._args.seed,
         }
-        if self._args.batches != "mixed":
-            facts["batches"] = self._args.batches
+        settings = {"batches": "mixed", "data_seed": None, "batch_sampler": BatchSamplers.BATCH_SAMPLER}
+        facts |= {name: value for name, usual in settings.items() if (value := getattr(self._args, name)) != usual}
         facts |= self._encoder_facts() | self._original_facts
         if isinstance(dataset, Dataset):
             facts["pairs"] = len(dataset)

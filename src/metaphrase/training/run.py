@@ -64,7 +64,7 @@ from metaphrase.training.corpora import (
     with_columns,
 )
 from metaphrase.training.distributed import from_first_process
-from metaphrase.training.finishing import finish, release_guards
+from metaphrase.training.finishing import check_finish, finish, release_guards
 from metaphrase.training.loss import AlignmentLoss, build_loss
 from metaphrase.training.planning import TRIAL_PAIRS, faster_precision
 from metaphrase.training.releases import TRANSFORMS, describe
@@ -80,7 +80,7 @@ class Inputs:
     """Inputs that a caller has loaded already; a run loads those that are None.
 
     Attributes:
-        encoder: The encoder; it is trained in place.
+        encoder: The model of the configuration, before training; it is trained in place.
         corpus: The training bitext.
         dev: Dev sets by language.
         tests: Test sets by name, each by language.
@@ -177,6 +177,7 @@ class TrainingRun:
             HubError: The release and its report are written (``result``), but could not be pushed.
         """
         self.check()
+        self.arguments = self.config.training_arguments()  # resets the state of accelerate, which all runs share
         with self.claim_output():
             self.load_encoder()
             self.load_test_sets()
@@ -228,6 +229,7 @@ class TrainingRun:
             default_pooling=self.recipe.pooling,
             device="cpu" if self.config.use_cpu else None,
         )
+        check_finish(self.encoder, self.config)
 
     def load_test_sets(self) -> None:
         """Read the test sets, and separate the languages that are trained on from the others."""
@@ -237,10 +239,19 @@ class TrainingRun:
             self.tests = split_retention(tests, self.config, self.recipe)
 
     def measure_baseline(self) -> None:
-        """Measure the encoder before training; an earlier run's results in the output folder are reused."""
+        """Measure the encoder before training; an earlier run's results in the output folder are reused.
+
+        Raises:
+            UsageError: The baseline of the inputs lacks a test set.
+        """
         self.baseline = self.inputs.baseline or measure_baseline(
             self.encoder, self.tests, self.output, name=self.config.model, show_progress=self._show_progress
         )
+        measured = self.baseline.trained | self.baseline.retention
+        if missing := sorted((self.tests.trained | self.tests.retention).keys() - measured.keys()):
+            raise UsageError(
+                f"The given baseline has no results on {', '.join(missing)}. Omit it, or measure it there."
+            )
         guarded: Any = self.config.guard or self.config.retention != ["none"]
         guarded = guarded and self.tests.trained and not self.recipe.language_embedding
         self.guards = release_guards(self.encoder, self.config, "test") if guarded else []
@@ -312,8 +323,9 @@ class TrainingRun:
             arguments.bf16 = trained_in_bfloat16(checkpoint)
         elif self.encoder.device.type == "cpu" and has_bfloat16_instructions():
             size = min(arguments.train_batch_size, TRIAL_PAIRS, len(dataset))
-            settings: dict[str, Any] = {"freeze": self.config.freeze_word_embeddings, "seed": self.config.seed}
-            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings)
+            config = self.config
+            settings: dict[str, Any] = {"freeze": config.freeze_word_embeddings, "max_length": config.max_length}
+            dtype, _ = faster_precision(self.encoder, self.recipe, self.corpus, size, **settings, seed=config.seed)
             arguments.bf16 = from_first_process(dtype == torch.bfloat16)
         if arguments.bf16:
             arguments.mixed_precision = "bf16"
@@ -349,7 +361,8 @@ class TrainingRun:
         if self.dev:
             evaluators = [RetrievalEvaluator(self.dev, name="dev", language_embedding=self.language_embedding)]
         if evaluators and arguments.eval_strategy == IntervalStrategy.NO:
-            arguments.eval_strategy, arguments.eval_steps = IntervalStrategy.STEPS, arguments.save_steps
+            arguments.eval_strategy = IntervalStrategy.STEPS
+            arguments.eval_steps = arguments.eval_steps or arguments.save_steps
         self.trainer = AlignmentTrainer(
             model=self.encoder,
             args=arguments,

@@ -14,14 +14,16 @@ from sentence_transformers import SentenceTransformer, SentenceTransformerTraine
 from sentence_transformers.base.sampler import NoDuplicatesBatchSampler
 from sentence_transformers.sentence_transformer.training_args import BatchSamplers
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader
-from transformers import PreTrainedTokenizerBase
-from transformers.trainer import TRAINING_ARGS_NAME
+from transformers import PreTrainedTokenizerBase, TrainerState
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
 from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, read_manifest
 from metaphrase.corpus.digests import check_stream
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, load_weights, save_adapter, shared_copy
 from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
+from metaphrase.exceptions import CorpusError, UsageError
 from metaphrase.io.outputs import claim_folder
 from metaphrase.modeling.collator import ParallelCollator
 from metaphrase.modeling.functional import accumulated_in_place, liger_kernel
@@ -29,7 +31,7 @@ from metaphrase.modeling.packing import packed
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.training.arguments import AlignmentTrainingArguments, check_arguments
 from metaphrase.training.callbacks import StepCallback
-from metaphrase.training.distributed import average_gradients, broadcast_weights, highest, holds_everywhere
+from metaphrase.training.distributed import average_gradients, broadcast_weights, highest
 from metaphrase.training.fault_tolerance import (
     GracefulShutdown,
     StepGuard,
@@ -166,12 +168,15 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         return {name: view for name, view in inputs.items() if isinstance(view, dict)}, None
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> tuple[list[Any], Any]:
-        """End an epoch over a stream in all processes together, because their files may have different lengths."""
+        """End an epoch over a stream in all processes together, because their files may have different lengths.
+
+        Batches that are too few for a step are skipped; their gradients would be added to the next step.
+        """
         samples, items = super().get_batch_samples(epoch_iterator, num_batches, device)
-        if self.args.world_size > 1 and isinstance(self.train_dataset, IterableDataset):
-            complete = holds_everywhere(condition=len(samples) == num_batches, device=device)
-            return (samples, items) if complete else ([], None)
-        return samples, items
+        missing = int(len(samples) < num_batches)
+        if isinstance(self.train_dataset, IterableDataset):
+            missing = highest([missing], device)[0]
+        return ([], None) if missing else (samples, items)
 
     # ------------------------------------------------------------------------------------------------------------ train
 
@@ -185,7 +190,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
 
         Raises:
             CheckpointError: The checkpoint cannot be resumed, or a checkpoint cannot be written.
-            CorpusError: A file of a stream from `load_corpus` changed.
+            CorpusError: A file of a stream from `load_corpus` changed, or the data have no whole batch.
             MemoryBudgetError: Memory ran out, and smaller micro-batches of this step cannot help.
             NonFiniteError: Too many consecutive steps, or all steps, had a NaN or infinite loss or gradient, or a weight is
                 NaN or infinite.
@@ -205,6 +210,12 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             stack.enter_context(explain_worker_errors(self.args))
             result = super().train(checkpoint, *args, **kwargs)
         self._shutdown.exit_if_signalled(self.state.global_step, self.state.max_steps)
+        if self.state.global_step == 0 < self.state.max_steps:
+            raise CorpusError(
+                f"The data have too few different pairs for a step of {self.args.gradient_accumulation_steps} × "
+                f"{self.args.train_batch_size}, so nothing was trained. Lower --gradient_accumulation_steps or "
+                "--per_device_train_batch_size."
+            )
         self._steps.check_progress(self.state.global_step)
         if isinstance(self.train_dataset, IterableDataset):
             check_stream(self.train_dataset)
@@ -245,6 +256,7 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             manifest = read_manifest(resume_from_checkpoint)
             self._steps.reset(manifest)
             self._written, self._evaluation_pending = Path(resume_from_checkpoint), manifest["evaluation_due"]
+            self._find_best_checkpoint()
             stopped_early = manifest["ended"] and not self.args.allow_changes
             if stopped_early or self.state.global_step >= max_steps:
                 return num_train_epochs, 0
@@ -252,6 +264,13 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
                 epoch, batches = manifest["epoch"], manifest["batches"]
         self._position = DataPosition(epoch, offset=batches)
         return epoch, batches
+
+    def _find_best_checkpoint(self) -> None:
+        """Find the best checkpoint beside the one that is resumed: its folder may have been moved or copied."""
+        assert self._written is not None
+        best = TrainerState.load_from_json(str(self._written / TRAINER_STATE_NAME)).best_model_checkpoint
+        if best is not None and (place := self._written.with_name(Path(best).name)).is_dir():
+            self.state.best_model_checkpoint = str(place)
 
     def begin_epoch(self) -> None:
         """Seed views and batches for the epoch that begins, and skip the batches of an earlier run."""
@@ -270,6 +289,16 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
         metrics = self._evaluate(None, None, skip_scheduler=True)
         if self._determine_best_metric(metrics=metrics, trial=None):
             self.state.best_model_checkpoint = str(self._written)
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        try:
+            return bool(super()._determine_best_metric(metrics, trial))
+        except KeyError as error:
+            names = [name for name in metrics if name.startswith("eval_")]
+            raise UsageError(
+                f"--metric_for_best_model {self.args.metric_for_best_model} was not measured; choose one of "
+                f"{', '.join(names)}."
+            ) from error
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Finish training; after a signal, all checkpoints and the current weights are kept for the resumed run."""
@@ -400,6 +429,20 @@ class AlignmentTrainer(SearchesHyperparameters, PushesReleases, SentenceTransfor
             "ended": ended and self.state.global_step < self.state.max_steps,
             "run": self._run_facts.collect(self.train_dataset),
         }
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Restore optimiser and schedule, with the learning rates and the weight decay of the arguments, if they changed."""
+        own = [(group["initial_lr"], group["weight_decay"]) for group in self.optimizer.param_groups]
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if checkpoint is None or not isinstance(self.lr_scheduler, LambdaLR):
+            return
+        schedule = self.lr_scheduler
+        rates = [
+            rate * factor(schedule.last_epoch) for (rate, _), factor in zip(own, schedule.lr_lambdas, strict=True)
+        ]
+        for group, (initial, decay), rate in zip(self.optimizer.param_groups, own, rates, strict=True):
+            group |= {"initial_lr": initial, "lr": rate, "weight_decay": decay}
+        schedule.load_state_dict(schedule.state_dict() | {"base_lrs": [rate for rate, _ in own], "_last_lr": rates})
 
     def _load_from_checkpoint(self, checkpoint_path: str) -> None:
         encoder = load_encoder(checkpoint_path, device="cpu")
