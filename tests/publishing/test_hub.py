@@ -1309,3 +1309,10 @@ class TestVector:
             assert main(["push", *words, "--repo", "acme/other"]) == 2
             assert said in capsys.readouterr().err
         assert ("model", "acme/other") not in online.repositories
+
+    def test_the_command_for_later_names_the_run(self, online, tuned, capsys):
+        """Not the vector's file, which is deleted."""
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+        assert main(["push", str(tuned), "--vector", "--bits", "4", "--repo", "acme/vector", "--private"]) == 2
+        command = f"metaphrase push {tuned} --repo acme/vector --private --vector --bits 4"
+        assert f"push it later with `{command}`" in capsys.readouterr().err
