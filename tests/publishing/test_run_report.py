@@ -1,4 +1,5 @@
-from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, trained_languages
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, token_maps, trained_languages
 
 
 def test_sentences_are_encoded_once(tiny_encoder, bitext):
@@ -24,3 +25,8 @@ def test_default_folders(tmp_path):
 
 def test_languages_of_a_stream():
     assert trained_languages({"files": [{"languages": ["en", "sw"]}], "corpus": {"languages": {}}}) == {"sw"}
+
+
+def test_two_words_have_no_map(tiny_encoder):
+    sets = {"de": ParallelSet("de", ("hund",), ("dog",))}
+    assert token_maps({"after": SentenceEmbeddings("tiny", {"": tiny_encoder})}, sets) == {}

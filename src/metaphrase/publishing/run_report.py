@@ -406,7 +406,6 @@ def _analyse(
     mapped = (options.languages or ranked)[:_MAPPED]
     mapped_sets = {language: sets[focus][language] for language in mapped}
     content: dict[str, Any] = {
-        "tokens": _token_maps(subjects, mapped_sets) | {"data": focus},
         "alignments": [
             {
                 "language": language,
@@ -423,13 +422,15 @@ def _analyse(
         "geometry": geometry_of(embedded, shown) | {"data": focus},
         "errors": analysis.nearest_errors(shown, found, limit=options.errors) | {"data": focus},
     }
-    if len(both_margins["after"][0]):
+    if tokens := token_maps(subjects, mapped_sets):
+        content["tokens"] = tokens | {"data": focus}
+    if all(len(pair_n) for pair_n, _ in both_margins.values()):
         content["margins"] = analysis.margin_histogram(both_margins) | {"data": focus}
     return content
 
 
-def _token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
-    """Maps of the same words before and after."""
+def token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
+    """Maps of the same words before and after; empty if there are fewer than three words."""
     sample = analysis.sample_words(sets)
     spelled = [(language, list(words)[at]) for language, words, chosen in sample for at in chosen]
     states: dict[str, list[list[NDArray[Any]]]] = {}
@@ -445,6 +446,8 @@ def _token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, P
         kept &= np.array([row is not None for row in rows])
         states[side] = rows
     languages = [language for (language, _), keep in zip(spelled, kept, strict=True) if keep]
+    if len(languages) < 3:
+        return {}
     return {
         "languages": [TARGET_LANGUAGE, *sets],
         "language_of": languages,
