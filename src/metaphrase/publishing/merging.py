@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -47,9 +48,9 @@ from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
-from metaphrase.publishing.markdown import cell
+from metaphrase.publishing.markdown import cell, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.provenance import as_list, stated
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -230,11 +231,14 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
 def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector, command: str | None) -> None:
     """Write the encoder and the vector."""
     base_name, *tuned = options.models
+    languages = {language for name in tuned for language in stated(name, "language")} | set(
+        stated_languages(vector.card)
+    )
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe else None,
         merge={"alpha": vector.alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
         command=command,
-        language=sorted({language for name in tuned for language in stated(name, "language")}) or None,
+        language=sorted(languages) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
     )
     if vector.directions is not None:
@@ -329,12 +333,12 @@ def _public_name(base: SentenceTransformer, name: str) -> str:
     return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
 
 
-def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Any) -> str:
+def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Iterable[str] | None) -> str:
     """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder."""
-    base = vector.base_name
+    base, licenses = vector.base_name, (vector.license or "").split(" AND ")
     metadata = {
-        "license": vector.license,
-        "language": languages,
+        "license": licenses if len(licenses) > 1 else vector.license,
+        **hub_languages(languages or ()),
         "base_model": HUB_ID if is_starter(base) else _hub_id(base),
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
@@ -358,11 +362,13 @@ def _hub_id(base: str | None) -> str | None:
     return name if revision and name not in installed_models() else None
 
 
-def stated_languages(card: str | None) -> Any:
-    """The languages in the metadata of the text of a card."""
-    with suppress(yaml.YAMLError, IndexError, AttributeError):
-        return yaml.safe_load(str(card).split("---")[1]).get("language")
-    return None
+def stated_languages(card: str | None) -> list[str]:
+    """The languages in the metadata of the texts of cards."""
+    found = []
+    for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
+        with suppress(yaml.YAMLError, AttributeError):
+            found += as_list(yaml.safe_load(block).get("language"))
+    return found
 
 
 def _size(vector: TaskVector) -> int:

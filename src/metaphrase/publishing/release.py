@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import json
 import logging
 import shutil
@@ -30,7 +29,7 @@ from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, shared_copy
 from metaphrase.encoders.checks import reference_difference
 from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
-from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, remove_pooler
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, is_pooler_optional, remove_pooler
 from metaphrase.exceptions import (
     HubError,
     MetaphraseError,
@@ -120,7 +119,7 @@ def release(
         RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the
             message names.
     """
-    _check_modules(model)
+    _check(model, texts)
     folder = Path(output_dir)
     check_folder(folder, model=model_folder(origin_of(model)), around=False)
     card = card or AlignmentModelCardData.adopt(model)
@@ -146,8 +145,7 @@ def release(
             )
         released.save_pretrained(str(staging), create_model_card=False)
         _remove_other_files(staging)
-        has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
-        if has_option and (staging / CONFIG_FILE).is_file():
+        if is_pooler_optional(type(model.transformers_model)) and (staging / CONFIG_FILE).is_file():
             disable_pooler(staging)
         if keep_adapter:
             save_adapter(model, staging / ADAPTER)
@@ -232,7 +230,9 @@ def _write_yaml(path: Path, content: Any) -> None:
     path.write_text(redact(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)), encoding="utf-8")
 
 
-def _check_modules(model: SentenceTransformer) -> None:
+def _check(model: SentenceTransformer, texts: Sequence[str]) -> None:
+    if not texts:
+        raise UsageError("A release needs reference texts. Pass at least one sentence as `texts`, or omit it.")
     for module in model.modules():
         kind = type(module)
         if isinstance(module, Module) and kind.__module__.split(".")[0] != "sentence_transformers":
