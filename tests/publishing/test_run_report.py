@@ -1,17 +1,16 @@
+import pytest
+
 from metaphrase.corpus.parallel import ParallelSet
 from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, token_maps, trained_languages
 
 
 def test_sentences_are_encoded_once(tiny_encoder, bitext):
     sources, targets = ([row[side] for row in bitext] for side in ("source", "target"))
-    texts = {"de": sources, "en": targets + targets}
-    encoded = []
     sentences = SentenceEmbeddings("tiny", {"": tiny_encoder})
-    sentences.encode(texts, encoded.append)
-    distinct = len({*sources, *targets})
-    assert sum(encoded) == sentences.size == distinct > 40
-    sentences.encode(texts, encoded.append)
-    assert sum(encoded) == distinct
+    for _ in range(2):
+        of_sources, _ = sentences.of("de", sources), sentences.of("en", targets + targets)
+        assert sentences.size == len({*sources, *targets}) > 40
+    assert of_sources == pytest.approx(tiny_encoder.encode(sources), abs=1e-5)
 
 
 def test_default_folders(tmp_path):
