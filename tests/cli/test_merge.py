@@ -130,7 +130,10 @@ def test_cards_keep_licences_and_languages(base, sw, te, tmp_path):
     metadata = yaml.safe_load(stored.card.split("---")[1])
     assert (metadata["license"], metadata["language"]) == (["mit", "cc-by-4.0"], ["en", "sw", "te"])
     assert command(base, vector, "-o", out) == 0
-    assert metadata_load(out / "README.md")["language"] == ["en", "sw", "te"]
+    assert main(["pull", f"{base} + {vector}", str(tmp_path / "pulled")]) == 0
+    for folder in (out, tmp_path / "pulled"):
+        metadata = metadata_load(folder / "README.md")
+        assert (metadata.get("license"), metadata["language"]) == (None, ["en", "sw", "te"])
 
 
 def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):

@@ -1291,6 +1291,17 @@ class TestVector:
             load_encoder("acme/package", device="cpu")
 
     @pytest.mark.long
+    def test_what_is_pushed_next_replaces_a_vector_with_its_digests(self, online, tuned, released, tmp_path):
+        vector = tmp_path / "v.safetensors"
+        assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
+        online.put("acme/vector", {"release.json": b'{"files": {"task_vector.safetensors": {}}}', "LICENSE": b"MIT"})
+        assert main(["push", str(vector), "--repo", "acme/vector"]) == 0
+        assert remote_files(online, "acme/vector") == ["LICENSE", "README.md", "task_vector.safetensors"]
+        assert load_encoder("acme/vector", device="cpu").encode(TEXTS) is not None
+        push(released, "acme/vector")
+        assert remote_files(online, "acme/vector") == sorted(["LICENSE", *release_files(released)])
+
+    @pytest.mark.long
     def test_a_file_is_pushed_unless_nobody_could_load_it(self, online, tuned, released, tmp_path, capsys):
         vector = tmp_path / "v.safetensors"
         assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0

@@ -183,7 +183,8 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         if self.results:
             values |= {"metrics": ["accuracy"], "model-index": self._model_index(values["model_name"])}
         values["base_model"] = self.base_model if _is_hub_id(self.base_model) else None
-        values["datasets"] = [name for row in self.corpus if (name := hub_data_set(row.get("file")))]
+        names = (hub_data_set(row.get("file")) for row in self.corpus)
+        values["datasets"] = list(dict.fromkeys(filter(None, names)))
         values |= hub_languages(self._languages)
         values["metaphrase"] = self._facts()
         values["show"] = self._show(values)

@@ -20,6 +20,7 @@ from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, re
 from metaphrase.encoders.adapters import ADAPTER_FILES
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.installed import MANIFEST
+from metaphrase.encoders.loading import VECTOR_FILE
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
 from metaphrase.io.digests import file_facts
 
@@ -56,8 +57,8 @@ def is_weights(path: str) -> bool:
 
 
 def belongs_to_release(path: str) -> bool:
-    """Whether a file of a repository came with a release, so that the next release replaces it."""
-    return _is_listed(path) or path in _HEADS or path == PICKLED_ARGS
+    """Whether a file of a repository came with a release or a task vector, so that the next one replaces it."""
+    return _is_listed(path) or path in {*_HEADS, PICKLED_ARGS, MANIFEST, VECTOR_FILE}
 
 
 def release_files(folder: str | Path) -> list[str]:

@@ -23,6 +23,7 @@ from metaphrase.encoders.loading import (
     load_encoder,
     model_folder,
     split_revision,
+    split_vectors,
     vector_file,
 )
 from metaphrase.encoders.starter import HUB_ID
@@ -311,10 +312,17 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
 
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
-    """The card of a model that is made from another one, with the licence, the languages and the Hub id of that one."""
-    licenses, languages = stated(name, "license"), stated(name, "language")
-    card = AlignmentModelCardData(license=licenses[0] if licenses else None, language=languages or None, **known)
-    card.base_model, card.base_model_revision = hub_base(model, name)
+    """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
+    base, files = split_vectors(name)
+    licenses, languages = stated(base, "license"), stated(base, "language")
+    for vector in map(TaskVector.load, filter(None, map(vector_file, files))):
+        licenses += (vector.license or "").split(" AND ")
+        languages += stated_languages(vector.card)
+    license, *others = dict.fromkeys(filter(None, licenses)) or [None]
+    card = AlignmentModelCardData(
+        license=None if others else license, language=list(dict.fromkeys(languages)) or None, **known
+    )
+    card.base_model, card.base_model_revision = hub_base(model, base)
     return card
 
 

@@ -57,7 +57,7 @@ def pull(options: PullOptions) -> Pull:
     model = load_encoder(options.model, device="cpu")
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
-    with drafted(model, options.output_dir, source=source, card=derived_card(model, name)) as draft:
+    with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
         text = None
         if (source / CARD).is_file() and not vectors:
             text = name_model((source / CARD).read_text(encoding="utf-8"), options.output_dir)
