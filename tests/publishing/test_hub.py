@@ -681,6 +681,7 @@ class TestStrangers:
         push(other, "acme/tiny")
         monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path / "tf"), raising=False)
         pinned, moved = load_encoder(f"acme/tiny@{sha}"), load_encoder("acme/tiny")
+        assert verify(f"acme/tiny@{sha}") <= 1e-5
         original = SentenceTransformer(str(released), device="cpu").encode(TEXTS)
         assert np.array_equal(pinned.encode(TEXTS), original)
         assert not np.array_equal(moved.encode(TEXTS), original)

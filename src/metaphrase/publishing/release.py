@@ -28,7 +28,7 @@ from sentence_transformers.base.modules import Module
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, shared_copy
 from metaphrase.encoders.checks import reference_difference
-from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
+from metaphrase.encoders.loading import find_model, load_encoder, model_folder, origin_of
 from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, is_pooler_optional, remove_pooler
 from metaphrase.exceptions import (
     HubError,
@@ -40,7 +40,6 @@ from metaphrase.exceptions import (
 )
 from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
-from metaphrase.io.hub import download
 from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
@@ -207,9 +206,7 @@ def verify(name_or_path: str | Path, *, name: str | None = None, device: str | N
     the hardware family of the release, slightly more elsewhere.
     """
     name = name or str(name_or_path)
-    folder = Path(name_or_path)
-    if not folder.is_dir():
-        folder = download(str(name_or_path))
+    folder = find_model(name_or_path)[1]
     if not (folder / REFERENCE).is_file():
         raise MissingFileError(
             f"A release is verified with its reference embeddings, but {name} has no {REFERENCE}. Name a "
