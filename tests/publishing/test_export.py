@@ -17,6 +17,7 @@ from metaphrase.publishing import export
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, drafted, prepare_export
 from metaphrase.publishing.hub import push
+from tests.conftest import BITEXT
 
 
 def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
@@ -130,6 +131,13 @@ def test_unusual_destinations(tiny_encoder, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(UsageError, match="is the current folder"), drafted(tiny_encoder, "."):
+        pass
+
+
+@pytest.mark.parametrize("kept", [{"languages": ["en"]}, {"texts": [str(BITEXT)]}])
+def test_a_vocabulary_is_not_measured_on_languages_that_it_drops(tiny_encoder_dir, tmp_path, kept):
+    options = ExportOptions(str(tiny_encoder_dir), str(tmp_path / "out"), **kept)
+    with pytest.raises(UsageError, match="No language is named"), prepare_export(options):
         pass
 
 

@@ -189,6 +189,12 @@ class TestPush:
         with pytest.raises(RuntimeError, match=r"model.safetensors in \S+ differs from the file that was pushed"):
             push(released, "acme/tiny", check=True)
 
+    def test_other_files_of_the_repository_are_not_downloaded(self, online, released):
+        online.put("acme/tiny", {"huge.json": b"{}"})
+        push(released, "acme/tiny", check=True)
+        assert requests(online, "/resolve/.*/config.json")
+        assert not requests(online, "/resolve/.*/huge.json")
+
     def test_refuses_what_is_no_release(self, online, released, tmp_path):
         with pytest.raises(ValueError, match=r"named organisation/name, .*; got 'tiny'"):
             push(released, "tiny")

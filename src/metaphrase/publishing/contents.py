@@ -22,7 +22,7 @@ from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.installed import MANIFEST
 from metaphrase.encoders.loading import VECTOR_FILE
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
-from metaphrase.io.digests import file_facts
+from metaphrase.io.digests import file_facts, file_sha256
 
 CARD = constants.REPOCARD_NAME
 RECIPE = "recipe.yaml"
@@ -68,6 +68,11 @@ def release_files(folder: str | Path) -> list[str]:
     """
     found = (path for pattern in ("*", "*/*") for path in Path(folder).glob(pattern) if path.is_file())
     return sorted(filter(_is_listed, (path.relative_to(folder).as_posix() for path in found)))
+
+
+def weights_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each weights file of a release."""
+    return {name: file_sha256(folder / name) for name in release_files(folder) if is_weights(name)}
 
 
 def write_manifest(folder: Path) -> None:

@@ -32,10 +32,9 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option
-from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
-from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
+from metaphrase.publishing.contents import CARD, RECIPE, weights_digests, write_manifest
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
 from metaphrase.publishing.provenance import find_card
@@ -102,12 +101,6 @@ class Draft:
     def size(self) -> int:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
-
-    @property
-    def weights(self) -> dict[str, str]:
-        """SHA-256 of each weights file."""
-        paths = sorted(path for path in self.folder.rglob("*") if is_weights(path.name))
-        return {path.relative_to(self.folder).as_posix(): file_sha256(path) for path in paths}
 
     def publish(self, card: str | None = None) -> Path:
         """Move the model to its destination, atomically.
@@ -316,6 +309,11 @@ def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[s
     if options.data is not None:
         sets = load_parallel_folder(options.data, languages or None, options.split)
         return sets, dict.fromkeys(sets, Path(options.data).resolve().name)
+    if options.trims and not languages:  # the other packaged languages are those that the encoder loses
+        raise UsageError(
+            "No language is named that the smaller vocabulary can be measured on. Pass languages other than English with "
+            "--languages, or test sets with --data."
+        )
     demo = load_parallel_folder(DEMO, split="test")
     available = load_parallel_folder(UDHR) | demo
     if missing := [language for language in languages if language not in available]:
@@ -414,7 +412,7 @@ def _metadata(
         model_name=Path(options.output_dir).name,
         results=results,
         command=command,
-        weights=export.draft.weights,
+        weights=weights_digests(export.draft.folder),
         tags=["sentence-transformers", "metaphrase"],
     )
     kept = {key: value for key, value in own.items() if key not in _STALE}

@@ -328,7 +328,7 @@ class _Repository:
                 )
         if check:
             with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
-                there = download(**self.where, revision=sha, token=self.token, cache_dir=cache)
+                there = download(**self.where, revision=sha, token=self.token, cache_dir=cache, files=[*files])
                 for name, digest in digests.items():
                     if not (there / name).is_file() or file_sha256(there / name) != digest:
                         raise HubError(f"{name} in {url} differs from the file that was pushed. {self.hint}")

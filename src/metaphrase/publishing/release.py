@@ -38,7 +38,6 @@ from metaphrase.exceptions import (
     NonFiniteError,
     UsageError,
 )
-from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
 from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
@@ -53,8 +52,8 @@ from metaphrase.publishing.contents import (
     RECIPE,
     REFERENCE,
     SEAL,
-    is_weights,
     release_files,
+    weights_digests,
     write_manifest,
 )
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER
@@ -148,7 +147,7 @@ def release(
             disable_pooler(staging)
         if keep_adapter:
             save_adapter(model, staging / ADAPTER)
-        card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
+        card.weights = weights_digests(staging)
         text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, json.dumps(str(folder))[1:-1])
         (staging / CARD).write_text(text, encoding="utf-8")
         if recipe:

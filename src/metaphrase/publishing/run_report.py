@@ -242,7 +242,7 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
     if (folder / "modules.json").is_file():
         return {"": load_encoder(folder)}
     found = {path.parent.name: path.parent for path in sorted(folder.glob("*/modules.json"))}
-    found = {name: path for name, path in found.items() if not name.startswith("checkpoint-")}
+    found = {name: path for name, path in found.items() if not name.startswith(("checkpoint-", "_"))}
     if not found:
         raise MissingFileError(f"{folder} has no release. Wait for the end of the run, or resume it.")
     return {language: load_encoder(path) for language, path in found.items()}
