@@ -126,6 +126,11 @@ class Repository:
         return self.commits[oid]
 
 
+#: Valid texts in the metadata of a card. The real Hub has lists of licences and languages.
+METADATA = {"language": "[a-z]{2,3}|code|multilingual", "license": "[a-z0-9.+-]+"}
+METADATA |= dict.fromkeys(("tags", "datasets", "metrics"), "(?s:.*)")
+
+
 def check_card(text: str) -> list[dict[str, str]]:
     """Check the metadata rules that the tests need; return warnings, raise on errors."""
     block = re.match(r"^---\r?\n(.*?)\r?\n---\s*(\r?\n|$)", text, re.DOTALL)
@@ -137,10 +142,11 @@ def check_card(text: str) -> list[dict[str, str]]:
         raise HubError(400, f"Invalid metadata in README.md: {error}") from error
     if not isinstance(metadata, dict):
         raise HubError(400, "Invalid metadata in README.md: it must be a mapping")
-    for key in ("language", "tags", "datasets", "metrics"):
-        value = metadata.get(key, [])
-        if not (isinstance(value, str) or (isinstance(value, list) and all(isinstance(x, str) for x in value))):
-            raise HubError(400, f'Invalid metadata in README.md: "{key}" must be a string or a list of strings')
+    for key, valid in METADATA.items():
+        values = metadata.get(key, [])
+        values = [values] if isinstance(values, str) else values
+        if not (isinstance(values, list) and all(isinstance(x, str) and re.fullmatch(valid, x) for x in values)):
+            raise HubError(400, f'Invalid metadata in README.md: "{key}" is not valid: {values}')
     for model in metadata.get("model-index") or []:
         if not (isinstance(model, dict) and "name" in model and isinstance(model.get("results"), list)):
             raise HubError(400, 'Invalid metadata in README.md: "model-index" entries need a name and results')

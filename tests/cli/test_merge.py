@@ -25,6 +25,7 @@ from metaphrase.publishing.merging import MergeOptions, merge
 from metaphrase.publishing.release import release, verify
 from metaphrase.training.recipe import Recipe
 from tests.conftest import mostly_slow
+from tests.hub_server import check_card
 
 TEXTS = ["Guten Morgen", "The cat sleeps"]
 
@@ -117,6 +118,22 @@ def test_a_vector_loads_with_its_base_and_is_written_as_a_folder(base, sw, tmp_p
     assert "plus 0.7 times" in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
     assert model_folder(origin_of(both)) == base
     assert Path(vector) in encoder_files(origin_of(both))
+
+
+def test_cards_keep_licences_and_languages(base, sw, te, tmp_path):
+    """The Hub accepts a list of licences, and no licence of its own making."""
+    vector, out = tmp_path / "both.safetensors", tmp_path / "out"
+    assert command(base, sw, te, "--vector", vector) == 0
+    stored = TaskVector.load(vector)
+    assert stored.license == "mit AND cc-by-4.0"
+    assert check_card(stored.card) == []
+    metadata = yaml.safe_load(stored.card.split("---")[1])
+    assert (metadata["license"], metadata["language"]) == (["mit", "cc-by-4.0"], ["en", "sw", "te"])
+    assert command(base, vector, "-o", out) == 0
+    assert main(["pull", f"{base} + {vector}", str(tmp_path / "pulled")]) == 0
+    for folder in (out, tmp_path / "pulled"):
+        metadata = metadata_load(folder / "README.md")
+        assert (metadata.get("license"), metadata["language"]) == (None, ["en", "sw", "te"])
 
 
 def test_vectors_are_stacked_each_with_its_own_weight(base, sw, te, tmp_path):

@@ -26,7 +26,7 @@ from metaphrase.exceptions import (
 )
 from metaphrase.io.digests import weights_digest
 from metaphrase.merging import TaskVector, interpolate
-from metaphrase.merging.files import KEY, write_vector
+from metaphrase.merging.files import KEY
 
 FACTS = {"base_name": "starter", "alpha": 0.5, "recipe": {"name": "dap"}, "license": "mit", "card": "# Ein Kärtchen"}
 
@@ -332,12 +332,3 @@ def test_other_files_are_refused(tmp_path):
     for path in (tmp_path, tmp_path / "missing.safetensors"):
         with pytest.raises(MissingFileError, match="There is no task vector"):
             TaskVector.load(path)
-
-
-def test_a_file_without_prompts_is_read(tmp_path):
-    """Older files have none."""
-    base, tuned = nn.Linear(2, 1), nn.Linear(2, 1)
-    vector = TaskVector.between(base, tuned)
-    facts = {name: one for name, one in vector._facts().items() if name != "prompts"}
-    write_vector(tmp_path / "old.safetensors", vector.differences, facts, 16)
-    assert TaskVector.load(tmp_path / "old.safetensors").prompts is None

@@ -87,6 +87,17 @@ def test_malformed_pairs_are_refused(load):
         load("bitext_mining_f1").compute(predictions=[["z1 e1"]], references=[GOLD])
 
 
+@pytest.mark.parametrize("score", ["best", "nan", ""])
+def test_scores_that_are_no_numbers_are_refused(load, score):
+    with pytest.raises(ValueError, match=f"score of a pair must be a number, but is '{score}'"):
+        load("bitext_mining_f1").compute(predictions=[[f"z1\te1\t{score}"]], references=[GOLD])
+
+
+def test_embeddings_of_several_sizes_are_refused(load):
+    with pytest.raises(ValueError, match=r"must have one size, but have the sizes \[2, 3\]"):
+        load("retrieval_accuracy").compute(predictions=[[1.0, 2.0]], references=[[1.0, 2.0, 3.0]])
+
+
 def test_retrieval_is_the_packages_own_function(load):
     rng = np.random.default_rng(0)
     source = rng.normal(size=(30, 4)).astype(np.float32)

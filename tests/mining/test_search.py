@@ -2,6 +2,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -10,8 +11,6 @@ from hypothesis import strategies as st
 
 from metaphrase.mining import search as mining
 from metaphrase.mining.margins import (
-    MARGINS,
-    RETRIEVALS,
     Pairs,
     best_threshold,
     f1_scores,
@@ -21,6 +20,7 @@ from metaphrase.mining.margins import (
     select_pairs,
     suggest_threshold,
 )
+from metaphrase.mining.options import Index, Margin, Retrieval
 from metaphrase.mining.search import Approximate, Neighbours, Rows, nearest_neighbours, unit_rows
 from metaphrase.mining.shards import encode_shards, load_rows
 
@@ -215,7 +215,11 @@ def test_unusable_embeddings_are_refused(change, message, fault):
 
 def test_unknown_options_are_refused():
     source, target = random_sides(4, 5)
-    for option, known in (("margin", MARGINS), ("retrieval", RETRIEVALS), ("index", ("exact", "ivf", "hnsw"))):
+    for option, known in (
+        ("margin", get_args(Margin)),
+        ("retrieval", get_args(Retrieval)),
+        ("index", get_args(Index)),
+    ):
         with pytest.raises(ValueError, match=f"'{option}' of mine must be one of {', '.join(map(repr, known))}"):
             mine(source, target, **{option: "best"})
     with pytest.raises(ValueError, match=r"'k' of mine must be a whole number from 1 .* but is 0"):
@@ -246,8 +250,8 @@ def test_worked_example():
     assert best.threshold == pytest.approx(float(pairs.score_c[2]))
 
 
-@pytest.mark.parametrize("margin", MARGINS)
-@pytest.mark.parametrize("retrieval", RETRIEVALS)
+@pytest.mark.parametrize("margin", get_args(Margin))
+@pytest.mark.parametrize("retrieval", get_args(Retrieval))
 @pytest.mark.parametrize(("n", "m", "k"), [(1, 1, 4), (5, 9, 2), (60, 45, 4), (30, 80, 1)])
 def test_pairs_are_those_of_a_loop(margin, retrieval, n, m, k):
     source, target = random_sides(n, m)

@@ -11,11 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.model_card import generate_model_card
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from transformers import DistilBertConfig, DistilBertModel
 
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.corpus_card import corpus_card
-from metaphrase.publishing.markdown import cell, fence, table
+from metaphrase.publishing.markdown import cell, fence, hub_languages, table
+from tests.hub_server import check_card
 
 RECIPE = {
     "name": "dap",
@@ -191,7 +194,7 @@ def test_hostile_names_stay_in_the_card_of_a_corpus(data):
     made = corpus_card("acme/corpus", pairs=3, columns=["source", column], languages=[language], license=license)
     front, body = made.removeprefix("---\n").split("\n---\n", 1)
     metadata = yaml.safe_load(front)
-    assert metadata["language"] == [as_metadata(language)]
+    assert metadata["language"] == list(map(as_metadata, hub_languages([language])["language"]))
     assert metadata.get("license", "") == as_metadata(license)
     (row,) = [
         line
@@ -369,7 +372,7 @@ def assert_data_stay_in_their_places(card, tmp_path, data):
     card.tags = ["metaphrase", note]
     made = written(card, tmp_path)
     metadata = yaml.safe_load(made.content.split("\n---\n")[0].removeprefix("---\n"))
-    assert metadata["language"] == [as_metadata(language)]
+    assert metadata["language"] == list(map(as_metadata, hub_languages([language])["language"]))
     assert metadata["metaphrase"]["data"][0]["license"] == as_metadata(note)
     assert metadata["metaphrase"].get("command", "") == as_metadata(command)
     assert metadata.get("license", "") == as_metadata(base)
@@ -384,3 +387,37 @@ def assert_data_stay_in_their_places(card, tmp_path, data):
 def test_tables_take_the_union_of_columns():
     assert table([{"a": 1}, {"b": "x"}]).split("\n") == ["| a | b |", "| --: | :-- |", "| 1 |  |", "|  | x |"]
     assert table([]) == ""
+
+
+def test_languages_with_a_script_are_metadata_that_the_hub_accepts(card, tmp_path):
+    card.language = ["zh-Hant", "sr-Latn", "sw"]
+    made = written(card, tmp_path)
+    metadata = made.data.to_dict()
+    assert (metadata["language"], metadata["language_bcp47"]) == (["zh", "sr", "sw"], ["zh-Hant", "sr-Latn"])
+    assert "- **Languages:** zh-Hant, sr-Latn, sw" in made.text
+    made = corpus_card("me/x", pairs=2, columns=["source"], languages=["zh-Hant", "en"])
+    assert check_card(made) == []
+    assert check_card((tmp_path / "README.md").read_text(encoding="utf-8")) == []
+
+
+def test_prompts_are_code_on_one_line(card, tmp_path):
+    card.model.prompts = {"query": "Instruct: find `x`\n\n# Title\nQuery: ", "p": "<b>: "}
+    text = written(card, tmp_path).text
+    assert "The model stores prompts: `query` (`` Instruct: find `x`  # Title Query:  ``), `p` (`<b>: `)." in text
+
+
+def test_only_encoders_with_an_optional_pooler_have_a_note_about_it(card, tmp_path, tokenizer):
+    assert "`pooler.dense`" in written(card, tmp_path).text
+    config = DistilBertConfig(vocab_size=len(tokenizer), dim=8, n_layers=1, n_heads=1, hidden_dim=8)
+    DistilBertModel(config).save_pretrained(tmp_path / "distil")
+    tokenizer.save_pretrained(tmp_path / "distil")
+    modules = [Transformer(str(tmp_path / "distil")), Pooling(8, "mean")]
+    text = written(AlignmentModelCardData.adopt(SentenceTransformer(modules=modules, device="cpu")), tmp_path).text
+    assert "With 🤗 Transformers alone" in text
+    assert "pooler" not in text
+
+
+def test_a_red_line_of_0_has_no_sign(card, tmp_path):
+    pooled = {"n": 130, "before": 80.0, "after": 79.5, "difference": -0.5, "interval": [-0.9, -0.1]}
+    card.add_retention("UDHR", {"limit": 0.0, "verdict": "lost", "pooled": pooled, "languages": [], "worst": []})
+    assert "| 0 | lost |" in written(card, tmp_path).text

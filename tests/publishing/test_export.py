@@ -7,13 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from huggingface_hub import metadata_load
 from sentence_transformers import SentenceTransformer
 
 import metaphrase.encoders.starter
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.exceptions import UsageError
+from metaphrase.publishing import export
 from metaphrase.publishing.contents import release_files
 from metaphrase.publishing.export import ExportOptions, drafted, prepare_export
 from metaphrase.publishing.hub import push
+from tests.conftest import BITEXT
 
 
 def test_the_page_can_be_pasted(tiny_encoder_dir, tmp_path, monkeypatch):
@@ -79,19 +83,24 @@ def test_nothing_is_overwritten(tiny_encoder, tmp_path):
     assert (tmp_path / "late" / "thesis.txt").read_text() == "mine"
 
 
-def test_an_export_is_measured_before_it_is_published(tiny_encoder_dir, bitext, tmp_path):
+@pytest.fixture
+def data(bitext, tmp_path) -> Path:
     lines = ["source\ttarget", *(f"{row['source']}\t{row['target']}" for row in bitext[:12])]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "de-en.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return tmp_path / "data"
+
+
+def test_an_export_is_measured_before_it_is_published(tiny_encoder_dir, data, tmp_path):
     options = ExportOptions(
-        str(tiny_encoder_dir), str(tmp_path / "out"), keep_layers=[1], data=str(tmp_path / "data"), resamples=50
+        str(tiny_encoder_dir), str(tmp_path / "out"), keep_layers=[1], data=str(data), resamples=50
     )
-    with prepare_export(options) as export:
-        assert export.changes == ["layers 1 of 2 kept"]
-        assert export.sizes["layers"] == {"before": 2, "after": 1}
-        assert export.comparison["languages"].keys() == {"de"}
+    with prepare_export(options) as made:
+        assert made.changes == ["layers 1 of 2 kept"]
+        assert made.sizes["layers"] == {"before": 2, "after": 1}
+        assert made.comparison["languages"].keys() == {"de"}
         assert not (tmp_path / "out").exists()
-        export.publish("a command")
+        made.publish("a command")
     assert SentenceTransformer(str(tmp_path / "out"), device="cpu")[0].auto_model.config.num_hidden_layers == 1
     with prepare_export(ExportOptions(**{**vars(options), "output_dir": str(tmp_path / "no")})):
         pass
@@ -107,3 +116,36 @@ def test_results_on_two_packaged_sets_keep_their_names():
     assert rows == [("demo", "sw"), ("udhr", "de")]
     rows = [(found["data"], found["language"]) for found in result_rows(comparison, {"sw": "demo", "de": "demo"})]
     assert rows == [("demo", "sw"), ("demo", "de"), ("demo", "all")]
+
+
+def test_unusual_destinations(tiny_encoder, tmp_path, monkeypatch):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to("empty")
+    (tmp_path / "dangling").symlink_to("nowhere")
+    monkeypatch.chdir(tmp_path)
+    for place in ("link", "dangling", "modèle", "x" * 250):
+        with drafted(tiny_encoder, place) as draft:
+            draft.publish()
+        card = (tmp_path / place / "README.md").read_text(encoding="utf-8")
+        assert f'SentenceTransformer("{place}")' in card
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(UsageError, match="is the current folder"), drafted(tiny_encoder, "."):
+        pass
+
+
+@pytest.mark.parametrize("kept", [{"languages": ["en"]}, {"texts": [str(BITEXT)]}])
+def test_a_vocabulary_is_not_measured_on_languages_that_it_drops(tiny_encoder_dir, tmp_path, kept):
+    options = ExportOptions(str(tiny_encoder_dir), str(tmp_path / "out"), **kept)
+    with pytest.raises(UsageError, match="No language is named"), prepare_export(options):
+        pass
+
+
+def test_an_installed_model_is_no_base_on_the_hub(tiny_encoder_dir, data, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        export, "load_encoder", lambda name, **_: load_encoder({"my-model": tiny_encoder_dir}.get(name, name))
+    )
+    options = ExportOptions("my-model", str(tmp_path / "out"), keep_layers=[0], data=str(data), resamples=50)
+    with prepare_export(options) as made:
+        made.publish("a command")
+    assert "base_model" not in metadata_load(tmp_path / "out" / "README.md")

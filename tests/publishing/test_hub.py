@@ -189,6 +189,12 @@ class TestPush:
         with pytest.raises(RuntimeError, match=r"model.safetensors in \S+ differs from the file that was pushed"):
             push(released, "acme/tiny", check=True)
 
+    def test_other_files_of_the_repository_are_not_downloaded(self, online, released):
+        online.put("acme/tiny", {"huge.json": b"{}"})
+        push(released, "acme/tiny", check=True)
+        assert requests(online, "/resolve/.*/config.json")
+        assert not requests(online, "/resolve/.*/huge.json")
+
     def test_refuses_what_is_no_release(self, online, released, tmp_path):
         with pytest.raises(ValueError, match=r"named organisation/name, .*; got 'tiny'"):
             push(released, "tiny")
@@ -681,6 +687,7 @@ class TestStrangers:
         push(other, "acme/tiny")
         monkeypatch.setattr("transformers.utils.hub.TRANSFORMERS_CACHE", str(tmp_path / "tf"), raising=False)
         pinned, moved = load_encoder(f"acme/tiny@{sha}"), load_encoder("acme/tiny")
+        assert verify(f"acme/tiny@{sha}") <= 1e-5
         original = SentenceTransformer(str(released), device="cpu").encode(TEXTS)
         assert np.array_equal(pinned.encode(TEXTS), original)
         assert not np.array_equal(moved.encode(TEXTS), original)
@@ -1291,6 +1298,17 @@ class TestVector:
             load_encoder("acme/package", device="cpu")
 
     @pytest.mark.long
+    def test_what_is_pushed_next_replaces_a_vector_with_its_digests(self, online, tuned, released, tmp_path):
+        vector = tmp_path / "v.safetensors"
+        assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
+        online.put("acme/vector", {"release.json": b'{"files": {"task_vector.safetensors": {}}}', "LICENSE": b"MIT"})
+        assert main(["push", str(vector), "--repo", "acme/vector"]) == 0
+        assert remote_files(online, "acme/vector") == ["LICENSE", "README.md", "task_vector.safetensors"]
+        assert load_encoder("acme/vector", device="cpu").encode(TEXTS) is not None
+        push(released, "acme/vector")
+        assert remote_files(online, "acme/vector") == sorted(["LICENSE", *release_files(released)])
+
+    @pytest.mark.long
     def test_a_file_is_pushed_unless_nobody_could_load_it(self, online, tuned, released, tmp_path, capsys):
         vector = tmp_path / "v.safetensors"
         assert main(["merge", "acme/base", str(tuned), "--alpha", "1", "--vector", str(vector)]) == 0
@@ -1309,3 +1327,10 @@ class TestVector:
             assert main(["push", *words, "--repo", "acme/other"]) == 2
             assert said in capsys.readouterr().err
         assert ("model", "acme/other") not in online.repositories
+
+    def test_the_command_for_later_names_the_run(self, online, tuned, capsys):
+        """Not the vector's file, which is deleted."""
+        online.faults.append({"path": "/repos/create", "status": 503, "times": 2})
+        assert main(["push", str(tuned), "--vector", "--bits", "4", "--repo", "acme/vector", "--private"]) == 2
+        command = f"metaphrase push {tuned} --repo acme/vector --private --vector --bits 4"
+        assert f"push it later with `{command}`" in capsys.readouterr().err

@@ -174,3 +174,8 @@ def test_markup_has_text_and_tooltips():
     assert len(words) == 48  # 12 words on 4 maps
     assert words[0] == '&lt;b&gt;"0 (sw)'
     assert "t-SNE, before</text>" in markup
+
+
+def test_the_folder_of_a_picture_is_created(tmp_path):
+    plots.save_picture(plots.Chart("empty", lambda figure: None), tmp_path / "new" / "x.png")
+    assert (tmp_path / "new" / "x.png").is_file()

@@ -240,3 +240,9 @@ class TestRelease:
         save_file(weights, released / "model.safetensors", metadata={"format": "pt"})
         with pytest.raises(RuntimeError, match="does not reproduce its reference embeddings"):
             verify(released, device="cpu")
+
+
+def test_reference_texts_are_required(tiny_encoder, tmp_path):
+    with pytest.raises(ValueError, match="Pass at least one sentence as `texts`"):
+        release(tiny_encoder, tmp_path / "out", recipe=None, texts=[])
+    assert not (tmp_path / "out").exists()

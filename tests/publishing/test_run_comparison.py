@@ -23,8 +23,9 @@ def result(share, seed, n=200):
 
 @pytest.fixture
 def write(tmp_path):
-    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200):
+    def written(name, *, recipe="tr", seed=1, share=0.8, tests=("demo",), steps=10, n=200, options=""):
         facts = {"recipe": {"name": recipe}, "seed": seed, "model": "starter", "steps": steps, "files": []}
+        facts["command"] = f"metaphrase train --recipe {recipe} --seed {seed} --output_dir '{name}' {options}"
         report = {
             "run": facts,
             "before": {test: result(0.5, 0, n) for test in tests},
@@ -77,6 +78,20 @@ def test_a_tie_on_few_items_is_shown_as_that(write, capsys, n, verdict, seeds):
 def test_configurations_of_one_recipe_are_named_by_their_folders(write):
     runs = [write("short"), write("long", steps=20)]
     assert [row["configuration"] for row in compare_runs(runs)] == [str(run) for run in runs]
+
+
+def test_other_options_are_another_configuration(write):
+    """The facts of a run name neither the learning rate nor most other options."""
+    runs = [write(f"{rate}-{seed}", seed=seed, options=f"--learning_rate {rate}") for rate in "12" for seed in (1, 2)]
+    runs.append(write("resumed", seed=3, options="--resume_from_checkpoint true --learning-rate=1"))
+    rows = [(row["configuration"], row["seeds"]) for row in compare_runs(runs)]
+    assert rows == [(str(runs[0]), [1, 2, 3]), (str(runs[2]), [1, 2])]
+
+
+def test_runs_that_differ_in_nothing_are_refused(write):
+    """They would count as independent."""
+    with pytest.raises(UsageError, match=r"\S+a and \S+b have the same configuration and the seed 1"):
+        compare_runs([write("a"), write("b")])
 
 
 def test_runs_that_cannot_be_compared_are_refused(write, tmp_path):

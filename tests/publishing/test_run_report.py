@@ -1,16 +1,16 @@
-from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, trained_languages
+import pytest
+
+from metaphrase.corpus.parallel import ParallelSet
+from metaphrase.publishing.run_report import SentenceEmbeddings, default_folders, token_maps, trained_languages
 
 
 def test_sentences_are_encoded_once(tiny_encoder, bitext):
     sources, targets = ([row[side] for row in bitext] for side in ("source", "target"))
-    texts = {"de": sources, "en": targets + targets}
-    encoded = []
     sentences = SentenceEmbeddings("tiny", {"": tiny_encoder})
-    sentences.encode(texts, encoded.append)
-    distinct = len({*sources, *targets})
-    assert sum(encoded) == sentences.size == distinct > 40
-    sentences.encode(texts, encoded.append)
-    assert sum(encoded) == distinct
+    for _ in range(2):
+        of_sources, _ = sentences.of("de", sources), sentences.of("en", targets + targets)
+        assert sentences.size == len({*sources, *targets}) > 40
+    assert of_sources == pytest.approx(tiny_encoder.encode(sources), abs=1e-5)
 
 
 def test_default_folders(tmp_path):
@@ -24,3 +24,8 @@ def test_default_folders(tmp_path):
 
 def test_languages_of_a_stream():
     assert trained_languages({"files": [{"languages": ["en", "sw"]}], "corpus": {"languages": {}}}) == {"sw"}
+
+
+def test_two_words_have_no_map(tiny_encoder):
+    sets = {"de": ParallelSet("de", ("hund",), ("dog",))}
+    assert token_maps({"after": SentenceEmbeddings("tiny", {"": tiny_encoder})}, sets) == {}

@@ -70,9 +70,11 @@ def run(argv: Sequence[str]) -> int:
 
     common = {"private": options.private, "revision": options.revision, "commit_message": options.message}
     if vector or options.vector:
+        bits = None if vector else options.bits
+        command = hub.push_command(what, options.repo, vector_bits=bits, **common)
         with TemporaryDirectory(prefix="metaphrase-") as place:
             file = what if vector else write_vector_of_run(Path(what), Path(place), options.bits)
-            url = hub.push_vector(file, options.repo, check=options.check, **common)
+            url = hub.push_vector(file, options.repo, check=options.check, command=command, **common)
     elif corpus:
         url = hub.push_corpus(what, options.repo, license=options.license, **common)
     else:

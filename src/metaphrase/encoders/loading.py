@@ -8,7 +8,6 @@ what must hold afterwards.
 from __future__ import annotations
 
 import atexit
-import inspect
 import logging
 import os
 import re
@@ -33,7 +32,7 @@ from transformers.utils import cached_file
 from metaphrase.encoders.checks import check_embeddings, check_finite, check_keys, check_tokenizer
 from metaphrase.encoders.folders import MODULES_FILE, open_model, read_modules
 from metaphrase.encoders.installed import check_files, check_merged, installed_model, suggestion
-from metaphrase.encoders.pooler import remove_pooler
+from metaphrase.encoders.pooler import is_pooler_optional, remove_pooler
 from metaphrase.encoders.positions import set_max_length
 from metaphrase.exceptions import HubError, MissingFileError, ModelError, ModelFileError, UsageError
 from metaphrase.io.arguments import Length, checked
@@ -334,8 +333,7 @@ def _download_model(name: str, revision: str | None) -> Path:
 
 def _accepts_pooling_flag(folder: Path) -> bool:
     path = folder / (read_modules("", folder)[0][1])
-    model = MODEL_MAPPING[type(AutoConfig.from_pretrained(path, local_files_only=True))]
-    return "add_pooling_layer" in inspect.signature(model.__init__).parameters
+    return is_pooler_optional(MODEL_MAPPING[type(AutoConfig.from_pretrained(path, local_files_only=True))])
 
 
 def replace_pooling(model: SentenceTransformer, mode: str) -> None:

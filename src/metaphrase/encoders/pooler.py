@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,11 @@ Encoder = TypeVar("Encoder", bound=Any)
 
 #: File of a SentenceTransformer folder that holds the arguments of the encoder.
 CONFIG_FILE = "sentence_bert_config.json"
+
+
+def is_pooler_optional(kind: type) -> bool:
+    """Whether a class of transformers has a pooler that it omits on request; sentence embeddings need none."""
+    return "add_pooling_layer" in inspect.signature(kind.__init__).parameters  # type: ignore[misc]
 
 
 def remove_pooler(encoder: Encoder) -> Encoder:

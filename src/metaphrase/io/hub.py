@@ -47,8 +47,9 @@ def download(
     repo_type: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
+    files: Sequence[str] | None = None,
 ) -> Path:
-    """Download a repository without its pickles and code.
+    """Download a repository, or some of its files, without its pickles and code.
 
     The download is retried if the server fails or truncates a file. Files that are already in the cache are kept.
 
@@ -63,6 +64,7 @@ def download(
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
+                allow_patterns=None if files is None else list(files),
                 ignore_patterns=list(UNSAFE_FILES),
             )
         )

@@ -38,8 +38,6 @@ _FACTS: dict[str, Any] = {
     "card": str | None,
     "prompts": Mapping[str, str] | None,
 }
-#: Facts that older files do not have.
-_OPTIONAL = {"prompts"}
 _FORMAT: dict[str, Any] = {"version": int, "bits": Bits, "shapes": Mapping[str, list[Count]], "digest": str}
 
 
@@ -87,7 +85,7 @@ def read_vector(path: str | Path) -> tuple[dict[str, Tensor], Tensor | None, dic
         directions = tensors.get(DIRECTIONS)
         if directions is not None and (directions.dim() != 2 or not directions.isfinite().all()):
             raise ValueError("its directions are not finite rows")
-        return _differences(content, tensors), directions, {name: content.get(name) for name in _FACTS}
+        return _differences(content, tensors), directions, {name: content[name] for name in _FACTS}
     except Exception as error:  # the errors of safetensors have no common class
         if isinstance(error, MemoryError):
             raise
@@ -106,10 +104,10 @@ def _content(metadata: Mapping[str, str]) -> dict[str, Any]:
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"its format is {version}, but this version of metaphrase reads up to {VERSION}")
     known = _FACTS | _FORMAT
-    if other := sorted((content.keys() ^ known.keys()) - _OPTIONAL):
+    if other := sorted(content.keys() ^ known.keys()):
         raise ValueError(f"keys of its metadata are missing or unknown: {', '.join(map(repr, other[:3]))}")
     for name, kind in known.items():
-        check_value(content.get(name), kind, f"{name!r} of its metadata")
+        check_value(content[name], kind, f"{name!r} of its metadata")
     return content
 
 

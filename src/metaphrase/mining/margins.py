@@ -10,13 +10,13 @@ Shapes: ``n`` sources, ``m`` targets, ``q`` queries, ``k`` neighbours, ``c`` can
 from __future__ import annotations
 
 import logging
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from metaphrase.io.arguments import Count, checked
-from metaphrase.mining.choices import Index, Margin, Retrieval
+from metaphrase.mining.options import Index, Margin, Retrieval
 from metaphrase.mining.search import (
     QUERIES,
     Approximate,
@@ -28,9 +28,6 @@ from metaphrase.mining.search import (
 )
 
 logger = logging.getLogger(__name__)
-
-MARGINS: tuple[str, ...] = get_args(Margin)
-RETRIEVALS: tuple[str, ...] = get_args(Retrieval)
 
 #: Share of the pairs above a threshold, the best ones, that are taken as translations when wrong pairs are looked for.
 _CERTAIN = 0.8
@@ -60,6 +57,7 @@ class Pairs(NamedTuple):
         return self.take(np.argsort(-self.score_c, kind="stable"))
 
 
+@checked
 def margin_score(
     similarity: NDArray[np.floating],
     source_mean: NDArray[np.floating],
@@ -90,9 +88,7 @@ def margin_score(
         return similarity / mean
     if margin == "distance":
         return similarity - mean
-    if margin == "absolute":
-        return similarity + 0 * mean
-    raise ValueError(f"Unknown margin {margin!r}; choose from {', '.join(MARGINS)}.")
+    return similarity + 0 * mean
 
 
 def neighbour_scores(forward: Neighbours, backward: Neighbours, margin: Margin = "ratio") -> NDArray[np.floating]:
@@ -113,6 +109,7 @@ def neighbour_scores(forward: Neighbours, backward: Neighbours, margin: Margin =
     return score_qk
 
 
+@checked
 def select_pairs(
     forward: Neighbours, backward: Neighbours, *, margin: Margin = "ratio", retrieval: Retrieval = "max"
 ) -> Pairs:
@@ -131,8 +128,6 @@ def select_pairs(
 
     Reference: Artetxe and Schwenk 2019, section 3.2.
     """
-    if retrieval not in RETRIEVALS:
-        raise ValueError(f"Unknown retrieval {retrieval!r}; choose from {', '.join(RETRIEVALS)}.")
     ways = []
     for there, back in ((forward, backward), (backward, forward)):
         score_qk = neighbour_scores(there, back, margin)

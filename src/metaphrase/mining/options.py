@@ -20,7 +20,11 @@ from metaphrase.io.arguments import Count, CountOr0, Finite, Length, checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import install_command
 from metaphrase.io.outputs import check_files
-from metaphrase.mining.choices import Executor, Index, Margin, Retrieval
+
+Margin = Literal["ratio", "distance", "absolute"]
+Retrieval = Literal["max", "forward", "backward", "intersection"]
+Index = Literal["exact", "ivf", "hnsw"]
+Executor = Literal["local", "slurm", "ray"]
 
 _LANGUAGE = re.compile(r"\.([a-z]{2,3})(?:\.(?:txt|tsv))?(?:\.gz)?$")
 _NO_LANGUAGE = frozenset(["txt", "tsv", "csv", "raw", "tok"])

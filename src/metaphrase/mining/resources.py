@@ -9,6 +9,7 @@ from typing import Any
 
 from sentence_transformers import SentenceTransformer
 
+from metaphrase.checkpoints.folders import format_size
 from metaphrase.exceptions import StorageError
 from metaphrase.mining.options import SearchOptions
 from metaphrase.mining.search import search_bytes
@@ -41,15 +42,11 @@ def check_disk(needed: Mapping[str, int], work: Path, note: Callable[[str], Any]
     """
     free = shutil.disk_usage(work).free + sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
     note(
-        f"This requires {_format_bytes(needed['disk'])} of disk in {work} ({_format_bytes(free)} free), and "
-        f"{_format_bytes(needed['memory'])} of memory in addition to Python and a forward pass."
+        f"This requires {format_size(needed['disk'])} of disk in {work} ({format_size(free)} free), and "
+        f"{format_size(needed['memory'])} of memory in addition to Python and a forward pass."
     )
     if needed["disk"] > free:
         raise StorageError(
-            f"Not enough disk space in {work}: {_format_bytes(free)} of {_format_bytes(needed['disk'])} are free. Put the "
+            f"Not enough disk space in {work}: {format_size(free)} of {format_size(needed['disk'])} are free. Put the "
             f"output on another disk, or delete {work} and pass --half."
         )
-
-
-def _format_bytes(n: int) -> str:
-    return f"{n / 1e9:,.1f} GB" if n >= 1e9 else f"{n / 1e6:,.1f} MB"

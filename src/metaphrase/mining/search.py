@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,15 +18,13 @@ from metaphrase.exceptions import MissingExtraError, UsageError
 from metaphrase.io.arguments import Count, checked
 from metaphrase.io.environment import install_command
 from metaphrase.io.files import replacing
-from metaphrase.mining.choices import Index
+from metaphrase.mining.options import Index
 from metaphrase.modeling.functional import check_finite_rows
 
 try:
     import faiss
 except ImportError:  # exact search falls back to torch
     faiss = None  # type: ignore[assignment]
-
-INDEXES: tuple[str, ...] = get_args(Index)
 
 #: Queries per search step, whose working memory is one tile of similarities (4 MB).
 QUERIES = 1024
@@ -170,7 +168,7 @@ class Approximate:
         if faiss is None:
             raise MissingExtraError(f"Approximate search requires faiss: {install_command('mining')}.")
         if kind not in ("ivf", "hnsw"):
-            raise ValueError(f"Unknown index {kind!r}; choose from {', '.join(INDEXES)}.")
+            raise ValueError(f"An approximate index is ivf or hnsw, not {kind!r}.")
         n = len(pool)
         cells = _cells(n)
         name = f"IVF{cells},SQ8" if kind == "ivf" else "HNSW32,SQ8"

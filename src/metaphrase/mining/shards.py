@@ -69,31 +69,6 @@ def encode_shards(
     return Rows(_Mapped(paths))
 
 
-def neighbour_shards(
-    queries: Rows,
-    folder: Path,
-    search: Callable[[NDArray[np.float32]], Neighbours],
-    *,
-    advance: Advance = lambda n: None,
-    part: slice = ALL,
-) -> Neighbours:
-    """Search the neighbours of rows into shards.
-
-    Existing shards are reused.
-    """
-    shards = []
-    for at in range(len(queries.blocks))[part]:
-        path = folder / f"{at:06d}.npz"
-        found = read_kept(path, partial(_read_neighbours, len(queries.blocks[at])))
-        if found is None:
-            found = search(queries.block(at))
-            with write_atomically(path) as file:
-                np.savez(file, similarity=found.similarity_qk, row=found.row_qk)
-        shards.append(found)
-        advance(len(queries.blocks[at]))
-    return _join(shards)
-
-
 def load_rows(folder: Path, count: int, size: int) -> Rows:
     """Memory-map the embeddings of ``count`` texts, in shards of ``size``, that several tasks made.
 
@@ -282,7 +257,7 @@ def search_shards(
     advance: Advance = lambda n: None,
     part: slice = ALL,
 ) -> tuple[Neighbours, float | None]:
-    """Find the neighbours of rows in a pool, in shards.
+    """Find the neighbours of rows in a pool, in shards. Existing shards are reused.
 
     Returns also the recall of an approximate search, whose index is built unless it exists.
     """
@@ -291,9 +266,6 @@ def search_shards(
     def exactly(query_qh: NDArray[np.float32]) -> Neighbours:
         return nearest_neighbours(query_qh, pool, search.k, device=device)
 
-    if search.index == "exact":
-        return neighbour_shards(queries, folder / "neighbours", exactly, advance=advance, part=part), None
-
     @cache  # not read if all neighbours are there
     def index() -> Approximate:
         return read_kept(folder / INDEX, partial(_read_index, len(pool))) or build_index(pool, folder, search)
@@ -301,7 +273,19 @@ def search_shards(
     def approximately(query_qh: NDArray[np.float32]) -> Neighbours:
         return index().search(query_qh, pool, search.k)
 
-    found = neighbour_shards(queries, folder / "neighbours", approximately, advance=advance, part=part)
+    shards = []
+    for at in range(len(queries.blocks))[part]:
+        path = folder / "neighbours" / f"{at:06d}.npz"
+        shard = read_kept(path, partial(_read_neighbours, len(queries.blocks[at])))
+        if shard is None:
+            shard = (exactly if search.index == "exact" else approximately)(queries.block(at))
+            with write_atomically(path) as file:
+                np.savez(file, similarity=shard.similarity_qk, row=shard.row_qk)
+        shards.append(shard)
+        advance(len(queries.blocks[at]))
+    found = _join(shards)
+    if search.index == "exact":
+        return found, None
     share = load_recall(folder)
     if share is None and not part.start:  # these are the neighbours of the first shard
         tried_qh = queries.block(0)[:_TRIED]

@@ -21,11 +21,12 @@ from sentence_transformers.base.model_card import YAML_FIELDS
 from sentence_transformers.sentence_transformer.model_card import SentenceTransformerModelCardData
 
 from metaphrase import __version__
+from metaphrase.encoders.pooler import is_pooler_optional
 from metaphrase.encoders.prompts import BITEXT
 from metaphrase.evaluation.compare import verdict_shown
 from metaphrase.io.redaction import redact
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER, card_usage, card_usage_of_transformers
-from metaphrase.publishing.markdown import cell, dump_yaml, fence, table
+from metaphrase.publishing.markdown import cell, code, dump_yaml, fence, hub_languages, table
 from metaphrase.publishing.provenance import hub_data_set
 
 TAGS = ("sentence-transformers", "sentence-similarity", "feature-extraction", "dense", "metaphrase", "cross-lingual")
@@ -182,7 +183,9 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         if self.results:
             values |= {"metrics": ["accuracy"], "model-index": self._model_index(values["model_name"])}
         values["base_model"] = self.base_model if _is_hub_id(self.base_model) else None
-        values["datasets"] = [name for row in self.corpus if (name := hub_data_set(row.get("file")))]
+        names = (hub_data_set(row.get("file")) for row in self.corpus)
+        values["datasets"] = list(dict.fromkeys(filter(None, names)))
+        values |= hub_languages(self._languages)
         values["metaphrase"] = self._facts()
         values["show"] = self._show(values)
         self._cached_dict = values  # saves `to_yaml` a second call
@@ -192,7 +195,11 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
         """The card's metadata as YAML of plain types."""
         values = self._cached_dict or self.to_dict()
         self._cached_dict = None
-        metadata = {key: values[key] for key in (*YAML_FIELDS, "metaphrase") if values.get(key) not in (None, [], {})}
+        metadata = {
+            key: values[key]
+            for key in (*YAML_FIELDS, "language_bcp47", "metaphrase")
+            if values.get(key) not in (None, [], {})
+        }
         return dump_yaml(metadata, line_break=line_break).strip()
 
     # The card's own text
@@ -276,6 +283,7 @@ class AlignmentModelCardData(SentenceTransformerModelCardData):
             "architecture": fence(values.get("model_string")),
             "usage": fence(card_usage(name, spoken), "python"),
             "usage_transformers": fence(card_usage_of_transformers(name, self.model, spoken), "python"),
+            "poolerless": self.model is not None and is_pooler_optional(type(self.model.transformers_model)),
             "results": table([result_row(row) for row in results]),
             "retention": table([result_row(row) for row in retention]),
             "retained": table([_retained_row(row) for row in self.retention]),
@@ -327,7 +335,7 @@ def prompts_in_words(model: Any) -> str:
     stored = {} if model is None else {name: text for name, text in (model.prompts or {}).items() if text}
     if not stored:
         return "Sentences are encoded without a prompt."
-    texts = ", ".join(f"`{name}` (`{text}`)" for name, text in stored.items())
+    texts = ", ".join(f"{code(name)} ({code(text)})" for name, text in stored.items())
     if BITEXT in model.prompts:
         return (
             "Sentences are encoded without a prompt. For search, `encode_query` and `encode_document` add prompts that the "
@@ -382,7 +390,7 @@ def _retained_row(row: Mapping[str, Any]) -> dict[str, Any]:
         "Before": f"{row['before']:.1f}",
         "After": f"{row['after']:.1f}",
         "Difference (95 %)": f"{row['difference']:+.2f} ({low:+.2f} … {high:+.2f})",
-        "Red line": f"{-row['limit']:g}" if "limit" in row else "",
+        "Red line": f"{0 - row['limit']:g}" if "limit" in row else "",
         "Verdict": str(row["verdict"]),
         "Largest losses": ", ".join(f"{language} {loss:+.1f}" for language, loss in row["worst"].items()) or "none",
     }

@@ -20,8 +20,9 @@ from metaphrase.checkpoints.folders import HEADS, TRAINING_ARGS, checkpoints, re
 from metaphrase.encoders.adapters import ADAPTER_FILES
 from metaphrase.encoders.checks import REFERENCE
 from metaphrase.encoders.installed import MANIFEST
+from metaphrase.encoders.loading import VECTOR_FILE
 from metaphrase.exceptions import MissingFileError, ModelError, ModelFileError, StorageError
-from metaphrase.io.digests import file_facts
+from metaphrase.io.digests import file_facts, file_sha256
 
 CARD = constants.REPOCARD_NAME
 RECIPE = "recipe.yaml"
@@ -56,8 +57,8 @@ def is_weights(path: str) -> bool:
 
 
 def belongs_to_release(path: str) -> bool:
-    """Whether a file of a repository came with a release, so that the next release replaces it."""
-    return _is_listed(path) or path in _HEADS or path == PICKLED_ARGS
+    """Whether a file of a repository came with a release or a task vector, so that the next one replaces it."""
+    return _is_listed(path) or path in {*_HEADS, PICKLED_ARGS, MANIFEST, VECTOR_FILE}
 
 
 def release_files(folder: str | Path) -> list[str]:
@@ -67,6 +68,11 @@ def release_files(folder: str | Path) -> list[str]:
     """
     found = (path for pattern in ("*", "*/*") for path in Path(folder).glob(pattern) if path.is_file())
     return sorted(filter(_is_listed, (path.relative_to(folder).as_posix() for path in found)))
+
+
+def weights_digests(folder: Path) -> dict[str, str]:
+    """SHA-256 of each weights file of a release."""
+    return {name: file_sha256(folder / name) for name in release_files(folder) if is_weights(name)}
 
 
 def write_manifest(folder: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from metaphrase.publishing.markdown import cell, dump_yaml, fence, table
+from metaphrase.publishing.markdown import cell, dump_yaml, fence, hub_languages, table
 
 COLUMN_CONTENT = {
     "source": "A sentence",
@@ -32,7 +32,7 @@ def corpus_card(
 ) -> str:
     """Return the card of a bitext that is pushed as a data set."""
     metadata = {
-        "language": list(languages),
+        **hub_languages(languages),
         "license": license,
         "task_categories": ["translation"],
         "tags": ["metaphrase", "bitext", *(["word-alignment"] if "alignment" in columns else [])],

@@ -24,7 +24,7 @@ from metaphrase.corpus.codes import split_languages
 from metaphrase.corpus.monolingual import load_monolingual
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet, load_parallel_folder
 from metaphrase.encoders import starter
-from metaphrase.encoders.loading import find_folder, is_starter, load_encoder, split_revision
+from metaphrase.encoders.loading import find_folder, is_starter, load_encoder
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.evaluation.compare import compare
 from metaphrase.evaluation.retrieval import evaluate_retrieval
@@ -32,10 +32,10 @@ from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import MissingFileError, UsageError
 from metaphrase.io.arguments import AtLeast0, Count, CountOr0, Layers, Resamples, Seed, checked
 from metaphrase.io.configuration import option
-from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import DEMO, UDHR
 from metaphrase.publishing.card import AlignmentModelCardData, result_row
-from metaphrase.publishing.contents import CARD, RECIPE, is_weights, write_manifest
+from metaphrase.publishing.contents import CARD, RECIPE, weights_digests, write_manifest
+from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.markdown import cell, table
 from metaphrase.publishing.provenance import find_card
 from metaphrase.publishing.release import release
@@ -102,23 +102,19 @@ class Draft:
         """Bytes on disk."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
-    @property
-    def weights(self) -> dict[str, str]:
-        """SHA-256 of each weights file."""
-        paths = sorted(path for path in self.folder.rglob("*") if is_weights(path.name))
-        return {path.relative_to(self.folder).as_posix(): file_sha256(path) for path in paths}
-
     def publish(self, card: str | None = None) -> Path:
         """Move the model to its destination, atomically.
 
         Args:
             card: Text of its model card, in place of the one that was written with it.
         """
-        text = (self.folder / CARD).read_text(encoding="utf-8") if card is None else card
-        (self.folder / CARD).write_text(text.replace(str(self.folder), str(self.destination)), encoding="utf-8")
+        if card is None:
+            card = name_model((self.folder / CARD).read_text(encoding="utf-8"), self.destination)
+        (self.folder / CARD).write_text(card, encoding="utf-8")
         write_manifest(self.folder)
         check_destination(self.destination)
-        return self.folder.replace(self.destination)
+        self.folder.replace(self.destination.resolve())
+        return self.destination
 
 
 @dataclass
@@ -230,8 +226,8 @@ def drafted(
     """
     check_destination(output_dir)
     destination = Path(output_dir)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    folder = destination.with_name(f".{destination.name}.{uuid.uuid4().hex}.export")
+    destination.resolve().parent.mkdir(parents=True, exist_ok=True)
+    folder = destination.resolve().with_name(f".{uuid.uuid4().hex}.export")
     try:
         card = card or AlignmentModelCardData()
         recipe = card.recipe or (None if source is None else stored_recipe(Path(source)))
@@ -254,10 +250,12 @@ def stored_recipe(folder: Path) -> dict[str, Any] | None:
 
 
 def check_destination(output_dir: str | Path) -> None:
-    """Check that an export overwrites nothing."""
+    """Check that an export overwrites nothing, and does not replace the current folder."""
     folder = Path(output_dir)
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise UsageError(f"{folder} exists. Nothing is overwritten: choose another --output_dir, or delete it.")
+    if folder.resolve() == Path.cwd():
+        raise UsageError(f"{folder} is the current folder, but a new one is written. Choose another --output_dir.")
 
 
 def size_rows(sizes: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, str, str]]:
@@ -311,6 +309,11 @@ def _test_sets(options: ExportOptions, languages: Sequence[str]) -> tuple[dict[s
     if options.data is not None:
         sets = load_parallel_folder(options.data, languages or None, options.split)
         return sets, dict.fromkeys(sets, Path(options.data).resolve().name)
+    if options.trims and not languages:  # the other packaged languages are those that the encoder loses
+        raise UsageError(
+            "No language is named that the smaller vocabulary can be measured on. Pass languages other than English with "
+            "--languages, or test sets with --data."
+        )
     demo = load_parallel_folder(DEMO, split="test")
     available = load_parallel_folder(UDHR) | demo
     if missing := [language for language in languages if language not in available]:
@@ -409,21 +412,21 @@ def _metadata(
         model_name=Path(options.output_dir).name,
         results=results,
         command=command,
-        weights=export.draft.weights,
+        weights=weights_digests(export.draft.folder),
         tags=["sentence-transformers", "metaphrase"],
     )
     kept = {key: value for key, value in own.items() if key not in _STALE}
     if is_starter(options.model):
         card.base_model, kept["license"] = starter.HUB_ID, "mit"
     elif _source(options.model) is None:
-        card.base_model = split_revision(options.model)[0]
+        card.base_model = model.model_card_data.base_model  # None if the model is installed, not on the Hub
         card.base_model_revision = model.model_card_data.base_model_revision
     if card.base_model is not None:  # the base model of the original card is not the nearest
         for key in ("base_model", "base_model_relation"):
             kept.pop(key, None)
     if options.trims:
         kept.pop("language", None)
-        card.language = [*languages, TARGET_LANGUAGE] if languages else None
+        card.language = [*languages, TARGET_LANGUAGE] if languages or options.languages else None
     elif isinstance(kept.get("language"), list):  # YAML reads the code of Norwegian as false
         kept["language"] = ["no" if code is False else code for code in kept["language"]]
     card.register_model(export.draft.model)

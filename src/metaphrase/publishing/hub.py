@@ -149,7 +149,14 @@ def push_corpus(
         return repository.commit({CARD: Path(place, CARD), CORPUS_FILE: Path(path)}, "Corpus by metaphrase")
 
 
-def push_vector(path: str | Path, repo_id: str, *, check: bool = True, **options: Unpack[CommitOptions]) -> str:
+def push_vector(
+    path: str | Path,
+    repo_id: str,
+    *,
+    check: bool = True,
+    command: str | None = None,
+    **options: Unpack[CommitOptions],
+) -> str:
     """Upload a task vector with its card; ``load_encoder("organisation/name")`` adds it to its base.
 
     The vector of a model package is uploaded with the package's card, digests, reference embeddings, licence and notices. The
@@ -159,6 +166,7 @@ def push_vector(path: str | Path, repo_id: str, *, check: bool = True, **options
         path: A file that ``metaphrase merge --vector`` wrote.
         repo_id: `organisation/name`; the repository is created if it does not exist.
         check: Compare the files with a download after the upload.
+        command: The shell command that error messages name, if it is not the one that pushes the file.
         **options: See `CommitOptions`.
 
     Returns:
@@ -173,10 +181,10 @@ def push_vector(path: str | Path, repo_id: str, *, check: bool = True, **options
     vector = TaskVector.load(path)
     if not is_starter(vector.base_name) and "@" not in (vector.base_name or ""):
         raise UsageError(
-            f"The base of {path} is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load it. "
-            "Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
+            f"The base of the task vector is {vector.base_name or 'unknown'}, which is not on a Hub, so others cannot load "
+            "it. Push the base, make the vector with `metaphrase merge organisation/base TUNED --vector`, and push that."
         )
-    repository = _Repository(repo_id, hint=_hint(push_command(path, repo_id, **options)), **options)
+    repository = _Repository(repo_id, hint=_hint(command or push_command(path, repo_id, **options)), **options)
     folder = Path(path).parent
     packaged = Path(path).name == VECTOR_FILE and is_packaged(folder)
     if packaged:
@@ -203,10 +211,11 @@ def push_command(
     repo_id: str,
     *,
     with_heads: bool = False,
+    vector_bits: int | None = None,
     license: str | None = None,
     **options: Unpack[CommitOptions],
 ) -> str:
-    """The shell command that pushes a release or a corpus, without token and title.
+    """The shell command that pushes a release, its task vector or a corpus, without token and title.
 
     >>> push_command("my runs/sw", "me/swahili", private=True, revision="next")
     "metaphrase push 'my runs/sw' --repo me/swahili --private --revision next"
@@ -215,6 +224,7 @@ def push_command(
     words += ["--private"] if options.get("private") else []
     words += ["--revision", revision] if (revision := options.get("revision")) else []
     words += ["--with_heads"] if with_heads else []
+    words += ["--vector", "--bits", str(vector_bits)] if vector_bits else []
     words += ["--license", license] if license else []
     return without_tokens(shlex.join(words))
 
@@ -318,7 +328,7 @@ class _Repository:
                 )
         if check:
             with tempfile.TemporaryDirectory(prefix="metaphrase-") as cache:
-                there = download(**self.where, revision=sha, token=self.token, cache_dir=cache)
+                there = download(**self.where, revision=sha, token=self.token, cache_dir=cache, files=[*files])
                 for name, digest in digests.items():
                     if not (there / name).is_file() or file_sha256(there / name) != digest:
                         raise HubError(f"{name} in {url} differs from the file that was pushed. {self.hint}")

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from metaphrase.io.redaction import redact
+from metaphrase.corpus.codes import standard_code
+from metaphrase.io.redaction import redact, visible
 
 #: Not printable according to Unicode, but part of the spelling of Persian, Malayalam, Sinhala and other languages.
 JOINERS = "\u200c\u200d"
@@ -35,12 +36,24 @@ def cell(value: Any) -> str:
     return html.escape(escaped, quote=False)
 
 
+def code(text: str) -> str:
+    """`text` on one line in a code span, whose marks are longer than any run of backticks in it.
+
+    >>> code("query: "), code("a`b")
+    ('`query: `', '`` a`b ``')
+    """
+    text = re.sub(r"\s", " ", visible(redact(text)))
+    ticks = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if "`" in text else ""
+    return f"{ticks}{space}{text}{space}{ticks}"
+
+
 def fence(text: str | None, language: str = "") -> str:
     """`text` as a code block whose fence is longer than any run of backticks in it; empty if there is no text."""
     if not text:
         return ""
     text = redact(re.sub(r"\r\n?", "\n", text)).encode("utf-8", "replace").decode()
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    ticks = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     lines = text.rstrip("\n")
     return f"{ticks}{language}\n{lines}\n{ticks}"
 
@@ -52,6 +65,17 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [[cell(column) for column in columns], ["--:" if column in numeric else ":--" for column in columns]]
     lines += [[cell(row.get(column)) for column in columns] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) if rows else ""
+
+
+def hub_languages(codes: Iterable[str]) -> dict[str, list[str]]:
+    """Metadata of languages. The Hub's `language` has no scripts: codes with one are in `language_bcp47`, too.
+
+    >>> hub_languages(["sw", "zh-Hant"])
+    {'language': ['sw', 'zh'], 'language_bcp47': ['zh-Hant']}
+    """
+    standard = {code: standard_code(code) or "" for code in codes}
+    bare = dict.fromkeys(one.split("-")[0] or code for code, one in standard.items())
+    return {"language": list(bare), "language_bcp47": [code for code in standard.values() if "-" in code]}
 
 
 def dump_yaml(value: Mapping[str, Any], **options: Any) -> str:

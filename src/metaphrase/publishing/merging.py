@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -22,6 +23,7 @@ from metaphrase.encoders.loading import (
     load_encoder,
     model_folder,
     split_revision,
+    split_vectors,
     vector_file,
 )
 from metaphrase.encoders.starter import HUB_ID
@@ -47,9 +49,9 @@ from metaphrase.merging import TaskVector, combine
 from metaphrase.merging.quantization import Bits
 from metaphrase.publishing.card import AlignmentModelCardData
 from metaphrase.publishing.export import check_destination, drafted, how_to_load, stored_recipe
-from metaphrase.publishing.markdown import cell
+from metaphrase.publishing.markdown import cell, hub_languages
 from metaphrase.publishing.plots import alpha_chart, save_picture
-from metaphrase.publishing.provenance import stated
+from metaphrase.publishing.provenance import as_list, stated
 
 #: Suffix of the file of a task vector.
 SUFFIX = ".safetensors"
@@ -230,11 +232,14 @@ def _choose(options: MergeOptions, base: SentenceTransformer, vector: TaskVector
 def _write(options: MergeOptions, base: SentenceTransformer, vector: TaskVector, command: str | None) -> None:
     """Write the encoder and the vector."""
     base_name, *tuned = options.models
+    languages = {language for name in tuned for language in stated(name, "language")} | set(
+        stated_languages(vector.card)
+    )
     card = AlignmentModelCardData(
         recipe=dict(vector.recipe) if vector.recipe else None,
         merge={"alpha": vector.alpha, "tuned": [Path(name).name if Path(name).exists() else name for name in tuned]},
         command=command,
-        language=sorted({language for name in tuned for language in stated(name, "language")}) or None,
+        language=sorted(languages) or None,
         license=vector.license if vector.license and " AND " not in vector.license else None,
     )
     if vector.directions is not None:
@@ -307,10 +312,17 @@ def _vector(base: SentenceTransformer, base_name: str, name: str) -> TaskVector:
 
 
 def derived_card(model: SentenceTransformer, name: str, **known: Any) -> AlignmentModelCardData:
-    """The card of a model that is made from another one, with the licence, the languages and the Hub id of that one."""
-    licenses, languages = stated(name, "license"), stated(name, "language")
-    card = AlignmentModelCardData(license=licenses[0] if licenses else None, language=languages or None, **known)
-    card.base_model, card.base_model_revision = hub_base(model, name)
+    """The card of a model that is made from another one, with the languages, the Hub id and, if it has one, the licence."""
+    base, files = split_vectors(name)
+    licenses, languages = stated(base, "license"), stated(base, "language")
+    for vector in map(TaskVector.load, filter(None, map(vector_file, files))):
+        licenses += (vector.license or "").split(" AND ")
+        languages += stated_languages(vector.card)
+    license, *others = dict.fromkeys(filter(None, licenses)) or [None]
+    card = AlignmentModelCardData(
+        license=None if others else license, language=list(dict.fromkeys(languages)) or None, **known
+    )
+    card.base_model, card.base_model_revision = hub_base(model, base)
     return card
 
 
@@ -329,12 +341,12 @@ def _public_name(base: SentenceTransformer, name: str) -> str:
     return f"{hub_id}@{revision}" if hub_id and model_folder(name) is None else Path(name).name
 
 
-def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Any) -> str:
+def vector_card(vector: TaskVector, place: str, loaded: str, *, languages: Iterable[str] | None) -> str:
     """Text of a card for a task vector: the file or repository that it is in, and the name that loads the encoder."""
-    base = vector.base_name
+    base, licenses = vector.base_name, (vector.license or "").split(" AND ")
     metadata = {
-        "license": vector.license,
-        "language": languages,
+        "license": licenses if len(licenses) > 1 else vector.license,
+        **hub_languages(languages or ()),
         "base_model": HUB_ID if is_starter(base) else _hub_id(base),
         "library_name": "metaphrase",
         "tags": ["metaphrase", "task-vector"],
@@ -358,11 +370,13 @@ def _hub_id(base: str | None) -> str | None:
     return name if revision and name not in installed_models() else None
 
 
-def stated_languages(card: str | None) -> Any:
-    """The languages in the metadata of the text of a card."""
-    with suppress(yaml.YAMLError, IndexError, AttributeError):
-        return yaml.safe_load(str(card).split("---")[1]).get("language")
-    return None
+def stated_languages(card: str | None) -> list[str]:
+    """The languages in the metadata of the texts of cards."""
+    found = []
+    for block in re.findall(r"^---\n(.*?)^---$", card or "", re.DOTALL | re.MULTILINE):
+        with suppress(yaml.YAMLError, AttributeError):
+            found += as_list(yaml.safe_load(block).get("language"))
+    return found
 
 
 def _size(vector: TaskVector) -> int:

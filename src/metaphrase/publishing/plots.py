@@ -95,7 +95,7 @@ def charts(report: Mapping[str, Any]) -> dict[str, Chart]:
     for name, one in analysis.get("retention", {}).items():
         found[f"retention-{name}"] = Chart(
             f"Difference in accuracy of {len(one['languages'])} languages without training data on {name}, sorted, with a "
-            f"red line at {-one['limit']:g} points; mean {one['pooled']['difference']:+.2f}, {one['verdict']}",
+            f"red line at {0 - one['limit']:g} points; mean {one['pooled']['difference']:+.2f}, {one['verdict']}",
             partial(draw_retention, retention=one),
         )
     if "alpha" in analysis:
@@ -150,9 +150,7 @@ def svg(name: str, chart: Chart) -> str:
 
 def save_pictures(report: Mapping[str, Any], folder: str | Path) -> list[Path]:
     """Save the charts of a report as PNG files."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    return [save_picture(chart, folder / f"{name}.png") for name, chart in charts(report).items()]
+    return [save_picture(chart, Path(folder) / f"{name}.png") for name, chart in charts(report).items()]
 
 
 def save_picture(chart: Chart, path: str | Path) -> Path:
@@ -165,6 +163,7 @@ def save_picture(chart: Chart, path: str | Path) -> Path:
                 f"Plots are written as {', '.join(sorted(kinds))}, not as {suffix or 'a file without suffix'}."
             )
         chart.draw(figure)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
     return Path(path)
 
@@ -276,7 +275,7 @@ def draw_retention(figure: Figure, *, retention: Mapping[str, Any]) -> None:
     mean.set_gid(f"{_TOOLTIP}mean: {pooled['difference']:+.2f}, {retention['verdict']}")
     axes.axvline(0, color=COLOURS["soft"], lw=0.8)
     axes.axvspan(-limit, 0, color=COLOURS["red"], alpha=0.15, lw=0)
-    axes.axvline(-limit, color=COLOURS["red"], ls="--", lw=1, label=f"red line, {-limit:g}")
+    axes.axvline(-limit, color=COLOURS["red"], ls="--", lw=1, label=f"red line, {0 - limit:g}")
     axes.set(xlabel="difference in points, with 95 % intervals", ylim=(len(rows), -3))
     names = [_shortened(language_name(row["language"])) for row in rows]
     axes.set_yticks([-2, *range(len(rows))], ["mean", *names], fontsize=8)

@@ -77,8 +77,13 @@ def stated(name: str, key: str, *, repo_type: str = "model", revision: str | Non
     found = metadata.get(key)
     if repo_type == "dataset" and found in ("other", ["other"]):
         found = metadata.get("license_name") or found
-    values = found if isinstance(found, list) else [found]
-    return ["no" if one is False else str(one) for one in values if one is not None]  # YAML reads Norwegian as false
+    return as_list(found)
+
+
+def as_list(value: Any) -> list[str]:
+    """Languages or licences in the metadata of a card, a text or a list; YAML reads the code of Norwegian as false."""
+    values = value if isinstance(value, list) else [value]
+    return ["no" if one is False else str(one) for one in values if one is not None]
 
 
 def find_card(name: str, *, repo_type: str = "model", revision: str | None = None) -> Path | None:

@@ -8,7 +8,7 @@ from metaphrase.encoders.loading import find_folder, full_name, load_encoder, sp
 from metaphrase.io.arguments import checked
 from metaphrase.io.configuration import option
 from metaphrase.io.environment import versions
-from metaphrase.publishing.contents import CARD
+from metaphrase.publishing.contents import CARD, weights_digests
 from metaphrase.publishing.examples import name_model
 from metaphrase.publishing.export import check_destination, drafted, how_to_load
 from metaphrase.publishing.merging import derived_card
@@ -57,12 +57,12 @@ def pull(options: PullOptions) -> Pull:
     model = load_encoder(options.model, device="cpu")
     name, vectors = split_vectors(options.model)
     source = find_folder(name)[1]
-    with drafted(model, options.output_dir, source=source, card=derived_card(model, name)) as draft:
+    with drafted(model, options.output_dir, source=source, card=derived_card(model, options.model)) as draft:
         text = None
         if (source / CARD).is_file() and not vectors:
             text = name_model((source / CARD).read_text(encoding="utf-8"), options.output_dir)
             text = text.replace("library_name: metaphrase", "library_name: sentence-transformers", 1)
-        weights = draft.weights
+        weights = weights_digests(draft.folder)
         draft.publish(text)
     return Pull(full_name(options.model), options.output_dir, weights, versions())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import json
 import logging
 import shutil
@@ -29,8 +28,8 @@ from sentence_transformers.base.modules import Module
 from metaphrase.checkpoints.folders import PARTIAL, TRAINING_ARGS
 from metaphrase.encoders.adapters import ADAPTER, has_adapter, save_adapter, shared_copy
 from metaphrase.encoders.checks import reference_difference
-from metaphrase.encoders.loading import load_encoder, model_folder, origin_of
-from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, remove_pooler
+from metaphrase.encoders.loading import find_model, load_encoder, model_folder, origin_of
+from metaphrase.encoders.pooler import CONFIG_FILE, disable_pooler, is_pooler_optional, remove_pooler
 from metaphrase.exceptions import (
     HubError,
     MetaphraseError,
@@ -39,9 +38,7 @@ from metaphrase.exceptions import (
     NonFiniteError,
     UsageError,
 )
-from metaphrase.io.digests import file_sha256
 from metaphrase.io.files import follow_umask
-from metaphrase.io.hub import download
 from metaphrase.io.locks import exclusive
 from metaphrase.io.outputs import FAILED_RELEASE, check_folder
 from metaphrase.io.redaction import redact
@@ -55,8 +52,8 @@ from metaphrase.publishing.contents import (
     RECIPE,
     REFERENCE,
     SEAL,
-    is_weights,
     release_files,
+    weights_digests,
     write_manifest,
 )
 from metaphrase.publishing.examples import MODEL_ID_PLACEHOLDER
@@ -120,7 +117,7 @@ def release(
         RuntimeError: The written folder does not reproduce the model's embeddings. Its files are kept in a folder that the
             message names.
     """
-    _check_modules(model)
+    _check(model, texts)
     folder = Path(output_dir)
     check_folder(folder, model=model_folder(origin_of(model)), around=False)
     card = card or AlignmentModelCardData.adopt(model)
@@ -146,12 +143,11 @@ def release(
             )
         released.save_pretrained(str(staging), create_model_card=False)
         _remove_other_files(staging)
-        has_option = "add_pooling_layer" in inspect.signature(type(model.transformers_model).__init__).parameters
-        if has_option and (staging / CONFIG_FILE).is_file():
+        if is_pooler_optional(type(model.transformers_model)) and (staging / CONFIG_FILE).is_file():
             disable_pooler(staging)
         if keep_adapter:
             save_adapter(model, staging / ADAPTER)
-        card.weights = {path: file_sha256(staging / path) for path in release_files(staging) if is_weights(path)}
+        card.weights = weights_digests(staging)
         text = generate_model_card(released).replace(MODEL_ID_PLACEHOLDER, json.dumps(str(folder))[1:-1])
         (staging / CARD).write_text(text, encoding="utf-8")
         if recipe:
@@ -209,9 +205,7 @@ def verify(name_or_path: str | Path, *, name: str | None = None, device: str | N
     the hardware family of the release, slightly more elsewhere.
     """
     name = name or str(name_or_path)
-    folder = Path(name_or_path)
-    if not folder.is_dir():
-        folder = download(str(name_or_path))
+    folder = find_model(name_or_path)[1]
     if not (folder / REFERENCE).is_file():
         raise MissingFileError(
             f"A release is verified with its reference embeddings, but {name} has no {REFERENCE}. Name a "
@@ -232,7 +226,9 @@ def _write_yaml(path: Path, content: Any) -> None:
     path.write_text(redact(yaml.safe_dump(content, sort_keys=False, allow_unicode=True)), encoding="utf-8")
 
 
-def _check_modules(model: SentenceTransformer) -> None:
+def _check(model: SentenceTransformer, texts: Sequence[str]) -> None:
+    if not texts:
+        raise UsageError("A release needs reference texts. Pass at least one sentence as `texts`, or omit it.")
     for module in model.modules():
         kind = type(module)
         if isinstance(module, Module) and kind.__module__.split(".")[0] != "sentence_transformers":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +21,8 @@ from metaphrase.publishing.plots import Chart, draw_differences, save_picture
 
 #: Baseline: the encoder that the runs started from.
 BEFORE = "before"
+#: Options of a run's command that do not distinguish configurations, or of which the report has facts.
+_NOT_SETTINGS = {"seed", "output_dir", "o", "resume_from_checkpoint", "recipe", "model", "corpus", "test"}
 
 
 @dataclass(frozen=True)
@@ -52,12 +56,28 @@ class Run:
         facts = self.facts
         settings = {name: facts.get(name) for name in ("model", "steps", "batch_size", "frozen_word_embeddings")}
         files = [file["sha256"] for file in facts["files"]]
-        return json.dumps([facts["recipe"], settings, files], sort_keys=True)
+        return json.dumps([facts["recipe"], settings, files, _options(facts.get("command", ""))], sort_keys=True)
 
     @property
     def label(self) -> str:
         """Name of the recipe."""
         return str(self.facts["recipe"]["name"])
+
+
+def _options(command: str) -> dict[str, list[str]]:
+    """The options of a command that are settings of a configuration.
+
+    >>> _options("metaphrase train --recipe tr --learning-rate=1e-5 --seed 3 --languages sw te")
+    {'learning_rate': ['1e-5'], 'languages': ['sw', 'te']}
+    """
+    options: dict[str, list[str]] = {}
+    values: list[str] = []
+    for word in shlex.split(command):
+        if option := re.fullmatch(r"--?([a-z][\w-]*)(=.*)?", word, re.DOTALL):
+            values = options[option[1].replace("-", "_")] = [option[2][1:]] if option[2] else []
+        else:
+            values.append(word)
+    return {name: value for name, value in options.items() if name not in _NOT_SETTINGS}
 
 
 def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> list[dict[str, Any]]:
@@ -75,12 +95,20 @@ def compare_runs(folders: Sequence[str | Path], *, baseline: str = BEFORE) -> li
         for the number of rows.
 
     Raises:
-        UsageError: The baseline is not one of the runs, or lacks a seed.
+        UsageError: The baseline is not one of the runs, or lacks a seed; or two runs differ in nothing.
         MissingFileError: A folder has no report.
         DataError: A report is damaged.
         DataMismatchError: Runs were measured on different test sets.
     """
     runs = [Run.read(folder) for folder in dict.fromkeys(map(Path, folders))]
+    distinct: dict[tuple[str, int], Run] = {}
+    for run in runs:
+        same = distinct.setdefault((run.configuration, run.facts["seed"]), run)
+        if same is not run:
+            raise UsageError(
+                f"{same.folder} and {run.folder} have the same configuration and the seed {run.facts['seed']}, so they are "
+                "not independent. Pass one of them, or train with another seed."
+            )
     base = _baseline(runs, baseline)
     groups: dict[str, list[Run]] = {}
     for run in runs:

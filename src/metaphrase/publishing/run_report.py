@@ -36,7 +36,7 @@ from metaphrase.io.files import DEMO, UDHR
 from metaphrase.io.outputs import check_folder, claim_folder
 from metaphrase.io.progress import Begin, no_progress
 from metaphrase.io.work_folders import damage_in
-from metaphrase.mining.bulk import encode
+from metaphrase.modeling.packing import packed
 from metaphrase.publishing import analysis
 from metaphrase.publishing.analysis import geometry_of, read_answers
 from metaphrase.publishing.examples import usage_lines
@@ -218,24 +218,10 @@ class SentenceEmbeddings:
         """Number of encoded sentences."""
         return sum(len(one.rows) for one in self.encoders.values())
 
-    def missing(self, texts: Mapping[str, Sequence[str]]) -> list[tuple[CachedEncoder, list[str]]]:
-        """Distinct sentences without an embedding, with their encoders."""
-        sides: dict[CachedEncoder, list[str]] = {}
-        for language, side in texts.items():
-            sides.setdefault(self.encoder(language), []).extend(side)
-        return [(one, one.missing(side, self.prompt)) for one, side in sides.items()]
-
-    def encode(self, texts: Mapping[str, Sequence[str]], advance: Callable[[int], None] = lambda n: None) -> None:
-        """Encode the sentences of some languages."""
-        for one, todo in self.missing(texts):
-            for first in range(0, len(todo), 256):
-                batch = todo[first : first + 256]
-                one.add(batch, self.prompt, np.asarray(encode(one.model, batch, prompt=self.prompt)))
-                advance(len(batch))
-
     def of(self, language: str, texts: Sequence[str]) -> NDArray[Any]:
         """Embeddings of sentences, shape ``(n, hidden)``."""
-        return self.encoder(language).encode(texts, prompt=self.prompt)
+        with packed(self.model(language)):
+            return self.encoder(language).encode(texts, prompt=self.prompt)
 
     def measure(self, sets: Mapping[str, ParallelSet], **settings: Any) -> dict[str, Any]:
         """Run `evaluate_retrieval` on the embeddings."""
@@ -256,7 +242,7 @@ def load_run(folder: Path) -> dict[str, SentenceTransformer]:
     if (folder / "modules.json").is_file():
         return {"": load_encoder(folder)}
     found = {path.parent.name: path.parent for path in sorted(folder.glob("*/modules.json"))}
-    found = {name: path for name, path in found.items() if not name.startswith("checkpoint-")}
+    found = {name: path for name, path in found.items() if not name.startswith(("checkpoint-", "_"))}
     if not found:
         raise MissingFileError(f"{folder} has no release. Wait for the end of the run, or resume it.")
     return {language: load_encoder(path) for language, path in found.items()}
@@ -342,21 +328,15 @@ def _encode_all(
     notify: Callable[[str], None],
     progress: Callable[[], AbstractContextManager[Begin]],
 ) -> None:
-    texts: dict[str, list[str]] = {TARGET_LANGUAGE: []}
-    for by_language in sets.values():
-        for language, one in by_language.items():
-            texts.setdefault(language, []).extend(one.sources)
-            texts[TARGET_LANGUAGE].extend(one.targets)
-    totals = {side: sum(len(todo) for _, todo in one.missing(texts)) for side, one in subjects.items()}
-    notify(
-        f"Encoding {' and '.join(f'{totals[side]:,} sentences with {one.name}' for side, one in subjects.items())}: "
-        f"{sum(map(len, sets.values()))} test sets of {', '.join(sets)}."
-    )
-    with progress() as begin:
-        for side, subject in subjects.items():
-            start = time.perf_counter()
-            subject.encode(texts, begin(side, totals[side]))
-            notify(f"{side}: {time.perf_counter() - start:.0f} seconds")
+    pairs = [one for by_language in sets.values() for one in by_language.values()]
+    for subject in subjects.values():
+        notify(f"Encoding {len(pairs)} test sets of {', '.join(sets)} with {subject.name} …")
+        with progress() as begin:
+            advance = begin("Encoding test sets", len(pairs))
+            for one in pairs:
+                subject.of(one.language, one.sources)
+                subject.of(TARGET_LANGUAGE, one.targets)
+                advance(1)
 
 
 def _measure(
@@ -406,7 +386,6 @@ def _analyse(
     mapped = (options.languages or ranked)[:_MAPPED]
     mapped_sets = {language: sets[focus][language] for language in mapped}
     content: dict[str, Any] = {
-        "tokens": _token_maps(subjects, mapped_sets) | {"data": focus},
         "alignments": [
             {
                 "language": language,
@@ -423,13 +402,15 @@ def _analyse(
         "geometry": geometry_of(embedded, shown) | {"data": focus},
         "errors": analysis.nearest_errors(shown, found, limit=options.errors) | {"data": focus},
     }
-    if len(both_margins["after"][0]):
+    if tokens := token_maps(subjects, mapped_sets):
+        content["tokens"] = tokens | {"data": focus}
+    if all(len(pair_n) for pair_n, _ in both_margins.values()):
         content["margins"] = analysis.margin_histogram(both_margins) | {"data": focus}
     return content
 
 
-def _token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
-    """Maps of the same words before and after."""
+def token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, ParallelSet]) -> dict[str, Any]:
+    """Maps of the same words before and after; empty if there are fewer than three words."""
     sample = analysis.sample_words(sets)
     spelled = [(language, list(words)[at]) for language, words, chosen in sample for at in chosen]
     states: dict[str, list[list[NDArray[Any]]]] = {}
@@ -445,6 +426,8 @@ def _token_maps(subjects: Mapping[str, SentenceEmbeddings], sets: Mapping[str, P
         kept &= np.array([row is not None for row in rows])
         states[side] = rows
     languages = [language for (language, _), keep in zip(spelled, kept, strict=True) if keep]
+    if len(languages) < 3:
+        return {}
     return {
         "languages": [TARGET_LANGUAGE, *sets],
         "language_of": languages,

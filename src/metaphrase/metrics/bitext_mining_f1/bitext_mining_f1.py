@@ -1,5 +1,6 @@
 """Precision, recall and F1 of mined sentence pairs, as an `evaluate` module."""
 
+import math
 from typing import Any
 
 import datasets
@@ -55,7 +56,7 @@ class BitextMiningF1(evaluate.Metric):
             for line in lines:
                 *pair, score = _columns(line, 3)
                 key = at, tuple(pair)
-                mined[key] = max(float(score), mined.get(key, float("-inf")))
+                mined[key] = max(_number(score), mined.get(key, -math.inf))
         scores, correct = list(mined.values()), [key in gold for key in mined]
         if threshold is None:
             best = best_threshold(scores, correct, len(gold))
@@ -63,6 +64,16 @@ class BitextMiningF1(evaluate.Metric):
         kept = [right for score, right in zip(scores, correct, strict=True) if score >= threshold]
         shares = f1_scores(sum(kept), len(kept), len(gold))
         return dict(zip(("precision", "recall", "f1"), shares, strict=True)) | {"threshold": threshold}
+
+
+def _number(score: str) -> float:
+    try:
+        number = float(score)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise ValueError(f"The score of a pair must be a number, but is {score!r}.")
+    return number
 
 
 def _columns(line: str, n: int) -> tuple[str, ...]:

@@ -46,6 +46,9 @@ class RetrievalAccuracy(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[list[float]], references: list[list[float]]) -> dict[str, Any]:
+        sizes = {len(embedding) for embedding in (*predictions, *references)}
+        if len(sizes) != 1:
+            raise ValueError(f"Embeddings must have one size, but have the sizes {sorted(sizes)}.")
         hits = retrieval_hits(np.asarray(predictions), np.asarray(references))
         scores = {direction: float(hits_n.mean()) for direction, hits_n in zip(DIRECTIONS, hits, strict=True)}
         return scores | {"accuracy": sum(scores.values()) / 2}
