@@ -13,12 +13,15 @@ from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizer
 from transformers import (
     BertConfig,
     BertModel,
+    ModernBertConfig,
+    ModernBertModel,
     PreTrainedTokenizerFast,
     XLMRobertaConfig,
     XLMRobertaModel,
     XLMRobertaTokenizer,
 )
 
+from metaphrase.encoders.loading import load_encoder
 from metaphrase.encoders.reduction import evenly_spaced, footprint, prune_layers, trim_vocabulary
 from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.files import DEMO
@@ -174,6 +177,19 @@ def test_merges_of_a_kept_piece_are_kept(tmp_path, texts):
     assert {part for merge in state["merges"] for part in (*merge, "".join(merge))} <= state["vocab"].keys()
 
 
+def test_characters_that_end_words_are_kept(tmp_path, texts):
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=[*SPECIAL, "<mask>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, mask_token="<mask>", model_max_length=64, **ROBERTA)
+    trimmed = trim_vocabulary(encoder_of(fast, tmp_path), [texts[0]])
+    assert len(trimmed.tokenizer) < len(fast)
+    assert all(trimmed.tokenizer.unk_token_id not in trimmed.tokenizer(text)["input_ids"] for text in texts)
+
+
 def test_a_tokenizer_of_words_is_left_alone(tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0, "[UNK]": 1, "a": 2}, unk_token="[UNK]"))
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]")
@@ -243,6 +259,18 @@ def test_layers_that_are_no_list_are_not_guessed(tiny_encoder):
     tiny_encoder[0].auto_model.config.num_hidden_layers = 7
     with pytest.raises(ModelError, match="of type bert were not found"):
         prune_layers(tiny_encoder, [0])
+
+
+def test_a_layer_that_differs_from_the_first_cannot_replace_it(tmp_path, tokenizer):
+    special = {f"{name}_token_id": 2 for name in ("cls", "sep", "bos", "eos")}
+    ModernBertModel(ModernBertConfig(**shape(tokenizer), **special)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    encoder = load_encoder(tmp_path, device="cpu")
+    assert prune_layers(encoder, [0])[0].auto_model.config.num_hidden_layers == 1
+    with pytest.raises(
+        ModelError, match=r"of type modernbert, whose layers differ in .*attn_norm.*Keep the first layer"
+    ):
+        prune_layers(encoder, [1])
 
 
 @pytest.mark.parametrize("layers", [1, 2, 6, 12, 24])

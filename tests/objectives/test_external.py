@@ -59,6 +59,33 @@ class Distance(Objective):
         lengths_b2 = encodings["lengths"].features["lengths"]
         weights_b = lengths_b2.amin(dim=1) / lengths_b2.amax(dim=1)
         return self.scale * ((source_bh - target_bh).abs() ** self.power).mean(dim=1) @ weights_b / len(weights_b)
+
+
+class Abstract(Objective):
+    name, granularity = "abstract", "sentence"
+
+
+class Coarse(Distance):
+    granularity = "page"
+
+
+class Dotted(Distance):
+    name = "my.distance"
+
+
+class Unlimited(Distance):
+    def __init__(self, *, power: int = 2):
+        super().__init__(power=power)
+
+
+class Unreduced(Distance):
+    def forward(self, encodings):
+        return encodings["source"].sentence_bh.sum(dim=1)
+
+
+class Nothing(Distance):
+    def forward(self, encodings):
+        pass
 '''
 
 
@@ -69,6 +96,7 @@ def package(tmp_path, monkeypatch) -> Path:
     (folder / "outside").mkdir(parents=True)
     (folder / "outside" / "__init__.py").touch()
     (folder / "outside" / "losses.py").write_text(MODULE)
+    (folder / "outside" / "broken.py").write_text("class (")
     monkeypatch.syspath_prepend(str(folder))
     yield folder
     for name in [name for name in sys.modules if name.split(".")[0] == "outside"]:
@@ -137,15 +165,27 @@ def test_an_installed_package_adds_an_objective(package, tmp_path):
         ),
         ("outside.losses:Distance", {"power": "two"}, r"1:\d+: 'power' in .* must be a whole number, but is 'two'"),
         ("outside.losses:Distance", {"scale": "x"}, "must be a number, but is 'x'"),
-        ("outside.losses:Nothing", {}, "cannot be imported: .*no attribute 'Nothing'"),
+        ("outside.losses:Lost", {}, "cannot be imported: .*no attribute 'Lost'"),
         ("nowhere.losses:Distance", {}, "cannot be imported: No module named 'nowhere'. Install its package"),
         ("json:dumps", {}, "is not an objective: it must be a subclass of metaphrase.Objective"),
+        ("outside.broken:Distance", {}, "cannot be imported: .*invalid syntax"),
+        ("outside.losses:Abstract", {}, "lacks the method forward"),
+        ("outside.losses:Coarse", {}, "'granularity' of .* must be one of 'sentence', .* but is 'page'"),
+        ("outside.losses:Dotted", {}, "has the name 'my.distance'. Use a name without dots"),
+        ("outside.losses:Unlimited", {}, "has no argument 'max_length'"),
     ],
 )
 def test_wrong_references_and_arguments_are_reported(package, tmp_path, objective, args, message):
     recipe = Recipe.load(write_recipe(tmp_path / "mine.yaml", objective, **args))
     with pytest.raises(RecipeError, match=message):
         recipe.check()
+
+
+@pytest.mark.parametrize(("name", "found"), [("Unreduced", r"a tensor of shape \(3,\)"), ("Nothing", "None")])
+def test_a_loss_is_a_scalar(package, make_loss, batch_of, bitext, name, found):
+    loss = make_loss(f"outside.losses:{name}")
+    with pytest.raises(RecipeError, match=f"'projected-distance' must be a scalar tensor, but is {found}"):
+        loss(batch_of(loss, bitext[:3]))
 
 
 def test_a_wrong_argument_is_reported_before_the_encoder_is_loaded(tmp_path, bitext_path, capsys):

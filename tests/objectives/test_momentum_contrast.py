@@ -372,6 +372,13 @@ def test_another_pooling_is_refused(make_loss, tiny_encoder):
         make_loss("moco", model=tiny_encoder)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_an_encoder_in_half_precision_with_mean_pooling(batch_of, bitext, tiny_xlmr, dtype):
+    recipe = Recipe.from_dict({"name": "half", "terms": [{"objective": "moco", "args": {"queue_size": 20}}]})
+    loss = AlignmentLoss(tiny_xlmr.to(dtype), recipe, max_length=24)
+    assert loss(batch_of(loss, bitext[:3]))["moco"].isfinite()
+
+
 def test_an_input_language_embedding_is_refused(make_loss, batch_of, bitext, tiny_encoder):
     recipe = Recipe.from_dict({"name": "l", "terms": [{"objective": "moco"}], "language_embedding": True})
     loss = AlignmentLoss(tiny_encoder, recipe, max_length=24, languages=["de", "en"])

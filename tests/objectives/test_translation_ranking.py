@@ -6,7 +6,7 @@ import torch
 from metaphrase.encoders.starter import PROMPTS
 from metaphrase.exceptions import UsageError
 from metaphrase.modeling.encoding import encode_views
-from metaphrase.modeling.functional import cosine_matrix, translation_ranking
+from metaphrase.modeling.functional import cosines, translation_ranking
 from tests.oracles import both_sides_ranking_loop, guided_soft_ranking_loop, hard_negatives_ranking_loop
 
 
@@ -125,8 +125,8 @@ def test_guidance_excludes_sentences_of_the_own_side(make_loss, moved_encodings,
         new, old = moved_encodings(loss, bitext[:6])
         losses[guided] = loss.objectives["tr"](new)
     source, target = (old[side].sentence_bh for side in ("source", "target"))
-    own = cosine_matrix(source, target).diagonal()
-    preferred = [(cosine_matrix(side, side) > own[:, None]).sum() - len(own) for side in (source, target)]
+    own = cosines(source, target).diagonal()
+    preferred = [(cosines(side, side) > own[:, None]).sum() - len(own) for side in (source, target)]
     assert max(preferred) > 0  # beside each sentence itself
     assert losses[True] < losses[False]
 
@@ -147,7 +147,7 @@ def test_soft_targets_without_weight_are_hard(make_loss, moved_encodings, bitext
 def test_cold_soft_targets_are_hard():
     """A sentence is most similar to itself."""
     source, target = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(0))
-    soft = cosine_matrix(target, target) / 0.01
+    soft = cosines(target, target) / 0.01
     torch.testing.assert_close(translation_ranking(source, target, soft_bb=soft), translation_ranking(source, target))
 
 
@@ -218,20 +218,20 @@ def test_hard_negatives_match_loop(make_loss, moved_encodings, bitext, guided):
     sides = [new[name].sentence_bh for name in ("source", "target", "negatives-2")]
     if guided:
         source, target, wrong = (old[name].sentence_bh for name in ("source", "target", "negatives-2"))
-        own = cosine_matrix(source, target).diagonal()
-        for i, row in enumerate(cosine_matrix(source, wrong).tolist()):
+        own = cosines(source, target).diagonal()
+        for i, row in enumerate(cosines(source, wrong).tolist()):
             excluded[i] |= {n for n, cosine in enumerate(row) if cosine > own[i]}
     fast = loss.objectives["tr"](new)
     if guided:
         masks = [
             torch.cat(
                 [
-                    cosine_matrix(source, target) > own[:, None],
+                    cosines(source, target) > own[:, None],
                     torch.tensor([[n in one for n in range(len(read))] for one in excluded]),
                 ],
                 dim=1,
             ),
-            cosine_matrix(target, source) > own[:, None],
+            cosines(target, source) > own[:, None],
         ]
         pools = [torch.cat([sides[1], sides[2]]), sides[0]]
         slow = (

@@ -149,9 +149,9 @@ def test_the_frozen_copy_computes_in_the_precision_of_the_run(execute, monkeypat
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     token_states, seen = frozen_module.token_states, set()
 
-    def spied(*args):
+    def spied(*args, **inputs):
         seen.add(torch.is_autocast_enabled("cpu"))
-        return token_states(*args)
+        return token_states(*args, **inputs)
 
     monkeypatch.setattr(frozen_module, "token_states", spied)
     execute(recipe="metaphrase", bf16=bf16, test=[])

@@ -372,9 +372,9 @@ def own_temperature(name: str | None, prompts: Mapping[str, str]) -> float | Non
 
 
 def pooling_of(model: SentenceTransformer) -> str:
-    """Return the pooling mode of a model; ``"cls"`` if it combines several modes or has none."""
-    pooling = next((module for module in model if isinstance(module, Pooling)), None)
-    return str(pooling.pooling_mode) if pooling is not None and isinstance(pooling.pooling_mode, str) else "cls"
+    """The pooling mode of a model: several are joined as in ``"cls+mean"``; ``"cls"`` if it has no pooling module."""
+    mode: Any = next((module.pooling_mode for module in model if isinstance(module, Pooling)), "cls")
+    return mode if isinstance(mode, str) else "+".join(mode)
 
 
 def pretrained_mlm_head(name: str) -> dict[str, Tensor] | None:

@@ -20,6 +20,7 @@ from tokenizers import Tokenizer
 from torch import nn
 
 from metaphrase.encoders.adapters import shared_copy
+from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import first_position
 from metaphrase.exceptions import ModelError, UsageError
 
@@ -96,11 +97,11 @@ def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:
         dict(enumerate(piece for piece, _ in model["vocab"])) if is_list else {i: p for p, i in model["vocab"].items()}
     )
     added = {token["id"] for token in state["added_tokens"]}
-    prefix = model.get("continuing_subword_prefix") or ""
+    prefix, suffix = (model.get(key) or "" for key in ("continuing_subword_prefix", "end_of_word_suffix"))
     kept = {
         id_
         for id_, piece in pieces.items()
-        if id_ in seen or id_ in added or piece == model.get("unk_token") or _is_character(piece, prefix)
+        if id_ in seen or id_ in added or piece == model.get("unk_token") or _is_character(piece, prefix, suffix)
     }
     if is_list:  # the score of an unknown piece lies a fixed amount below that of the worst piece
         kept |= {model["unk_id"]} - {None}
@@ -126,8 +127,11 @@ def _trim(state: dict[str, Any], seen: set[int]) -> dict[int, int]:
     return new_id
 
 
-def _is_character(piece: str, prefix: str) -> bool:
-    return len(piece.removeprefix(prefix).removeprefix("▁")) <= 1 or _BYTE.fullmatch(piece) is not None
+def _is_character(piece: str, prefix: str, suffix: str) -> bool:
+    return (
+        len(piece.removeprefix(prefix).removeprefix("▁").removesuffix(suffix)) <= 1
+        or _BYTE.fullmatch(piece) is not None
+    )
 
 
 def _parts(pieces: set[str], model: Mapping[str, Any], prefix: str) -> set[int]:
@@ -167,7 +171,8 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
         keep: Indices of the layers, from 0.
 
     Raises:
-        ModelError: A layer does not exist, or the encoder's layers cannot be found.
+        ModelError: A layer does not exist, the encoder's layers cannot be found, or they differ, so that a layer cannot take
+            the place of another one (the first of ModernBERT).
         UsageError: No layer would remain.
     """
     wanted = sorted(set(keep))
@@ -193,6 +198,13 @@ def prune_layers(model: SentenceTransformer, keep: Iterable[int]) -> SentenceTra
     encoder.config.num_hidden_layers = len(wanted)
     if getattr(encoder.config, "layer_types", None):
         encoder.config.layer_types = [encoder.config.layer_types[layer] for layer in wanted]
+    with torch.device("meta"):
+        rebuilt = remove_pooler(type(encoder)(encoder.config))
+    if different := rebuilt.state_dict().keys() ^ remove_pooler(encoder).state_dict().keys():
+        raise ModelError(
+            f"The layers {wanted} alone are no encoder of type {encoder.config.model_type}, whose layers differ in "
+            f"{min(different)}. Keep the first layer."
+        )
     return model
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.io.digests import module_settings, tensors_digest
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
+from metaphrase.modeling.packing import ATTENTION, can_pack, token_states
 
 
 def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
@@ -23,21 +23,6 @@ def frozen(encoder: PreTrainedModel) -> PreTrainedModel:
     if can_pack(encoder):
         encoder.set_attn_implementation(ATTENTION)
     return encoder.requires_grad_(False)
-
-
-@torch.no_grad()
-def token_states(encoder: PreTrainedModel, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
-    """Compute the last layer's states of a frozen encoder.
-
-    Returns shape ``(batch, length, hidden)``.
-    """
-    if not can_pack(encoder):
-        states_blh: Tensor = encoder(input_ids=ids_bl, attention_mask=mask_bl.long()).last_hidden_state
-        return states_blh
-    packing = Packing.of(mask_bl)
-    flat = {"input_ids": packing.flatten(ids_bl), "position_ids": packing.position_n + first_position(encoder)}
-    states_1nh = encoder(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state
-    return packing.pad(states_1nh[0])
 
 
 class OriginalEncoding(NamedTuple):
@@ -85,7 +70,7 @@ class Original:
         if encoding.ids_bl not in self._encoded:
             for part in (self.encoder, self.modules):
                 part.to(device=encoding.table_vh.device, dtype=encoding.table_vh.dtype)
-            tokens_blh = token_states(self.encoder, encoding.ids_bl, encoding.mask_bl)
+            tokens_blh = token_states(self.encoder, encoding.mask_bl, input_ids=encoding.ids_bl)
             features = {"token_embeddings": tokens_blh, "attention_mask": encoding.mask_bl.long()}
             self._encoded[encoding.ids_bl] = OriginalEncoding(self.modules(features)["sentence_embedding"], tokens_blh)
         encoded: OriginalEncoding = self._encoded[encoding.ids_bl]

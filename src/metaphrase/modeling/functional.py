@@ -383,25 +383,19 @@ def mean_pooled(tokens_blh: Tensor, mask_bl: Tensor) -> Tensor:
     return kept_blh.sum(dim=1) / mask_bl.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def pooled(tokens_blh: Tensor, mask_bl: Tensor, mode: str) -> Tensor:
-    """Sentence embeddings by ``"cls"`` or ``"mean"`` pooling, shape ``(batch, hidden)``."""
-    return tokens_blh[:, 0] if mode == "cls" else mean_pooled(tokens_blh, mask_bl)
-
-
-def cosines(anchors_brh: Tensor, candidates_bch: Tensor) -> Tensor:
-    """Cosine of every anchor with every candidate of the same batch row, in float32 or wider.
+def cosines(anchors_rh: Tensor, candidates_ch: Tensor) -> Tensor:
+    """Cosine of every anchor with every candidate, or with those of the same batch row, in float32 or wider.
 
     Args:
-        anchors_brh: Shape ``(batch, anchors, hidden)``.
-        candidates_bch: Shape ``(batch, candidates, hidden)``.
+        anchors_rh: Shape ``(anchors, hidden)`` or ``(batch, anchors, hidden)``.
+        candidates_ch: Shape ``(candidates, hidden)`` or ``(batch, candidates, hidden)``.
 
     Returns:
-        Shape ``(batch, anchors, candidates)``; 0 for zero vectors.
+        Shape ``(anchors, candidates)`` or ``(batch, anchors, candidates)``; 0 for zero vectors.
     """
-    anchors_brh = F.normalize(at_least_float32(anchors_brh), dim=-1)
-    candidates_bch = F.normalize(at_least_float32(candidates_bch), dim=-1)
-    with torch.autocast(anchors_brh.device.type, enabled=False):
-        return anchors_brh @ candidates_bch.mT
+    anchors_rh, candidates_ch = (F.normalize(at_least_float32(one), dim=-1) for one in (anchors_rh, candidates_ch))
+    with torch.autocast(anchors_rh.device.type, enabled=False):
+        return anchors_rh @ candidates_ch.mT
 
 
 def masked_ranking(
@@ -426,13 +420,6 @@ def masked_ranking(
     own_brc = positive_br[..., None] == torch.arange(similarity_brc.shape[-1], device=positive_br.device)
     logits_brc = (similarity_brc / temperature).masked_fill(~(candidate_brc | own_brc), -torch.inf)
     return -logits_brc.log_softmax(dim=-1).gather(-1, positive_br[..., None]).squeeze(-1)
-
-
-def cosine_matrix(rows_bh: Tensor, columns_ph: Tensor) -> Tensor:
-    """Cosine of every row with every column, in float32 or wider, shape ``(batch, pool)``."""
-    rows_bh, columns_ph = (F.normalize(at_least_float32(one), dim=-1) for one in (rows_bh, columns_ph))
-    with torch.autocast(rows_bh.device.type, enabled=False):
-        return rows_bh @ columns_ph.T
 
 
 def gather_with_gradient(tensor_bh: Tensor) -> Tensor:

@@ -227,6 +227,18 @@ def _flatten_features(features: dict[str, Any], packing: Packing, offset: int) -
     return flat
 
 
+def token_states(encoder: PreTrainedModel, mask_bl: Tensor, **inputs: Tensor) -> Tensor:
+    """Compute the last layer's states of an encoder whose attention is ``ATTENTION``, without padding if that is possible.
+
+    Returns shape ``(batch, length, hidden)``, undefined at padding.
+    """
+    if not can_pack(encoder):
+        return encoder(**inputs, attention_mask=mask_bl.long()).last_hidden_state
+    packing = Packing.of(mask_bl)
+    flat = _flatten_features(inputs, packing, first_position(encoder))
+    return packing.pad(encoder(**flat, packing=packing).last_hidden_state[0])
+
+
 @contextmanager
 def packed(model: SentenceTransformer, *, enabled: bool = True) -> Iterator[bool]:
     """Run a SentenceTransformer without padding inside this block.

@@ -83,9 +83,8 @@ class Sentence(View):
     def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, mask, fingerprint and language of each text."""
         texts = [example[self.side] for example in examples]
-        ids = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
         return {
-            **pad_rows(tokenizer, input_ids=ids),
+            **pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts, self.max_length)),
             "text": torch.tensor([fingerprint(text) for text in texts]),
             "language": languages_of(examples, self.side),
         }
@@ -134,8 +133,7 @@ class MaskedSentence(View):
 
     def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build masked ids, labels, and the language of each text."""
-        texts = [example[self.side] for example in examples]
-        encoded = tokenizer(texts, truncation=True, max_length=self.max_length)["input_ids"]
+        encoded = piece_ids(tokenizer, [example[self.side] for example in examples], self.max_length)
         masked = [
             mask_pieces(np.array(ids), self.mask_rate, tokenizer, own_stream(rng, self.name))
             for ids, rng in zip(encoded, rngs, strict=True)
@@ -180,8 +178,8 @@ class Concatenated(View):
         A batch without monolingual text yields one row of special tokens, without labels.
         """
         texts = self._texts(examples, rngs)
-        first = _ids(tokenizer, [text[0] for text in texts], self.max_length)
-        second = _ids(tokenizer, [text[-1] for text in texts], self.max_length)
+        first = piece_ids(tokenizer, [text[0] for text in texts], self.max_length)
+        second = piece_ids(tokenizer, [text[-1] for text in texts], self.max_length)
         rows: dict[str, list[Any]] = {"input_ids": [], "position_ids": [], "labels": []}
         if self.segments:
             rows["token_type_ids"] = []
@@ -253,8 +251,7 @@ class Links(View):
 
     Provides ``source_spans`` and ``target_spans``, ``(batch, words, 2)``: first piece and exclusive end of each word, and
     ``(0, 0)`` for padding and for words that are not usable (see :func:`tokenize_words`); ``links``, ``(batch, links, 2)``:
-    source and target word, ``-1`` for padding; ``scores``, ``(batch, links)``, 1 if the corpus has none; and ``dropped``,
-    ``(batch,)``: the number of links dropped because a word is not usable.
+    source and target word, ``-1`` for padding; and ``scores``, ``(batch, links)``, 1 if the corpus has none.
 
     Attributes:
         max_length: Maximum pieces per sentence, including special tokens.
@@ -274,9 +271,8 @@ class Links(View):
         return {
             "source_spans": pad_arrays(source, (0, 2)),
             "target_spans": pad_arrays(target, (0, 2)),
-            "links": pad_arrays([np.array(links, dtype=np.int64).reshape(-1, 2) for links, _, _ in kept], (0, 2), -1),
-            "scores": pad_arrays([np.array(scores, dtype=np.float32) for _, scores, _ in kept], (0,)),
-            "dropped": torch.tensor([dropped for _, _, dropped in kept]),
+            "links": pad_arrays([np.array([*links], dtype=np.int64).reshape(-1, 2) for links in kept], (0, 2), -1),
+            "scores": pad_arrays([np.array([*links.values()], dtype=np.float32) for links in kept], (0,)),
         }
 
 
@@ -310,13 +306,13 @@ def tokenize_words(
 
 def kept_links(
     example: Example, source_w2: np.ndarray, target_w2: np.ndarray, *, mutual: bool = False
-) -> tuple[list[Link], list[float], int]:
+) -> dict[Link, float]:
     """Parse the links of an example and drop those of words with an empty span.
 
     A link that occurs several times counts once, with its highest score.
 
     If ``mutual``, a link is kept if its two words are each other's surest partner, which is decided before links are
-    dropped. Returns links, their scores (1 if the corpus has none) and the number of dropped links.
+    dropped. Returns the score of each link, 1 if the corpus has none.
     """
     links = parse_links(example["alignment"] or "")
     scores = [float(score) for score in (example.get("alignment_scores") or "").split()] or [1.0] * len(links)
@@ -330,9 +326,8 @@ def kept_links(
     for link, score in zip(links, scores, strict=True):
         distinct[link] = max(score, distinct.get(link, score))
     if mutual:
-        distinct = {link: distinct[link] for link in mutual_links(list(distinct), list(distinct.values()))}
-    kept = {(i, j): score for (i, j), score in distinct.items() if source_w2[i, 1] and target_w2[j, 1]}
-    return list(kept), list(kept.values()), len(distinct) - len(kept)
+        distinct = {link: distinct[link] for link in mutual_links([*distinct], [*distinct.values()])}
+    return {(i, j): score for (i, j), score in distinct.items() if source_w2[i, 1] and target_w2[j, 1]}
 
 
 def surest_partners(links: Sequence[Link], scores: Sequence[float]) -> dict[int, int]:
@@ -358,8 +353,9 @@ def mutual_links(links: Sequence[Link], scores: Sequence[float]) -> list[Link]:
     return [(x, y) for x, y in links if forward[x] == y and backward[y] == x]
 
 
-def _ids(tokenizer: PreTrainedTokenizerBase, texts: list[str], max_length: int) -> list[list[int]]:
-    return tokenizer(texts, truncation=True, max_length=max_length)["input_ids"]
+def piece_ids(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str], max_length: int) -> list[list[int]]:
+    """The ids of some texts, each truncated to ``max_length`` pieces including special tokens."""
+    return tokenizer(list(texts), truncation=True, max_length=max_length)["input_ids"]
 
 
 def mask_pieces(

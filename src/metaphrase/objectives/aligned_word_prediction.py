@@ -51,11 +51,11 @@ class MaskedWords(View):
         target = zip(*tokenize_words(examples, "target", tokenizer, self.max_length), strict=True)
         rows: dict[str, list[Any]] = {"input_ids": [], "labels": []}
         for example, rng, own, other in zip(examples, rngs, source, target, strict=True):
-            links, scores, _ = kept_links(example, own[1], other[1])
+            links = kept_links(example, own[1], other[1])
             if self.side == "target":
-                own, other, links = other, own, [(y, x) for x, y in links]
+                own, other, links = other, own, {(y, x): score for (x, y), score in links.items()}
             (ids, spans_w2), (other_ids, other_spans_w2) = own, other
-            partners = surest_partners(links, scores)
+            partners = surest_partners([*links], [*links.values()])
             if self.max_mask_ratio < 1:
                 room = self.max_mask_ratio * (len(ids) - tokenizer.num_special_tokens_to_add())
                 partners = {word: partners[word] for word in _draw_words(partners, spans_w2, room, rng)}

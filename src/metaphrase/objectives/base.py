@@ -19,6 +19,7 @@ from metaphrase.exceptions import ModelError, ModelFileError
 from metaphrase.io.arguments import Length, check_values, checked, hints_of
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.frozen import Original
+from metaphrase.modeling.functional import gather_with_gradient
 from metaphrase.modeling.views import View, source_view, target_view
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,10 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the scalar loss of a batch; a zero with a graph if the batch has nothing to learn from."""
+
+    def gathered(self, tensor: Tensor) -> Tensor:
+        """The rows of all processes, with gradient, if the objective has the option ``gather``."""
+        return gather_with_gradient(tensor) if self.gather else tensor
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the head for an encoder of this configuration, before :meth:`fill_head` initialises it.
@@ -175,12 +180,14 @@ def check_positions(sources: HeadSources, positions: int, name: str) -> None:
         )
 
 
-def check_pooling(sources: HeadSources, name: str) -> None:
-    """Check that the pooling of the model is one that an objective reproduces."""
-    if sources.pooling not in ("cls", "mean"):
+def check_embedding_size(sources: HeadSources, name: str) -> None:
+    """Check that sentence embeddings are as wide as the states of the encoder."""
+    hidden = sources.encoder.config.hidden_size
+    if sources.embedding_size not in (None, hidden):
         raise ModelError(
-            f"{name!r} supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it with "
-            "pooling='cls' or pooling='mean'."
+            f"The head of {name!r} reads sentence embeddings of {hidden} components, the size of the encoder's states, but "
+            f"those of this model have {sources.embedding_size}. Use a model with one pooling mode and no Dense module "
+            "that changes the size."
         )
 
 

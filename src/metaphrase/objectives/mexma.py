@@ -18,7 +18,7 @@ from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.functional import at_least_float32
 from metaphrase.modeling.packing import ATTENTION, Packing
 from metaphrase.modeling.views import UNSCORED, Side, View, masked_sentence
-from metaphrase.objectives.base import Granularity, HeadSources, Objective
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size
 from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
 UnmaskingGradient = Literal["both", "tokens", "sentence"]
@@ -193,8 +193,10 @@ class CrossUnmasking(Objective):
         """Return the shape of the vocabulary projection, which has no transform.
 
         Raises:
-            ModelError: The encoder's hidden size is not a multiple of the number of attention heads.
+            ModelError: The encoder's hidden size is not that of the sentence embeddings, or not a multiple of the number of
+                attention heads.
         """
+        check_embedding_size(sources, self.name)
         hidden = sources.encoder.config.hidden_size
         if hidden % self.heads:
             raise ModelError(

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Length, Range, Share, Temperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.frozen import frozen, token_states
-from metaphrase.modeling.functional import gather_with_gradient, pooled
-from metaphrase.modeling.views import Examples, Generators, View, pad_rows, swapped
-from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_pooling
+from metaphrase.modeling.frozen import frozen
+from metaphrase.modeling.functional import at_least_float32, gather_with_gradient, mean_pooled
+from metaphrase.modeling.packing import token_states
+from metaphrase.modeling.views import Examples, Generators, View, pad_rows, piece_ids, swapped
+from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
 Denominator = Literal["positive_and_queue", "queue"]
 Normalize = Literal["both", "h", "z"]
@@ -57,8 +58,7 @@ def momentum_contrast(
     >>> momentum_contrast(query, query, query.expand(7, 4)).exp().round().item()
     8.0
     """
-    wide = torch.promote_types(query_bh.dtype, torch.float32)
-    query_bh, key_bh, queue_qh = query_bh.to(wide), key_bh.to(wide), queue_qh.to(wide)
+    query_bh, key_bh, queue_qh = map(at_least_float32, (query_bh, key_bh, queue_qh))
     with torch.autocast(query_bh.device.type, enabled=False):
         positive_b1 = (query_bh * key_bh).sum(dim=1, keepdim=True) / temperature
         logits_bq = query_bh @ queue_qh.T / temperature
@@ -101,9 +101,7 @@ class QueryAndKey(View):
         if self.shuffle:
             pairs = [pair[::-1] if swapped(rng) else pair for pair, rng in zip(pairs, rngs, strict=True)]
         query, key = (
-            pad_rows(
-                tokenizer, input_ids=tokenizer(list(texts), truncation=True, max_length=self.max_length)["input_ids"]
-            )
+            pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts, self.max_length))
             for texts in zip(*pairs, strict=True)
         )
         return {**query, "key_ids": key["input_ids"], "key_mask": key["attention_mask"]}
@@ -160,14 +158,14 @@ class MomentumHead(nn.Module):
     @torch.no_grad()
     def key(self, ids_bl: Tensor, mask_bl: Tensor) -> Tensor:
         """Embed sentences with the momentum encoder, without gradient, and without padding if supported."""
-        tokens_blh = token_states(self.momentum_encoder, ids_bl, mask_bl)
+        tokens_blh = token_states(self.momentum_encoder, mask_bl, input_ids=ids_bl)
         return self._embed(tokens_blh, mask_bl, self.momentum_projection)
 
     def _embed(self, tokens_blh: Tensor, mask_bl: Tensor, projection: nn.Module) -> Tensor:
-        pooled_bh = pooled(tokens_blh, mask_bl, self.pooling)
+        pooled_bh = tokens_blh[:, 0] if self.pooling == "cls" else mean_pooled(tokens_blh, mask_bl)
         if self.normalize != "z":
             pooled_bh = F.normalize(pooled_bh, dim=-1)
-        embedding_bh = projection(pooled_bh)
+        embedding_bh = projection(pooled_bh.to(tokens_blh.dtype))
         return embedding_bh if self.normalize == "h" else F.normalize(embedding_bh, dim=-1)
 
     def enqueue(self, key_bh: Tensor) -> None:
@@ -257,7 +255,11 @@ class MomentumContrast(Objective):
                 f"A queue of {self.queue_size:,} keys with {width:,} numbers each exceeds {MAX_QUEUE:,} numbers. Lower "
                 "queue_size or projection_size."
             )
-        check_pooling(sources, self.name)
+        if sources.pooling not in ("cls", "mean"):
+            raise ModelError(
+                f"'moco' supports the pooling modes 'cls' and 'mean', but this encoder uses {sources.pooling!r}. Load it "
+                "with pooling='cls' or pooling='mean'."
+            )
         return {"pooling": sources.pooling}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module:

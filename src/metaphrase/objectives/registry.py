@@ -11,7 +11,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from metaphrase.exceptions import RecipeError
-from metaphrase.io.arguments import hints_of
+from metaphrase.io.arguments import describe_type, hints_of, is_of_type
 
 if TYPE_CHECKING:
     from metaphrase.objectives.base import Objective
@@ -40,20 +40,15 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
 
     def __getitem__(self, name: str) -> type[Objective]:
         """The class of an objective."""
-        if name in self._classes:
-            return self._classes[name]
-        if name in self._table:
-            return self._keep(name, self._table[name][1], expected=name)
-        if name in self._entry_points:
-            return self._keep(name, self._entry_points[name].value, expected=name)
-        if is_reference(name):
-            return self._keep(name, name, expected=None)
-        raise KeyError(name)
+        if name not in self._classes:
+            self._classes[name] = self._load(name)
+        return self._classes[name]
 
     def __setitem__(self, name: str, cls: type[Objective]) -> None:
         """Add an objective, or replace one."""
         if cls.name != name:
             raise ValueError(f"{cls.__name__} has the name {cls.name!r}. Set its `name` to {name!r}, or use that key.")
+        check_class(cls, cls.__name__)
         self._classes[name] = cls
 
     def __delitem__(self, name: str) -> None:
@@ -65,7 +60,7 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         )
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return sum(1 for _ in self)
 
     def __contains__(self, name: object) -> bool:
         known = name in self._classes or name in self._table or name in self._entry_points
@@ -80,14 +75,20 @@ class Objectives(MutableMapping[str, "type[Objective]"]):
         """Objectives of installed packages; the table has precedence."""
         return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS)}
 
-    def _keep(self, name: str, reference: str, *, expected: str | None) -> type[Objective]:
+    def _load(self, name: str) -> type[Objective]:
+        if name in self._table:
+            reference = self._table[name][1]
+        elif name in self._entry_points:
+            reference = self._entry_points[name].value
+        elif is_reference(name):
+            return load_class(name)
+        else:
+            raise KeyError(name)
         cls = load_class(reference)
-        if expected is not None and cls.name != expected:
+        if cls.name != name:
             raise RecipeError(
-                f"The objective {expected!r} is registered for {reference}, whose name is {cls.name!r}. The names must be "
-                "equal."
+                f"The objective {name!r} is registered for {reference}, whose name is {cls.name!r}. The names must be equal."
             )
-        self._classes[name] = cls
         return cls
 
 
@@ -102,20 +103,39 @@ def is_reference(name: str) -> bool:
 
 def load_class(reference: str) -> type[Objective]:
     """Import an objective."""
-    from metaphrase.objectives.base import Objective
-
     module, _, name = reference.partition(":")
     try:
         cls = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # the module may raise any
         raise RecipeError(
             f"The objective {reference!r} cannot be imported: {error}. Install its package, or add its folder to PYTHONPATH."
         ) from error
+    check_class(cls, repr(reference))
+    return cls
+
+
+def check_class(cls: Any, reference: str) -> None:
+    """Check that a class has what an objective needs."""
+    from metaphrase.objectives.base import Granularity, Objective
+
     if not (inspect.isclass(cls) and issubclass(cls, Objective) and isinstance(getattr(cls, "name", None), str)):
         raise RecipeError(
-            f"{reference!r} is not an objective: it must be a subclass of metaphrase.Objective with a name."
+            f"{reference} is not an objective: it must be a subclass of metaphrase.Objective with a name."
         )
-    return cls
+    if missing := sorted(cls.__abstractmethods__):
+        raise RecipeError(f"The objective {reference} lacks the method {', '.join(missing)}. Define it in the class.")
+    if not is_of_type(granularity := getattr(cls, "granularity", None), Granularity):
+        raise RecipeError(
+            f"'granularity' of the objective {reference} must be {describe_type(Granularity)}, but is {granularity!r}."
+        )
+    if not cls.name or "." in cls.name:
+        raise RecipeError(f"The objective {reference} has the name {cls.name!r}. Use a name without dots.")
+    parameters = inspect.signature(cls).parameters.values()
+    if not any(one.name == "max_length" or one.kind is one.VAR_KEYWORD for one in parameters):
+        raise RecipeError(
+            f"The constructor of the objective {reference} has no argument 'max_length', which every recipe passes. Add it, "
+            "and pass it to super().__init__()."
+        )
 
 
 def parameters_of(cls: type[Objective]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.io.arguments import Layers, Length, Share
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
-from metaphrase.modeling.packing import ATTENTION, Packing, can_pack, first_position
+from metaphrase.modeling.packing import ATTENTION, can_pack, first_position, token_states
 from metaphrase.modeling.views import UNSCORED, Examples, Generators, View
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, corpus_languages
 from metaphrase.objectives.translation_ranking import TranslationRanking
@@ -67,7 +68,7 @@ class ReconstructionHead(nn.Module):
         settings |= {"bos_token_id": None, "eos_token_id": None}  # ids beyond the reduced vocabulary
         settings.pop("model_type", None)
         shape = AutoConfig.for_model(config.model_type, **settings)
-        self.layers: PreTrainedModel = remove_pooler(AutoModel.from_config(shape, attn_implementation="sdpa"))
+        self.layers: PreTrainedModel = remove_pooler(AutoModel.from_config(shape))
         self.layers.get_input_embeddings().weight.requires_grad_(False)  # unused: the inputs are embeddings
         if can_pack(self.layers):
             self.layers.set_attn_implementation(ATTENTION)
@@ -143,17 +144,9 @@ class ReconstructionHead(nn.Module):
         unscored_bs = labels_bt.new_full((len(labels_bt), source - 1), UNSCORED)
         labels_bl = torch.cat([unscored_bs, labels_bt[:, 1:]], dim=1).masked_fill(~mask_bl, UNSCORED)
         position_bl = position_l.expand(len(mask_bl), -1)
-        if not can_pack(self.layers):
-            inputs = {"inputs_embeds": inputs_blh, "position_ids": position_bl, "attention_mask": mask_bl.long()}
-            hidden_blh = self.layers(**inputs).last_hidden_state
-            scored_bl = labels_bl != UNSCORED
-            return hidden_blh[scored_bl], labels_bl[scored_bl]
-        packing = Packing.of(mask_bl)
-        flat = {"inputs_embeds": packing.flatten(inputs_blh), "position_ids": packing.flatten(position_bl)}
-        hidden_nh = self.layers(**{k: v.unsqueeze(0) for k, v in flat.items()}, packing=packing).last_hidden_state[0]
-        labels_n = packing.flatten(labels_bl)
-        scored_n = labels_n != UNSCORED
-        return hidden_nh[scored_n], labels_n[scored_n]
+        hidden_blh = token_states(self.layers, mask_bl, inputs_embeds=inputs_blh, position_ids=position_bl)
+        scored_bl = labels_bl != UNSCORED
+        return hidden_blh[scored_bl], labels_bl[scored_bl]
 
 
 def representation_translation(
@@ -255,12 +248,20 @@ class RepresentationTranslation(Objective):
         """Return the shape of the vocabulary head and the languages of the corpus.
 
         Raises:
-            ModelError: The encoder has too few layers or positions for the head, or the languages are unknown.
+            ModelError: The encoder has too few layers or positions for the head, or embeddings that it cannot use, or the
+                languages are unknown.
         """
         config = sources.encoder.config
         if self.layers > config.num_hidden_layers:
             raise ModelError(f"RTL copies {self.layers} layers, but the encoder has {config.num_hidden_layers}.")
         check_positions(sources, 2 * self.max_length, self.name)
+        embeds = inspect.signature(getattr(sources.encoder, "embeddings", nn.Identity()).forward).parameters
+        if self.positions == "double" and not {"inputs_embeds", "position_ids"} <= embeds.keys():
+            raise ModelError(
+                f"Positions 'double' of RTL pass states through the embedding layer, but that of "
+                f"{type(sources.encoder).__name__} accepts none. Use positions 'single', or an encoder of the BERT or XLM-R "
+                "family."
+            )
         return {
             "languages": corpus_languages(sources, self.name) if self.language_embeddings else [],
             "vocabulary": VocabularyHead.settings(sources, self.vocabulary, self.transform),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
+from metaphrase.modeling.functional import mean_pooled, translation_ranking
 from metaphrase.objectives.base import Granularity, HeadSources, Objective
 
 logger = logging.getLogger(__name__)
@@ -104,10 +104,9 @@ class SentenceAlignment(Objective):
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""
         source_bh, target_bh = (self._embed(encodings[side]) for side in ("source", "target"))
-        gather = gather_with_gradient if self.gather else lambda tensor: tensor
-        pool_ph = gather(target_bh)
+        pool_ph = self.gathered(target_bh)
         offset = dist.get_rank() * len(source_bh) if len(pool_ph) > len(source_bh) else 0
-        candidates_ph = gather(source_bh) if self.candidates == "both" else None
+        candidates_ph = self.gathered(source_bh) if self.candidates == "both" else None
         return sentence_alignment(source_bh, pool_ph, candidates_ph=candidates_ph, offset=offset)
 
     def _embed(self, sentence: Encoding) -> Tensor:

@@ -11,18 +11,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from metaphrase.corpus.rows import SEPARATOR
 from metaphrase.io.arguments import Length, OwnTemperature, Share
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import gather_with_gradient, mean_pooled, translation_ranking
+from metaphrase.modeling.functional import mean_pooled, translation_ranking
 from metaphrase.modeling.languages import language_code
-from metaphrase.modeling.views import Examples, Generators, View, pad_rows
+from metaphrase.modeling.views import Examples, Generators, View, pad_rows, piece_ids
 from metaphrase.objectives.base import Granularity, Objective
 from metaphrase.objectives.word_contrast import MGC_CITATION
 
 BackTranslation = Literal["auto", "sample", "all", "none"]
-
-#: Separator of the back-translations of a sentence.
-SEPARATOR = " ||| "
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,8 @@ class BackTranslations(View):
                 if drawn:
                     texts.append(alternatives[int(choice * len(alternatives))])
                     codes.append(language_code(example.get(f"{side}_lang") or ""))
-        ids = tokenizer(texts or [""], truncation=True, max_length=self.max_length)["input_ids"]
         return {
-            **pad_rows(tokenizer, input_ids=ids),
+            **pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts or [""], self.max_length)),
             "language": torch.tensor(codes or [language_code(examples[0].get("source_lang") or "")]),
             "source_row": torch.tensor(rows["source"]),
             "target_row": torch.tensor(rows["target"]),
@@ -131,6 +128,5 @@ class SentenceContrast(Objective):
 
     def _contrast(self, source_bh: Tensor, target_bh: Tensor) -> Tensor:
         """Loss of one combination, both directions; every process ranks the pairs of all processes."""
-        if self.gather:
-            source_bh, target_bh = gather_with_gradient(source_bh), gather_with_gradient(target_bh)
+        source_bh, target_bh = self.gathered(source_bh), self.gathered(target_bh)
         return translation_ranking(source_bh, target_bh, temperature=float(self.temperature), direction="symmetric")

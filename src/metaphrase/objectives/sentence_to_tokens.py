@@ -12,7 +12,13 @@ from transformers import PreTrainedConfig
 
 from metaphrase.modeling.encoding import Encoding
 from metaphrase.modeling.languages import LanguageEmbedding
-from metaphrase.objectives.base import Granularity, HeadSources, Objective, corpus_languages
+from metaphrase.objectives.base import (
+    Granularity,
+    HeadSources,
+    Objective,
+    check_embedding_size,
+    corpus_languages,
+)
 from metaphrase.objectives.vocabulary import FullVocabulary, VocabularyHead
 
 #: Width of the embedding of the language to predict, as in the released code.
@@ -143,8 +149,10 @@ class SentenceToTokens(Objective):
         """Return the languages of the corpus, the special pieces, and the shape of the vocabulary projection.
 
         Raises:
-            ModelError: Language embeddings are requested and the languages are unknown.
+            ModelError: Language embeddings are requested and the languages are unknown, or sentence embeddings have another
+                size than the encoder's states.
         """
+        check_embedding_size(sources, self.name)
         return {
             "languages": corpus_languages(sources, self.name) if self.language_embeddings else [],
             "special_ids": sorted(sources.tokenizer.all_special_ids),
@@ -172,5 +180,4 @@ class SentenceToTokens(Objective):
 
     def _frequencies(self, side: Encoding) -> tuple[Tensor, Tensor, Tensor]:
         counted_bl = side.mask_bl & ~torch.isin(side.ids_bl, self.head.special_ids)
-        dtype = torch.promote_types(side.table_vh.dtype, torch.float32)
-        return piece_frequencies(side.ids_bl, counted_bl, dtype)
+        return piece_frequencies(side.ids_bl, counted_bl, torch.promote_types(side.table_vh.dtype, torch.float32))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from metaphrase.io.arguments import OwnTemperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import cosine_matrix, gather_with_gradient
+from metaphrase.modeling.functional import cosines
 from metaphrase.modeling.views import View
 from metaphrase.objectives.base import Granularity, Objective
 
@@ -48,7 +48,7 @@ def similarity_preservation(
     """
     if not peer_bb.any():
         return embedding_bh.sum() * 0.0
-    new_bb, old_bb = (cosine_matrix(one_bh, one_bh) for one_bh in (embedding_bh, original_bh))
+    new_bb, old_bb = (cosines(one_bh, one_bh) for one_bh in (embedding_bh, original_bh))
     if divergence == "squared":
         return (new_bb - old_bb)[peer_bb].pow(2).mean()
     row_b = peer_bb.any(dim=1)
@@ -115,7 +115,7 @@ class SimilarityPreservation(Objective):
 
     def _of_side(self, encoding: Encoding) -> Tensor:
         parts = encoding.sentence_bh, self.original(encoding).sentence_bh, encoding.features["language"]
-        new_bh, old_bh, language_b = map(gather_with_gradient, parts) if self.gather else parts
+        new_bh, old_bh, language_b = map(self.gathered, parts)
         peer_bb = (language_b[:, None] == language_b).fill_diagonal_(False)
         return similarity_preservation(
             new_bh, old_bh, peer_bb, divergence=self.divergence, temperature=float(self.temperature)

@@ -66,10 +66,10 @@ class PhrasePairs(View):
     ) -> np.ndarray:
         """Source and target span of each sampled phrase pair of an example, in pieces, shape ``(phrases, 2, 2)``."""
         # Phrases must be consistent with all links, including those of cut words.
-        links, _, _ = kept_links(example, np.ones_like(source_w2), np.ones_like(target_w2))
+        links = kept_links(example, np.ones_like(source_w2), np.ones_like(target_w2))
         pairs = [
             (source, target)
-            for source, target in phrase_pairs(links, len(source_w2), len(target_w2), max_length=self.max_words)
+            for source, target in phrase_pairs([*links], len(source_w2), len(target_w2), max_length=self.max_words)
             if max(_length(source), _length(target)) >= self.min_words
             and source_w2[slice(*source), 1].all()
             and target_w2[slice(*target), 1].all()

@@ -16,10 +16,10 @@ from metaphrase.exceptions import UsageError
 from metaphrase.io.arguments import Count, CountOr0, Length, OwnTemperature, Range, Share, Temperature
 from metaphrase.modeling import functional
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import Direction, Similarity, gather_with_gradient
+from metaphrase.modeling.functional import Direction, Similarity
 from metaphrase.modeling.languages import language_code
-from metaphrase.modeling.views import Examples, Generators, View, fingerprint, pad_rows
-from metaphrase.objectives.base import Granularity, Objective
+from metaphrase.modeling.views import Examples, Generators, View, fingerprint, pad_rows, piece_ids
+from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_embedding_size
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,8 @@ class HardNegatives(View):
             for text in [one for one in (example["negatives"] or "").split(SEPARATOR) if one.strip()][: self.count]
         ]
         texts, languages = zip(*(rows or [("", examples[0].get("target_lang") or "")]), strict=True)
-        ids = tokenizer(list(texts), truncation=True, max_length=self.max_length)["input_ids"]
         return {
-            **pad_rows(tokenizer, input_ids=ids),
+            **pad_rows(tokenizer, input_ids=piece_ids(tokenizer, texts, self.max_length)),
             "text": torch.tensor([fingerprint(text) for text in texts]),
             "language": torch.tensor([language_code(language) for language in languages]),
             "real": torch.full((len(texts),), bool(rows)),
@@ -135,10 +134,19 @@ class TranslationRanking(Objective):
 
     def views(self) -> tuple[View, ...]:
         """Return both sides, and hard negatives if they are read."""
-        extra = (
-            HardNegatives(f"negatives-{self.negatives}", self.max_length, self.negatives) if self.negatives else None
-        )
-        return super().views() + (() if extra is None else (extra,))
+        if not self.negatives:
+            return super().views()
+        return *super().views(), HardNegatives(f"negatives-{self.negatives}", self.max_length, self.negatives)
+
+    def head_settings(self, sources: HeadSources) -> dict[str, Any]:
+        """Check that the projection fits the embeddings.
+
+        Raises:
+            ModelError: Sentence embeddings have another size than the encoder's states.
+        """
+        if self.projection == "mlp":
+            check_embedding_size(sources, self.name)
+        return {}
 
     def make_head(self, config: PreTrainedConfig, **settings: Any) -> nn.Module | None:
         """Build the projection, which is not part of a release, or None."""
@@ -159,7 +167,7 @@ class TranslationRanking(Objective):
     def forward(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Compute the ranking loss."""
         rows = {side: self._project(encodings[side].sentence_bh) for side in ("source", "target")}
-        pools = {side: self._gathered(row_bh) for side, row_bh in rows.items()}
+        pools = {side: self.gathered(row_bh) for side, row_bh in rows.items()}
         batch, pool = len(rows["source"]), len(pools["source"])
         offset = dist.get_rank() * batch if pool > batch else 0
         soft_bb = self._soft_targets(encodings) if self.targets == "soft" else None
@@ -191,9 +199,6 @@ class TranslationRanking(Objective):
     def _project(self, embedding_bh: Tensor) -> Tensor:
         return embedding_bh if self.head is None else self.head(embedding_bh)
 
-    def _gathered(self, tensor: Tensor) -> Tensor:
-        return gather_with_gradient(tensor) if self.gather else tensor
-
     def _excluded(self, encodings: Mapping[str, Encoding], query: str, candidates: str, offset: int) -> Tensor:
         """Mask of the candidates that leave the denominator, shape ``(batch, pool)``.
 
@@ -201,13 +206,13 @@ class TranslationRanking(Objective):
         query than its translation (``guided``).
         """
         sides = {side: encodings[side].features["text"] for side in ("source", "target")}
-        same = [side[:, None] == self._gathered(side)[None, :] for side in sides.values()]
+        same = [side[:, None] == self.gathered(side)[None, :] for side in sides.values()]
         excluded_bp = same[0] | same[1] if self.mask_duplicates else torch.zeros_like(same[0])
         if self.guided:
             original = {side: self.original(encodings[side]).sentence_bh for side in sides}
             translation_bh = original["target" if query == "source" else "source"]
-            limit_b1 = functional.cosine_matrix(original[query], translation_bh).diagonal()[:, None]
-            cosine_bp = functional.cosine_matrix(original[query], self._gathered(original[candidates]))
+            limit_b1 = functional.cosines(original[query], translation_bh).diagonal()[:, None]
+            cosine_bp = functional.cosines(original[query], self.gathered(original[candidates]))
             excluded_bp = excluded_bp | (cosine_bp > limit_b1)
         return excluded_bp
 
@@ -220,13 +225,13 @@ class TranslationRanking(Objective):
             source_bh, target_bh, negative_nh = (
                 self.original(one).sentence_bh for one in (encodings["source"], encodings["target"], hard)
             )
-            own_b1 = functional.cosine_matrix(source_bh, target_bh).diagonal()[:, None]
-            excluded_bn = excluded_bn | (functional.cosine_matrix(source_bh, negative_nh) > own_b1)
+            own_b1 = functional.cosines(source_bh, target_bh).diagonal()[:, None]
+            excluded_bn = excluded_bn | (functional.cosines(source_bh, negative_nh) > own_b1)
         return self._project(hard.sentence_bh), excluded_bn
 
     def _soft_targets(self, encodings: Mapping[str, Encoding]) -> Tensor:
         """Logits of the soft targets: similarities within one side, or their mean, shape ``(batch, pool)``."""
         sides = ("source", "target") if self.soft_sides == "both" else (self.soft_sides,)
         originals = [self.original(encodings[side]).sentence_bh for side in sides]
-        cosine_bp = torch.stack([functional.cosine_matrix(one, self._gathered(one)) for one in originals]).mean(dim=0)
+        cosine_bp = torch.stack([functional.cosines(one, self.gathered(one)) for one in originals]).mean(dim=0)
         return cosine_bp / float(self.soft_temperature or self.temperature)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
 
-from metaphrase.exceptions import UsageError
+from metaphrase.exceptions import ModelError, UsageError
 from metaphrase.modeling.functional import vocabulary_cross_entropy
 from metaphrase.objectives.base import HeadSources
 
@@ -48,7 +48,19 @@ class VocabularyHead(nn.Module):
 
     @staticmethod
     def settings(sources: HeadSources, vocabulary: Vocabulary, transform: Transform) -> dict[str, Any]:
-        """Return the shape of the head for an encoder."""
+        """Return the shape of the head for an encoder.
+
+        Raises:
+            ModelError: The encoder's word embeddings are narrower than its states, as those of ALBERT.
+            UsageError: The ids of an English vocabulary are missing.
+        """
+        embedded, hidden = sources.encoder.get_input_embeddings().embedding_dim, sources.encoder.config.hidden_size
+        if embedded != hidden:
+            raise ModelError(
+                f"Pieces are predicted with the word embeddings of the encoder, which have {embedded} components, but its "
+                f"states have {hidden}. Use an encoder of the BERT or XLM-R family, or remove the objectives that predict "
+                "pieces."
+            )
         rows = 0
         if vocabulary == "english":
             if sources.english_ids is None:

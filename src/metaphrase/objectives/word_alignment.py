@@ -15,8 +15,9 @@ from metaphrase.exceptions import ModelError
 from metaphrase.io.arguments import Length
 from metaphrase.modeling.attention import can_observe
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.views import Examples, Generators, Side, View, pad_rows, paired
+from metaphrase.modeling.views import Examples, Generators, Side, View, pad_rows, paired, piece_ids
 from metaphrase.objectives.base import Granularity, HeadSources, Objective, check_positions, pair_length
+from metaphrase.objectives.sentence_alignment import SentenceAlignment
 
 
 def word_alignment(
@@ -68,9 +69,7 @@ class PrefixedPair(View):
     def build(self, examples: Examples, tokenizer: PreTrainedTokenizerBase, rngs: Generators) -> dict[str, Tensor]:
         """Build ids, positions, token types and the attention mask."""
         sources, targets = (
-            tokenizer([example[side] for example in examples], truncation=True, max_length=self.max_length)[
-                "input_ids"
-            ]
+            piece_ids(tokenizer, [example[side] for example in examples], self.max_length)
             for side in ("source", "target")
         )
         pairs = [(source, paired(target, tokenizer)) for source, target in zip(sources, targets, strict=True)]
@@ -120,13 +119,7 @@ class WordAlignment(Objective):
 
     name: ClassVar[str] = "wa"
     granularity: ClassVar[Granularity] = "word"
-    citation: ClassVar[str] = """\
-@inproceedings{hu-etal-2021-explicit,
-    title = "Explicit Alignment Objectives for Multilingual Bidirectional Encoders",
-    author = "Hu, Junjie and Johnson, Melvin and Firat, Orhan and Siddhant, Aditya and Neubig, Graham",
-    booktitle = "Proceedings of NAACL 2021",
-    year = "2021",
-}"""
+    citation: ClassVar[str] = SentenceAlignment.citation
 
     strict: bool = True
     exclude_specials: bool = True

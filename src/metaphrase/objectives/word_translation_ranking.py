@@ -12,7 +12,7 @@ from torch import Tensor
 
 from metaphrase.io.arguments import Temperature
 from metaphrase.modeling.encoding import Encoding
-from metaphrase.modeling.functional import cosines, inside_spans, masked_ranking, pooled_spans
+from metaphrase.modeling.functional import at_least_float32, cosines, inside_spans, masked_ranking, pooled_spans
 from metaphrase.modeling.views import View, links_view
 from metaphrase.objectives.aligned_word_prediction import AlignedWordPrediction
 from metaphrase.objectives.base import Granularity, Objective
@@ -38,8 +38,7 @@ def word_similarity(
 
     Reference: Miao et al. 2024 (WACSE), section 3.2, φ of equation 6.
     """
-    wide = torch.promote_types(source_bsh.dtype, torch.float32)
-    source_bsh, target_bth = source_bsh.to(wide), target_bth.to(wide)
+    source_bsh, target_bth = at_least_float32(source_bsh), at_least_float32(target_bth)
     with torch.autocast(source_bsh.device.type, enabled=False):
         if similarity == "pooled":
             return cosines(pooled_spans(source_bsh, source_spans_bx2), pooled_spans(target_bth, target_spans_by2))

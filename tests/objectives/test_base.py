@@ -1,0 +1,60 @@
+"""Objectives on encoders of other architectures and sizes: they train, or say what they need."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Pooling
+from transformers import AutoConfig, AutoModel
+
+from metaphrase.encoders.loading import load_encoder, pooling_of
+from metaphrase.exceptions import ModelError
+from tests.conftest import shape
+
+
+@pytest.fixture
+def encoder_of(tmp_path, tokenizer):
+    """Build a tiny encoder of an architecture."""
+
+    def build(kind: str, **changes: int) -> SentenceTransformer:
+        torch.manual_seed(0)
+        config = AutoConfig.for_model(kind, **shape(tokenizer, **changes))
+        AutoModel.from_config(config).save_pretrained(tmp_path / kind)
+        tokenizer.save_pretrained(tmp_path / kind)
+        return load_encoder(tmp_path / kind, device="cpu")
+
+    return build
+
+
+@pytest.mark.parametrize("kind", ["mpnet", "deberta-v2"])
+def test_states_are_translated_by_layers_of_an_encoder_without_sdpa(make_loss, batch_of, bitext, encoder_of, kind):
+    loss = make_loss("rtl", model=encoder_of(kind, pad_token_id=1))
+    loss(batch_of(loss, bitext[:3]))["rtl"].backward()
+    assert loss.model[0].auto_model.get_input_embeddings().weight.grad.abs().sum() > 0
+
+
+def test_two_embedding_passes_need_an_embedding_layer_that_takes_states(make_loss, encoder_of):
+    with pytest.raises(ModelError, match=r"that of ModernBertModel accepts none. Use positions 'single'"):
+        make_loss("rtl", model=encoder_of("modernbert"), positions="double")
+
+
+@pytest.mark.parametrize("objective", ["rtl", "tlm", "mlm", "awp", "mexma", "xtr"])
+def test_word_embeddings_narrower_than_states_cannot_predict_pieces(make_loss, encoder_of, objective):
+    with pytest.raises(ModelError, match="have 16 components, but its states have 32"):
+        make_loss(objective, model=encoder_of("albert", embedding_size=16), languages=["de", "en"])
+
+
+@pytest.mark.parametrize(("objective", "args"), [("mexma", {}), ("xtr", {}), ("tr", {"projection": "mlp"})])
+def test_sentence_embeddings_of_another_size_do_not_fit_a_head(make_loss, tiny_encoder, objective, args):
+    tiny_encoder.append(Dense(32, 16))
+    with pytest.raises(ModelError, match=f"{objective}.* of 32 components, .* but those of this model have 16"):
+        make_loss(objective, model=tiny_encoder, languages=["de", "en"], **args)
+    assert make_loss("tr", model=tiny_encoder).objectives["tr"].head is None
+
+
+def test_several_pooling_modes_are_none_of_them(make_loss, tiny_encoder):
+    tiny_encoder[1] = Pooling(32, ("cls", "mean"))
+    assert pooling_of(tiny_encoder) == "cls+mean"
+    with pytest.raises(ModelError, match=r"but this encoder uses 'cls\+mean'"):
+        make_loss("moco", model=tiny_encoder)
