@@ -868,6 +868,14 @@ def test_fine_tuning_does_not_resume_with_other_data(data, tiny_encoder, tiny_en
     assert len(set(folders)) == 2
 
 
+def test_the_files_of_a_task_are_those_that_it_reads(data, bitext):
+    questions = json.dumps({"data": []})
+    for name in ("xquad.en.json", "dev-de.json", "train-en.json", "dev-notes.json"):
+        _made(data / "xquad" / name).write_text(questions)
+    (part,) = find_benchmarks(data, ["qa"], SETTINGS)[0]
+    assert [path.name for path in part.files] == ["dev-de.json", "xquad.en.json"]
+
+
 def test_english_may_have_a_treebank_for_training_alone(data, subject, bitext):
     write_treebanks(data, bitext, lambda word, at: UPOS[at % 5], sides=("source", "target"))
     (data / "ud" / "en_ewt-ud-test.conllu.gz").unlink()
