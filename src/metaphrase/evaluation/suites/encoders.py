@@ -28,7 +28,7 @@ from metaphrase.evaluation.bucc import (
 )
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.measures import STS_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, complete_groups, mean_of
+from metaphrase.evaluation.result import Result, complete_groups, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
 from metaphrase.evaluation.sib200 import (
     ENGLISH,
@@ -478,31 +478,13 @@ def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Su
         chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
         texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
         encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
-    found = tasks.evaluate_mteb(
-        subject.model,
-        chosen,
-        Path(subject.folder or "runs/evaluation").parent / "mteb",
-        name=subject.name,
-        **subject.encoding(),
-    )
-    if found["unavailable"]:
-        raise DataUnavailable("; ".join(found["unavailable"].values()))
-    (task,) = found["tasks"].values()
-    languages = {language: Measurement(None, row["score"]) for language, row in task["languages"].items()}
-    groups = STS22_GROUPS if name.startswith("STS22") else {}
-    result = Result(
-        suite="mteb",
-        model=subject.name,
-        measure=task["measure"],
-        languages=languages,
-        average=Measurement(len(languages), task["average"]),
-        groups={
-            group: mean_of([languages[member] for member in members])
-            for group, members in complete_groups(groups, languages).items()
-        },
-        settings=found["settings"],
-        versions=found["versions"],
-        seconds=found["seconds"],
-        facts={key: task[key] for key in ("data_revision", "file")} | {"revision": found["revision"]},
-    )
-    return {f"mteb {name}": result}
+    folder = Path(subject.folder or "runs/evaluation").parent / "mteb"
+    try:
+        (result,) = tasks.evaluate_mteb(
+            subject.model, chosen, folder, name=subject.name, **subject.encoding()
+        ).values()
+    except OSError as error:
+        raise DataUnavailable(str(error).partition("\n")[0]) from error
+    groups = complete_groups(STS22_GROUPS if name.startswith("STS22") else {}, result.languages)
+    means = {group: mean_of([result.languages[one] for one in members]) for group, members in groups.items()}
+    return {f"mteb {name}": replace(result, groups=means)}
