@@ -478,13 +478,12 @@ def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Su
         chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
         texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
         encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
-    folder = Path(subject.folder or "runs/evaluation").parent / "mteb"
+    folder = subject.folder.parent / "mteb"
     try:
-        (result,) = tasks.evaluate_mteb(
-            subject.model, chosen, folder, name=subject.name, **subject.encoding()
-        ).values()
+        found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
     except OSError as error:
         raise DataUnavailable(str(error).partition("\n")[0]) from error
+    (result,) = found.values()
     groups = complete_groups(STS22_GROUPS if name.startswith("STS22") else {}, result.languages)
     means = {group: mean_of([result.languages[one] for one in members]) for group, members in groups.items()}
     return {f"mteb {name}": replace(result, groups=means)}

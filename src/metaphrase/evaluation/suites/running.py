@@ -406,7 +406,7 @@ def _plan(benchmarks: Sequence[Benchmark], subject: Subject) -> list[dict[str, A
     speed = encoding_speed(subject.model, batch_size=subject.batch_size)
     plan = []
     for benchmark in benchmarks:
-        cached = is_cached(benchmark, subject)
+        cached = read_part(cache_path(benchmark, subject)) is not None
         plan.append(
             {
                 "name": benchmark.name,
@@ -442,11 +442,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
 
 
-def is_cached(benchmark: Benchmark, subject: Subject) -> bool:
-    """Whether the result of a benchmark is cached."""
-    return subject.folder is not None and read_part(cache_path(benchmark, subject)) is not None
-
-
 def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
     """File of a cached result: its folder depends on the model, its name on the data and the settings."""
     key = {
@@ -458,7 +453,7 @@ def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
     name = benchmark.name.replace(" ", "-").replace("/", "-")
-    return Path(subject.folder or ".") / f"{name}-{digest[:8]}.json"
+    return subject.folder / f"{name}-{digest[:8]}.json"
 
 
 def _reads(benchmark: Benchmark) -> tuple[str, ...]:
@@ -499,7 +494,7 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
 def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """Measure a benchmark, or read its cached result."""
     path = cache_path(benchmark, subject)
-    if subject.folder is not None and (kept := read_part(path)) is not None:
+    if (kept := read_part(path)) is not None:
         return kept
     if benchmark.loaded not in (None, files_sha256(benchmark.files)):
         raise DataError(f"The files of {benchmark.name} changed after they were read. Repeat the command.")
@@ -521,7 +516,7 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
     }
-    return content if subject.folder is None else write_part(path, content)
+    return write_part(path, content)
 
 
 def measure_all(
@@ -537,7 +532,6 @@ def measure_all(
     for number, benchmark in enumerate(benchmarks, 1):
         left = _duration(_seconds_left(plan, number - 1, time.perf_counter() - start))
         note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}, about {left} left …")
-        cached = is_cached(benchmark, subject)
         try:
             content = run_benchmark(benchmark, subject)
         except DataUnavailable as reason:
@@ -555,7 +549,7 @@ def measure_all(
         averages = "; ".join(
             f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in content["scores"].items()
         )
-        note(f"  {averages} ({'cached' if cached else _duration(content['seconds'])})")
+        note(f"  {averages} ({'cached' if plan[number - 1]['cached'] else _duration(content['seconds'])})")
     if not scores:
         reasons = [f"{name}: {reason}" for name, reason in (skipped | failed).items()]
         raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import yaml
@@ -187,7 +186,7 @@ def _measure(
     settings |= {"languages": list(languages), "model": subject.name}
     content = settings | {"data": files_sha256(files)}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    output = Path(mkdtemp()) if subject.folder is None else subject.folder / f"{name}-{digest[:8]}"
+    output = subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
     with exclusive(output):
