@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,7 +39,7 @@ from metaphrase.evaluation.sib200 import (
     topic_files,
     topic_pairs,
 )
-from metaphrase.evaluation.sts import STS22_GROUPS, STSSet, cross_lingual, evaluate_sts, load_sts_folder
+from metaphrase.evaluation.sts import STS22_GROUPS, STS_FILE, STSSet, cross_lingual, evaluate_sts, load_sts_folder
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     DataUnavailable,
@@ -70,7 +69,6 @@ logger = logging.getLogger(__name__)
 XSIM_K = 4
 #: Folders that hold a test set although their files name no split.
 _TEST_SETS = ("tatoeba", "udhr")
-_STS_FILE = re.compile(r"-([a-z]{2,3}(?:-[A-Z][a-z]{3})?)-test\.csv(\.gz)?$")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _ANSWER_WORK = {"sentence": 0.5, "paragraph": 2.5}
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
@@ -229,24 +227,28 @@ def _measure_mining(
 def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """STS-B in a folder and its subfolders, then STS22."""
     for folder in folders(data):
-        files = {match[1]: path for path in folder.glob("*-test.csv*") if (match := _STS_FILE.search(path.name))}
+        matches = {path: STS_FILE.fullmatch(path.name) for path in folder.glob("*-test.csv*")}
+        files = {match["language"]: path for path, match in matches.items() if match}
         if wanted := wanted_languages(sorted(files), settings):
-            used = tuple(files[language] for language in sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())}))
+            read = sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())})
+            used = tuple(files[language] for language in read)
             yield Benchmark(
                 folder_name(folder),
                 "sts",
                 "Spearman of the cosine ×100, test set; in each language, and across it and English",
                 used,
                 text_size(used),
-                partial(_measure_sts, folder, wanted, settings.first),
+                partial(_measure_sts, folder, wanted, read, settings.first),
             )
     if settings.first is None:
         yield Benchmark("sts22", "sts", "Spearman of the cosine ×100; 18 subsets, and without fr-pl", (), 0, _sts22)
 
 
-def _measure_sts(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
-    sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder).items()}
-    crossed = cross_lingual({code: one for code, one in sets.items() if code in (TARGET_LANGUAGE, *languages)})
+def _measure_sts(
+    folder: Path, languages: Sequence[str], read: Sequence[str], first: int | None, subject: Subject
+) -> dict[str, Result]:
+    sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder, read).items()}
+    crossed = cross_lingual(sets)
     name = folder_name(folder)
     results = {name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
     return results | ({f"{name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
