@@ -374,8 +374,8 @@ def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, 
 # SIB-200
 
 
-def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
-    """SIB-200, in a folder of this name."""
+def _topic_folders(data: Path | None, settings: Settings) -> Iterator[tuple[Path, list[str], tuple[Path, ...]]]:
+    """SIB-200, in a folder of this name: the folder, the languages besides English, and the files."""
     for folder in folders(data):
         files = topic_files(folder) if folder_name(folder) == "sib200" else {}
         # "fa" is pes_Arab, although prs_Arab has the same standard code.
@@ -384,17 +384,22 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         asked = list(files) if settings.languages is None else [named[x] for x in settings.languages if x in named]
         wanted = [language for language in dict.fromkeys(asked) if language != ENGLISH]
         if wanted and ENGLISH in files:
-            used = tuple(path for language in (ENGLISH, *wanted) for path in files[language].values())
-            yield Benchmark(
-                "sib200",
-                "sib200",
-                "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
-                "on test, or dev without test",
-                used,
-                text_size(used),
-                partial(_measure_sib200, folder, wanted, settings.first),
-                {"intervals": "shared items"},
-            )
+            yield folder, wanted, tuple(path for one in (ENGLISH, *wanted) for path in files[one].values())
+
+
+def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """Retrieval and topics of SIB-200."""
+    for folder, languages, files in _topic_folders(data, settings):
+        yield Benchmark(
+            "sib200",
+            "sib200",
+            "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
+            "on test, or dev without test",
+            files,
+            text_size(files),
+            partial(_measure_sib200, folder, languages, settings.first),
+            {"intervals": "shared items"},
+        )
 
 
 def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
@@ -426,11 +431,8 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     for name, (sets, files) in parallel_folders(data, settings).items():
         yield replace(_xsimpp(name, files, partial(_measure_xsimpp, name, sets)), loaded=files_sha256(files))
-    for one in find_sib200(data, settings):
-        folder = one.files[0].parent
-        languages = [language for language in topic_files(folder) if language != ENGLISH]
-        languages = [language for language in languages if any(path.name.startswith(language) for path in one.files)]
-        found = _xsimpp(one.name, one.files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
+    for folder, languages, files in _topic_folders(data, settings):
+        found = _xsimpp("sib200", files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
         yield replace(found, work=found.work / 8)  # one split of two or three
 
 
