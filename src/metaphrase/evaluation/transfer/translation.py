@@ -39,7 +39,7 @@ from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
-from metaphrase.evaluation.transfer.options import FineTuningArguments, split_languages
+from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.running import FineTuner, run_once
 from metaphrase.evaluation.transfer.tasks import EncoderSource, encoder_source, load_tokenizer, load_with_head, predict
 from metaphrase.exceptions import DataError, UsageError
@@ -264,16 +264,15 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
     """
     if not (arguments.output_dir and options.train and options.test and options.language):
         raise UsageError("Pass --train, --test, --language and --output_dir.")
-    (language,) = split_languages([options.language]) or [""]
     source = encoder_source(options.model)
     train, test = (
-        load_pairs(place, language, split=split, direction=options.direction, limit=limit)
+        load_pairs(place, options.language, split=split, direction=options.direction, limit=limit)
         for place, split, limit in (
             (options.train, options.train_split, options.limit_train),
             (options.test, options.test_split, options.limit_test),
         )
     )
-    into = ENGLISH if options.direction == "to-english" else language
+    into = ENGLISH if options.direction == "to-english" else options.language
     run = partial(_train_and_translate, source, train, test, into, options, arguments)
     return run_once("translation", source, options, arguments, run)
 
