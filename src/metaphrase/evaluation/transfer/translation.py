@@ -273,8 +273,9 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
         )
     )
     into = ENGLISH if options.direction == "to-english" else options.language
+    data = {name: {"n": len(pairs), "sha256": digest(pairs)} for name, pairs in (("train", train), ("test", test))}
     run = partial(_train_and_translate, source, train, test, into, options, arguments)
-    return run_once("translation", source, options, arguments, run)
+    return run_once("translation", source, options, arguments, data, run)
 
 
 def _train_and_translate(
@@ -312,7 +313,6 @@ def _train_and_translate(
     translations = translate(trainer.model, test["source"], tokenizer, pieces, options, batch_size=batch_size)
     metrics, signatures = translation_scores(translations, test["target"], into, options.tokenisation)
     return {
-        "data": {name: {"n": len(data), "sha256": digest(data)} for name, data in (("train", train), ("test", test))},
         "decoder_vocabulary": len(pieces),
         "metrics": metrics,
         "signatures": signatures,
