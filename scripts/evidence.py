@@ -370,7 +370,7 @@ class Evidence:
         own = replace(self.settings, prompt=settings.get("prompt", "auto"))
         size = self.options.encoding_batch_size
         subject = Subject.of(path.parent.name, model, self.work / "measured", own, batch_size=size)
-        folder = self.work / "encoders" / str(subject.sha)
+        folder = self.work / "encoders" / subject.sha
         if benchmark.name in FINE_TUNED:
             model.save_pretrained(str(folder), create_model_card=False)
             subject = replace(subject, name=str(folder))

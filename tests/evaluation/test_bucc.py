@@ -150,13 +150,6 @@ def test_languages_that_have_all_files_of_a_protocol(data, tmp_path):
     assert bucc_languages(tmp_path, "sample_oracle") == ["zh"]
 
 
-def test_neighbours_are_the_same_in_any_steps(data, monkeypatch):
-    whole = mine_set(EchoModel(1.2), data["zh"]["sample"])
-    monkeypatch.setattr("metaphrase.evaluation.bucc._QUERIES", 7)
-    for one, other in zip(mine_set(EchoModel(1.2), data["zh"]["sample"]), whole, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
-
-
 def test_the_best_cut_may_be_behind_the_last_pair():
     one = make_set("sample", [1, 2, 3], [1, 2, 3], [(0, 0), (1, 1), (2, 2)])
     for comparison in (">", ">="):

@@ -122,16 +122,19 @@ def load_answer_folder(path: str | Path, languages: Sequence[str] | None = None)
 
 def answer_files(folder: Path) -> dict[str, Path]:
     """The files of XQuAD-R in a folder by language, in alphabetical order."""
-    names = sorted(folder.iterdir()) if folder.is_dir() else []
-    return {match["language"]: file for file in names if (match := _ANSWER_FILE.fullmatch(file.name))}
+    return _matching(folder, _ANSWER_FILE).get("", {}) if folder.is_dir() else {}
 
 
 def question_files(folder: Path) -> dict[str, dict[str, Path]]:
     """The files of questions of a folder by split (``""`` without one) and language, in alphabetical order."""
+    return _matching(folder, QUESTION_FILE)
+
+
+def _matching(folder: Path, pattern: re.Pattern[str]) -> dict[str, dict[str, Path]]:
     files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
-        if match := QUESTION_FILE.fullmatch(path.name):
-            add_file(files.setdefault(match["split"] or "", {}), match["language"], path)
+        if match := pattern.fullmatch(path.name):
+            add_file(files.setdefault(match.groupdict().get("split") or "", {}), match["language"], path)
     return files
 
 

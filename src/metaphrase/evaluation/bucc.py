@@ -31,10 +31,8 @@ from metaphrase.evaluation.result import Measurement, Result, conditions, with_i
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError, MissingFileError
 from metaphrase.io.arguments import Count, Resamples, Seed, checked
-from metaphrase.io.progress import progress_bars
 from metaphrase.mining.bulk import distinct_texts
-from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, select_pairs
-from metaphrase.mining.search import Neighbours, nearest_neighbours, unit_rows
+from metaphrase.mining.margins import Margin, Pairs, Retrieval, best_threshold, f1_scores, mine
 
 logger = logging.getLogger(__name__)
 
@@ -74,9 +72,6 @@ Protocol = Literal["train_oracle", "train_to_test", "sample_to_train", "sample_o
 Duplicates = Literal["unify", "keep"]
 #: Comparison of a pair's score with the threshold: ``>`` (DAP) or ``>=`` (LASER, XTREME).
 ThresholdComparison = Literal[">", ">="]
-
-#: Number of queries between two updates of a progress bar.
-_QUERIES = 1 << 13
 
 _FILE = re.compile(r"(?P<language>[a-z]{2,3})-en\.(?P<split>[a-z]+)\.(?P<part>[a-z]+)(\.gz)?")
 
@@ -241,39 +236,15 @@ def mine_set(
     sides = []
     for texts in (data.sources, data.targets):
         distinct, (row_n,) = distinct_texts([texts])
-        sides.append((unit_rows(encode_texts(model, distinct, **encoding)), row_n))
-    rows = [rows_th[row_n] if duplicates == "keep" else rows_th for rows_th, row_n in sides]
-    title, show = f"Neighbours, {data.language} {data.split}", encoding.get("show_progress", False)
-    forward, backward = (
-        _neighbours(queries_qh, pool_ph, k, device=device, title=title, show_progress=show)
-        for queries_qh, pool_ph in (rows, rows[::-1])
-    )
-    pairs = select_pairs(forward, backward, margin=margin, retrieval=retrieval)
+        sides.append((encode_texts(model, distinct, **encoding), row_n))
+    embeddings = [rows_th[row_n] if duplicates == "keep" else rows_th for rows_th, row_n in sides]
+    pairs = mine(*embeddings, k=k, margin=margin, retrieval=retrieval, device=device)
     if duplicates == "keep":
         return pairs
     unique = [np.bincount(row_n) == 1 for _, row_n in sides]
     pairs = pairs.take(unique[0][pairs.source_c] & unique[1][pairs.target_c])
     first_s, first_t = (np.unique(row_n, return_index=True)[1] for _, row_n in sides)
     return Pairs(pairs.score_c, first_s[pairs.source_c], first_t[pairs.target_c])
-
-
-def _neighbours(
-    query_qh: NDArray[np.float32],
-    pool_ph: NDArray[np.float32],
-    k: int,
-    *,
-    device: str | None,
-    title: str,
-    show_progress: bool,
-) -> Neighbours:
-    """Find nearest neighbours, with a progress bar."""
-    parts = []
-    with progress_bars(show_progress) as begin:
-        advance = begin(title, len(query_qh))
-        for first in range(0, max(len(query_qh), 1), _QUERIES):
-            parts.append(nearest_neighbours(query_qh[first : first + _QUERIES], pool_ph, k, device=device))
-            advance(len(parts[-1].row_qk))
-    return Neighbours(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 @checked

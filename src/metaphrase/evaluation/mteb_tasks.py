@@ -39,6 +39,7 @@ from sentence_transformers import SentenceTransformer
 
 from metaphrase.corpus.parallel import TARGET_LANGUAGE, ParallelSet
 from metaphrase.evaluation.encoding import Encode, encode_texts, encoder_settings, resolve_prompt
+from metaphrase.evaluation.result import Measurement, Result, mean_of
 from metaphrase.evaluation.sts import STSSet
 from metaphrase.exceptions import DataError
 from metaphrase.io.digests import file_sha256, model_hash
@@ -238,7 +239,7 @@ def evaluate_mteb(
     batch_size: int = 32,
     show_progress: bool = False,
     encode: Encode | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Result]:
     """Run MTEB tasks, except those with cached results.
 
     Args:
@@ -252,73 +253,63 @@ def evaluate_mteb(
         encode: Replaces ``model.encode``, with its signature.
 
     Returns:
-        A dictionary for JSON, scores ×100::
+        The result of each task, by name. The languages of a task with several splits are ``de (dev)`` and ``de (test)``;
+        ``facts`` has the revisions of the model and of the data, and the file in the folder.
 
-            {"suite": "mteb", "model": "local/sw", "revision": digest,
-             "tasks": {"STS22": {"measure": "cosine_spearman", "average": 51.2, "languages": {"de": {"score": …}},
-                                 "data_revision": …, "file": "results/local__sw/…/STS22.json"}},
-             "unavailable": {"Tatoeba": "Couldn't reach 'mteb/tatoeba-bitext-mining' on the Hub"},
-             "settings": {…}, "versions": {…}, "seconds": 12.3}
-
-        The languages of a task with several splits are ``de (dev)`` and ``de (test)``.
+    Raises:
+        OSError: The data of a task cannot be read from the Hub.
     """
-    start = time.perf_counter()
     cache = mteb.ResultCache(folder)
     meta = model_meta(model, name, prompt)
     # The console keeps the current stderr, because the output of MTEB is discarded below.
     console = Console(file=sys.stderr)
     encoder = MTEBEncoder(model, meta, prompt=prompt, encode=encode)
-    measured: dict[str, Any] = {}
-    unavailable: dict[str, str] = {}
+    results: dict[str, Result] = {}
     for task in tasks:
+        start = time.perf_counter()
         path = cache.get_task_result_path(task.metadata.name, meta)
-        try:
-            # MTEB draws many progress bars, warns of superseded data sets, and copies tensors.
-            with (
-                progress_bars(show_progress, console) as encoder.begin,
-                warnings.catch_warnings(),
-                redirect_stderr(io.StringIO()),
-            ):
-                warnings.filterwarnings("ignore", message=".*superseded|To copy construct")
-                mteb.evaluate(
-                    encoder,
-                    task,
-                    cache=cache,
-                    overwrite_strategy="only-missing" if _is_of(path, task) else "always",
-                    co2_tracker=False,
-                    encode_kwargs={"batch_size": batch_size},
-                    show_progress_bar=False,
-                )
-        except OSError as error:
-            unavailable[task.metadata.name] = str(error).partition("\n")[0]
-            continue
+        # MTEB draws many progress bars, warns of superseded data sets, and copies tensors.
+        with (
+            progress_bars(show_progress, console) as encoder.begin,
+            warnings.catch_warnings(),
+            redirect_stderr(io.StringIO()),
+        ):
+            warnings.filterwarnings("ignore", message=".*superseded|To copy construct")
+            mteb.evaluate(
+                encoder,
+                task,
+                cache=cache,
+                overwrite_strategy="only-missing" if _is_of(path, task) else "always",
+                co2_tracker=False,
+                encode_kwargs={"batch_size": batch_size},
+                show_progress_bar=False,
+            )
         replace_text(_digest_of(path), file_sha256(path))
-        result = mteb.TaskResult.from_disk(path)
-        rows = {
-            f"{row['hf_subset']} ({split})" if len(result.scores) > 1 else row["hf_subset"]: {
-                "score": 100 * float(row["main_score"])
-            }
-            for split, scores in result.scores.items()
-            for row in scores
+        found = mteb.TaskResult.from_disk(path)
+        languages = {
+            f"{row['hf_subset']} ({split})" if len(found.scores) > 1 else row["hf_subset"]: Measurement(
+                None, 100 * float(row["main_score"])
+            )
+            for split, rows in found.scores.items()
+            for row in rows
             if row["hf_subset"] in task.hf_subsets
         }
-        measured[task.metadata.name] = {
-            "measure": task.metadata.main_score,
-            "average": float(np.mean([row["score"] for row in rows.values()])),
-            "languages": rows,
-            "data_revision": result.dataset_revision,
-            "file": str(path.relative_to(folder)),
-        }
-    return {
-        "suite": "mteb",
-        "model": meta.name,
-        "revision": meta.revision,
-        "tasks": measured,
-        "unavailable": unavailable,
-        "settings": {"prompt": prompt, **encoder_settings(model), "batch_size": batch_size},
-        "versions": versions() | {"mteb": mteb.__version__},
-        "seconds": round(time.perf_counter() - start, 3),
-    }
+        results[task.metadata.name] = Result(
+            suite="mteb",
+            model=name,
+            measure=task.metadata.main_score,
+            languages=languages,
+            average=mean_of(list(languages.values())),
+            settings={"prompt": prompt, **encoder_settings(model), "batch_size": batch_size},
+            versions=versions() | {"mteb": mteb.__version__},
+            seconds=round(time.perf_counter() - start, 3),
+            facts={
+                "data_revision": found.dataset_revision,
+                "file": str(path.relative_to(folder)),
+                "revision": meta.revision,
+            },
+        )
+    return results
 
 
 def _is_of(path: Path, task: AbsTask) -> bool:

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sklearn.linear_model import LogisticRegression
 
-from metaphrase.corpus.parallel import ParallelSet, rows_of
+from metaphrase.corpus.parallel import ParallelSet, add_file, rows_of
 from metaphrase.corpus.text import open_text
 from metaphrase.evaluation.encoding import EncodingOptions, embed_sides, encoding_settings
 from metaphrase.evaluation.evaluator import EmbeddingEvaluator
@@ -111,7 +111,7 @@ def topic_files(folder: Path) -> dict[str, dict[str, Path]]:
     files: dict[str, dict[str, Path]] = {}
     for path in sorted(folder.iterdir()):
         if match := TOPIC_FILE.fullmatch(path.name):
-            files.setdefault(match["language"], {})[match["split"]] = path
+            add_file(files.setdefault(match["language"], {}), match["split"], path)
     return files
 
 

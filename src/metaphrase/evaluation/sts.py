@@ -43,7 +43,8 @@ STS22_GROUPS: dict[str, tuple[str, ...]] = {
     "without fr-pl": tuple(subset for subset in STS22_SUBSETS if subset != "fr-pl"),
 }
 
-_FILE = re.compile(r"(?:.+-)?(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-(?P<split>[a-z]+)\.csv(\.gz)?")
+#: Files of STS pairs.
+STS_FILE = re.compile(r"(?:.+-)?(?P<language>[a-z]{2,3}(-[A-Z][a-z]{3})?)-(?P<split>[a-z]+)\.csv(\.gz)?")
 _HEADER = ["sentence1", "sentence2", "score"]
 
 
@@ -91,7 +92,7 @@ def load_sts_folder(
         ValueError: A row is malformed, or a language has two files.
     """
     named, example = f"xx-{split}.csv.gz", "stsb-de-test.csv.gz"
-    files = files_by_language(path, _FILE, split, languages, named=named, example=example)
+    files = files_by_language(path, STS_FILE, split, languages, named=named, example=example)
     return {language: _read(language, file) for language, file in files.items()}
 
 

@@ -125,17 +125,15 @@ def evaluate_xsimpp(
     start = time.perf_counter()
     languages = {}
     for language, (pool, errors) in find_errors(model, sets, **encoding).items():
-        details = {
-            "without": 100 * float(errors.without.mean()),
-            "kinds": {
+        languages[language] = Measurement.of_items(
+            errors.together.astype(int),
+            hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest(),
+            without=100 * float(errors.without.mean()),
+            kinds={
                 kind: {"distractors": pool.kinds.count(kind), "error": 100 * float(error_n.mean())}
                 for kind, error_n in errors.kinds.items()
             },
-            "items": errors.together.astype(int).tolist(),
-        }
-        content = hashlib.sha256("\n".join([sets[language].sha256, *pool.texts]).encode()).hexdigest()
-        score = 100 * float(errors.together.mean())
-        languages[language] = Measurement(len(errors.together), score, None, content, details)
+        )
     kinds = [one.details["kinds"] for one in languages.values()]
     by_kind = {kind: [of_kind[kind]["error"] for of_kind in kinds if kind in of_kind] for kind in KINDS}
     fields = with_intervals("shared_items", languages, resamples=resamples, seed=seed)

@@ -868,6 +868,38 @@ def test_fine_tuning_does_not_resume_with_other_data(data, tiny_encoder, tiny_en
     assert len(set(folders)) == 2
 
 
+def test_sts_reads_only_the_chosen_languages(data, subject):
+    write_lines(data / "stsb" / "fr-test.csv.gz", ["not,three"])
+    (part, *_) = find_benchmarks(data, ["sts"], replace(SETTINGS, languages=["de"]))[0]
+    assert [path.name for path in part.files] == ["stsb-de-test.csv.gz", "stsb-en-test.csv.gz"]
+    assert list(run_benchmark(part, subject)["scores"]) == ["stsb", "stsb cross-lingual"]
+    (whole, *_) = find_benchmarks(data, ["sts"], SETTINGS)[0]
+    assert [path.name for path in whole.files][-1] == "fr-test.csv.gz"
+
+
+@pytest.mark.parametrize(
+    ("suite", "one", "other"),
+    [
+        ("sib200", "sib200/eng_Latn.dev.tsv", "sib200/eng_Latn.dev.tsv.gz"),
+        ("answer-retrieval", "xquad-r/en.json", "xquad-r/en.json.gz"),
+    ],
+)
+def test_two_files_of_a_language_are_refused(data, suite, one, other):
+    for name in (one, other):
+        if not (data / name).exists():
+            (data / name).write_bytes(b"")
+    with pytest.raises(ValueError, match="only one can be read"):
+        find_benchmarks(data, [suite], SETTINGS)
+
+
+def test_the_files_of_a_task_are_those_that_it_reads(data, bitext):
+    questions = json.dumps({"data": []})
+    for name in ("xquad.en.json", "dev-de.json", "train-en.json", "dev-notes.json"):
+        _made(data / "xquad" / name).write_text(questions)
+    (part,) = find_benchmarks(data, ["qa"], SETTINGS)[0]
+    assert [path.name for path in part.files] == ["dev-de.json", "xquad.en.json"]
+
+
 def test_english_may_have_a_treebank_for_training_alone(data, subject, bitext):
     write_treebanks(data, bitext, lambda word, at: UPOS[at % 5], sides=("source", "target"))
     (data / "ud" / "en_ewt-ud-test.conllu.gz").unlink()

@@ -237,6 +237,10 @@ def test_program(tiny_encoder_dir, bitext_dir, tmp_path, capsys):
     assert "bleu" in capsys.readouterr().out
     with pytest.raises(ValueError, match="started with num_beams 2, not 3"):
         program("finetune_translation").main([*arguments, "--num_beams", "3"])
+    path = bitext_dir / "de-en.train.tsv.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"dog", b"cat")))
+    with pytest.raises(ValueError, match="was started with data_sha256"):
+        program("finetune_translation").main(arguments)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 from metaphrase.corpus.codes import split_languages, standard_code
 from metaphrase.evaluation.answer_retrieval import AnswerText
 from metaphrase.evaluation.bucc import Duplicates, ThresholdComparison
-from metaphrase.evaluation.encoding import CachedEncoder, Encode, EncodingOptions, StoredEncoder
+from metaphrase.evaluation.encoding import Encode, EncodingOptions, StoredEncoder
 from metaphrase.evaluation.result import Result
 from metaphrase.evaluation.significance import RESAMPLES
 from metaphrase.exceptions import DataError
@@ -117,9 +117,9 @@ class Subject:
     Attributes:
         name: ``"starter"``, a folder or a Hub id; fine-tuned suites load the model by this name.
         model: The loaded model.
-        sha: Its `model_hash`; None if it is not a SentenceTransformer.
+        sha: Its `model_hash`.
         encode: Replaces ``model.encode``; embeds each text once.
-        folder: Folder of the cached results; None caches nothing.
+        folder: Folder of the cached results.
         settings: How it is measured.
         batch_size: Sentences per forward pass.
         show_progress: Show progress bars.
@@ -127,9 +127,9 @@ class Subject:
 
     name: str
     model: SentenceTransformer
-    sha: str | None
+    sha: str
     encode: Encode
-    folder: Path | None
+    folder: Path
     settings: Settings
     batch_size: int = 64
     show_progress: bool = False
@@ -139,7 +139,7 @@ class Subject:
         cls,
         name: str,
         model: SentenceTransformer,
-        output: str | Path | None,
+        output: str | Path,
         settings: Settings,
         *,
         batch_size: int = 64,
@@ -147,15 +147,11 @@ class Subject:
     ) -> Subject:
         """Make a subject whose results are cached in a subfolder of ``output`` that is named after the model's digest.
 
-        Its embeddings are kept in the subfolder ``embeddings``. Without ``output``, or if the model has no digest, nothing
-        is cached.
+        Its embeddings are kept in the subfolder ``embeddings``.
         """
-        sha = model_hash(model) if isinstance(model, SentenceTransformer) else None
-        folder = Path(output) / sha[:12] if output is not None and sha is not None else None
-        encoder = CachedEncoder(model)
-        if output is not None and sha is not None:
-            encoder = StoredEncoder(model, Path(output) / "embeddings", sha)
-        return cls(name, model, sha, encoder.encode, folder, settings, batch_size, show_progress)
+        sha = model_hash(model)
+        encoder = StoredEncoder(model, Path(output) / "embeddings", sha)
+        return cls(name, model, sha, encoder.encode, Path(output) / sha[:12], settings, batch_size, show_progress)
 
     def encoding(self) -> EncodingOptions:
         """How the subject embeds texts."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,7 +27,7 @@ from metaphrase.evaluation.bucc import (
 )
 from metaphrase.evaluation.encoding import encode_texts
 from metaphrase.evaluation.measures import STS_RESAMPLES
-from metaphrase.evaluation.result import Measurement, Result, complete_groups, mean_of
+from metaphrase.evaluation.result import Result, complete_groups, mean_of
 from metaphrase.evaluation.retrieval import evaluate_retrieval, xsim_error
 from metaphrase.evaluation.sib200 import (
     ENGLISH,
@@ -40,7 +39,7 @@ from metaphrase.evaluation.sib200 import (
     topic_files,
     topic_pairs,
 )
-from metaphrase.evaluation.sts import STS22_GROUPS, STSSet, cross_lingual, evaluate_sts, load_sts_folder
+from metaphrase.evaluation.sts import STS22_GROUPS, STS_FILE, STSSet, cross_lingual, evaluate_sts, load_sts_folder
 from metaphrase.evaluation.suites.benchmarks import (
     Benchmark,
     DataUnavailable,
@@ -70,7 +69,6 @@ logger = logging.getLogger(__name__)
 XSIM_K = 4
 #: Folders that hold a test set although their files name no split.
 _TEST_SETS = ("tatoeba", "udhr")
-_STS_FILE = re.compile(r"-([a-z]{2,3}(?:-[A-Z][a-z]{3})?)-test\.csv(\.gz)?$")
 #: Bytes encoded per byte of XQuAD-R's files, which have each sentence twice.
 _ANSWER_WORK = {"sentence": 0.5, "paragraph": 2.5}
 _REPEATED = {"keep": "repeated lines kept", "unify": "repeated lines unified and excluded"}
@@ -229,24 +227,28 @@ def _measure_mining(
 def find_sts(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """STS-B in a folder and its subfolders, then STS22."""
     for folder in folders(data):
-        files = {match[1]: path for path in folder.glob("*-test.csv*") if (match := _STS_FILE.search(path.name))}
+        matches = {path: STS_FILE.fullmatch(path.name) for path in folder.glob("*-test.csv*")}
+        files = {match["language"]: path for path, match in matches.items() if match}
         if wanted := wanted_languages(sorted(files), settings):
-            used = tuple(files[language] for language in sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())}))
+            read = sorted({*wanted, *({TARGET_LANGUAGE} & files.keys())})
+            used = tuple(files[language] for language in read)
             yield Benchmark(
                 folder_name(folder),
                 "sts",
                 "Spearman of the cosine ×100, test set; in each language, and across it and English",
                 used,
                 text_size(used),
-                partial(_measure_sts, folder, wanted, settings.first),
+                partial(_measure_sts, folder, wanted, read, settings.first),
             )
     if settings.first is None:
         yield Benchmark("sts22", "sts", "Spearman of the cosine ×100; 18 subsets, and without fr-pl", (), 0, _sts22)
 
 
-def _measure_sts(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
-    sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder).items()}
-    crossed = cross_lingual({code: one for code, one in sets.items() if code in (TARGET_LANGUAGE, *languages)})
+def _measure_sts(
+    folder: Path, languages: Sequence[str], read: Sequence[str], first: int | None, subject: Subject
+) -> dict[str, Result]:
+    sets = {code: one.rows(range(len(one.scores))[:first]) for code, one in load_sts_folder(folder, read).items()}
+    crossed = cross_lingual(sets)
     name = folder_name(folder)
     results = {name: _evaluate_sts(subject, {code: sets[code] for code in languages})}
     return results | ({f"{name} cross-lingual": _evaluate_sts(subject, crossed)} if crossed else {})
@@ -372,8 +374,8 @@ def _measure_answers(folder: Path, languages: Sequence[str], first: int | None, 
 # SIB-200
 
 
-def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
-    """SIB-200, in a folder of this name."""
+def _topic_folders(data: Path | None, settings: Settings) -> Iterator[tuple[Path, list[str], tuple[Path, ...]]]:
+    """SIB-200, in a folder of this name: the folder, the languages besides English, and the files."""
     for folder in folders(data):
         files = topic_files(folder) if folder_name(folder) == "sib200" else {}
         # "fa" is pes_Arab, although prs_Arab has the same standard code.
@@ -382,17 +384,22 @@ def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
         asked = list(files) if settings.languages is None else [named[x] for x in settings.languages if x in named]
         wanted = [language for language in dict.fromkeys(asked) if language != ENGLISH]
         if wanted and ENGLISH in files:
-            used = tuple(path for language in (ENGLISH, *wanted) for path in files[language].values())
-            yield Benchmark(
-                "sib200",
-                "sib200",
-                "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
-                "on test, or dev without test",
-                used,
-                text_size(used),
-                partial(_measure_sib200, folder, wanted, settings.first),
-                {"intervals": "shared items"},
-            )
+            yield folder, wanted, tuple(path for one in (ENGLISH, *wanted) for path in files[one].values())
+
+
+def find_sib200(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
+    """Retrieval and topics of SIB-200."""
+    for folder, languages, files in _topic_folders(data, settings):
+        yield Benchmark(
+            "sib200",
+            "sib200",
+            "top-1 by cosine, both directions; topics: logistic regression on English embeddings of train, measured "
+            "on test, or dev without test",
+            files,
+            text_size(files),
+            partial(_measure_sib200, folder, languages, settings.first),
+            {"intervals": "shared items"},
+        )
 
 
 def _measure_sib200(folder: Path, languages: Sequence[str], first: int | None, subject: Subject) -> dict[str, Result]:
@@ -424,11 +431,8 @@ def find_xsimpp(data: Path | None, settings: Settings) -> Iterator[Benchmark]:
     """The test sets of `find_retrieval`, and SIB-200 with the split that its topics are measured on."""
     for name, (sets, files) in parallel_folders(data, settings).items():
         yield replace(_xsimpp(name, files, partial(_measure_xsimpp, name, sets)), loaded=files_sha256(files))
-    for one in find_sib200(data, settings):
-        folder = one.files[0].parent
-        languages = [language for language in topic_files(folder) if language != ENGLISH]
-        languages = [language for language in languages if any(path.name.startswith(language) for path in one.files)]
-        found = _xsimpp(one.name, one.files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
+    for folder, languages, files in _topic_folders(data, settings):
+        found = _xsimpp("sib200", files, partial(_measure_sib200_xsimpp, folder, languages, settings.first))
         yield replace(found, work=found.work / 8)  # one split of two or three
 
 
@@ -478,31 +482,12 @@ def _measure_mteb(name: str, sets: Mapping[str, ParallelSet] | None, subject: Su
         chosen = [tasks.bitext_task(f"{name}-bitext", sets)]
         texts = list(chain.from_iterable((*one.sources, *one.targets) for one in sets.values()))
         encode_texts(subject.model, texts, **subject.encoding())  # once; MTEB asks for the same texts many times
-    found = tasks.evaluate_mteb(
-        subject.model,
-        chosen,
-        Path(subject.folder or "runs/evaluation").parent / "mteb",
-        name=subject.name,
-        **subject.encoding(),
-    )
-    if found["unavailable"]:
-        raise DataUnavailable("; ".join(found["unavailable"].values()))
-    (task,) = found["tasks"].values()
-    languages = {language: Measurement(None, row["score"]) for language, row in task["languages"].items()}
-    groups = STS22_GROUPS if name.startswith("STS22") else {}
-    result = Result(
-        suite="mteb",
-        model=subject.name,
-        measure=task["measure"],
-        languages=languages,
-        average=Measurement(len(languages), task["average"]),
-        groups={
-            group: mean_of([languages[member] for member in members])
-            for group, members in complete_groups(groups, languages).items()
-        },
-        settings=found["settings"],
-        versions=found["versions"],
-        seconds=found["seconds"],
-        facts={key: task[key] for key in ("data_revision", "file")} | {"revision": found["revision"]},
-    )
-    return {f"mteb {name}": result}
+    folder = subject.folder.parent / "mteb"
+    try:
+        found = tasks.evaluate_mteb(subject.model, chosen, folder, name=subject.name, **subject.encoding())
+    except OSError as error:
+        raise DataUnavailable(str(error).partition("\n")[0]) from error
+    (result,) = found.values()
+    groups = complete_groups(STS22_GROUPS if name.startswith("STS22") else {}, result.languages)
+    means = {group: mean_of([result.languages[one] for one in members]) for group, members in groups.items()}
+    return {f"mteb {name}": replace(result, groups=means)}

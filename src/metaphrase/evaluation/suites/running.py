@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.text import Text
 from sentence_transformers import SentenceTransformer
@@ -401,38 +401,34 @@ def encoding_speed(model: SentenceTransformer, *, batch_size: int = 64) -> float
     return (time.perf_counter() - start) / sum(len(text.encode()) for text in texts)
 
 
-def _plan(benchmarks: Sequence[Benchmark], subject: Subject) -> list[dict[str, Any]]:
-    """Estimated seconds of each benchmark, from the encoding speed of the model."""
+class _Planned(NamedTuple):
+    """Estimated seconds of a benchmark, 0 if unknown, and whether its result is cached."""
+
+    seconds: float
+    cached: bool
+
+
+def _plan(benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note) -> list[_Planned]:
+    """Estimate the duration of each benchmark from the encoding speed of the model, and show the estimates."""
     speed = encoding_speed(subject.model, batch_size=subject.batch_size)
-    plan = []
-    for benchmark in benchmarks:
-        cached = is_cached(benchmark, subject)
-        plan.append(
-            {
-                "name": benchmark.name,
-                "suite": benchmark.suite,
-                "protocol": benchmark.protocol,
-                "seconds": benchmark.work * speed * (not cached) if benchmark.files else None,
-                "cached": cached,
-            }
-        )
-    return plan
-
-
-def _note_plan(plan: Sequence[Mapping[str, Any]], missing: Mapping[str, str], model: str, note: Note) -> None:
     table = titled_table("Benchmarks", "name", "suite", "protocol", right=["minutes"])
-    for one in plan:
-        minutes = "?" if one["seconds"] is None else f"{one['seconds'] / 60:.1f}"
-        table.add_row(one["name"], one["suite"], one["protocol"], "done" if one["cached"] else minutes)
+    plan = []
+    for one in benchmarks:
+        cached = read_part(cache_path(one, subject)) is not None
+        seconds = one.work * speed * (not cached)
+        minutes = "done" if cached else f"{seconds / 60:.1f}" if one.files else "?"
+        table.add_row(one.name, one.suite, one.protocol, minutes)
+        plan.append(_Planned(seconds, cached))
     note(table)
     for suite, reason in missing.items():
         note(f"Skipped: {suite}, which {reason}.")
-    note(f"Estimate for {model}: {_duration(sum(one['seconds'] or 0 for one in plan))}.")
+    note(f"Estimate for {subject.name}: {_duration(sum(one.seconds for one in plan))}.")
+    return plan
 
 
-def _seconds_left(plan: Sequence[Mapping[str, Any]], done: int, spent: float) -> float:
+def _seconds_left(plan: Sequence[_Planned], done: int, spent: float) -> float:
     """Estimate for the benchmarks that are not done, corrected by the time that the finished ones took."""
-    before, after = (sum(one["seconds"] or 0 for one in part) for part in (plan[:done], plan[done:]))
+    before, after = (sum(one.seconds for one in part) for part in (plan[:done], plan[done:]))
     return after * spent / before if before else after
 
 
@@ -440,11 +436,6 @@ def _duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} seconds"
     return f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
-
-
-def is_cached(benchmark: Benchmark, subject: Subject) -> bool:
-    """Whether the result of a benchmark is cached."""
-    return subject.folder is not None and read_part(cache_path(benchmark, subject)) is not None
 
 
 def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
@@ -458,7 +449,7 @@ def cache_path(benchmark: Benchmark, subject: Subject) -> Path:
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True, default=list).encode()).hexdigest()
     name = benchmark.name.replace(" ", "-").replace("/", "-")
-    return Path(subject.folder or ".") / f"{name}-{digest[:8]}.json"
+    return subject.folder / f"{name}-{digest[:8]}.json"
 
 
 def _reads(benchmark: Benchmark) -> tuple[str, ...]:
@@ -499,7 +490,7 @@ def describe_protocol(benchmark: Benchmark, subject: Subject) -> str:
 def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
     """Measure a benchmark, or read its cached result."""
     path = cache_path(benchmark, subject)
-    if subject.folder is not None and (kept := read_part(path)) is not None:
+    if (kept := read_part(path)) is not None:
         return kept
     if benchmark.loaded not in (None, files_sha256(benchmark.files)):
         raise DataError(f"The files of {benchmark.name} changed after they were read. Repeat the command.")
@@ -521,15 +512,14 @@ def run_benchmark(benchmark: Benchmark, subject: Subject) -> dict[str, Any]:
         "hardware": hardware(),
         "versions": versions(),
     }
-    return content if subject.folder is None else write_part(path, content)
+    return write_part(path, content)
 
 
 def measure_all(
     benchmarks: Sequence[Benchmark], subject: Subject, missing: Mapping[str, str], note: Note
 ) -> dict[str, Any]:
     """Measure benchmarks one by one; the failure of one does not stop the others."""
-    plan = _plan(benchmarks, subject)
-    _note_plan(plan, missing, subject.name, note)
+    plan = _plan(benchmarks, subject, missing, note)
     start = time.perf_counter()
     scores: dict[str, Any] = {}
     parts: dict[str, Any] = {}
@@ -537,7 +527,6 @@ def measure_all(
     for number, benchmark in enumerate(benchmarks, 1):
         left = _duration(_seconds_left(plan, number - 1, time.perf_counter() - start))
         note(f"[{number}/{len(benchmarks)}] {subject.name}: {benchmark.suite}, {benchmark.name}, about {left} left …")
-        cached = is_cached(benchmark, subject)
         try:
             content = run_benchmark(benchmark, subject)
         except DataUnavailable as reason:
@@ -555,7 +544,7 @@ def measure_all(
         averages = "; ".join(
             f"{name} {one['measure']} {one['average']['score']:.1f}" for name, one in content["scores"].items()
         )
-        note(f"  {averages} ({'cached' if cached else _duration(content['seconds'])})")
+        note(f"  {averages} ({'cached' if plan[number - 1].cached else _duration(content['seconds'])})")
     if not scores:
         reasons = [f"{name}: {reason}" for name, reason in (skipped | failed).items()]
         raise DataError(f"Nothing could be measured with {subject.name}: {'; '.join(reasons)}.")

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import yaml
@@ -31,9 +29,9 @@ from metaphrase.evaluation.suites.benchmarks import (
     wanted_languages,
 )
 from metaphrase.evaluation.transfer import SMALL_SCALE_CONFIGS
-from metaphrase.evaluation.transfer.classification import ClassificationOptions, finetune_classification
-from metaphrase.evaluation.transfer.data import ENGLISH
-from metaphrase.evaluation.transfer.frozen import PROBED, Features, run_probe
+from metaphrase.evaluation.transfer.classification import TASKS, ClassificationOptions, finetune_classification
+from metaphrase.evaluation.transfer.data import ENGLISH, QUESTIONS, Format, files_of, pairs_format, treebank_format
+from metaphrase.evaluation.transfer.frozen import Features, Probe, probe_pairs, probe_tags, run_probe
 from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.question_answering import QuestionAnsweringOptions, finetune_question_answering
 from metaphrase.evaluation.transfer.tagging import TaggingOptions, finetune_tagging
@@ -47,56 +45,69 @@ SMALL_SCALE: dict[str, dict[str, Any]] = {
 }
 
 
-_HALVES = "trained on half of the English items, measured on the other half in all languages"
-_TAGS = "trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy"
-#: The probes by their suites.
-_PROBES = {
-    "nli": "logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings",
-    "paraphrase": "logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings",
-    "pos": "logistic regression on the states of words in the last layer",
-}
-
-
 @dataclass(frozen=True)
 class FineTunedTask:
-    """A data set that a suite fine-tunes on.
+    """A data set that a suite trains on, by fine-tuning or by a probe.
 
     Attributes:
         suite: Name of its suite.
-        pattern: Pattern of its file names, with the language as a group.
-        work: Bytes encoded per byte of the files, estimated from the durations on one machine.
-        run: Trains and measures.
+        form: Names and rows of its files.
+        run: Fine-tunes and measures.
         options: Class of its options.
-        probe_work: Bytes encoded per byte of the files by a probe.
-        sources: Options that name its data, with ``{}`` for the folder.
+        work: Bytes encoded per byte of the files, estimated from the durations on one machine.
+        probe: Its probe; None if it has none.
+        splits: Splits of its data, by the option that names them; those measured are last.
         protocol: Short description of the protocol.
         statistic: Measure of the items of its first metric, a key of `MEASURES`.
     """
 
     suite: str
-    pattern: str
-    work: float
+    form: Format
     run: Callable[[Any, FineTuningArguments], Mapping[str, Any]]
     options: type
-    probe_work: float = 0
-    sources: Mapping[str, str] = field(default_factory=lambda: {"halves": "{}@dev"})
-    protocol: str = _HALVES
+    work: float
+    probe: Probe | None = None
+    splits: Mapping[str, str] = field(default_factory=lambda: {"halves": "dev"})
+    protocol: str = "trained on half of the English items, measured on the other half in all languages"
     statistic: str = "items"
 
+    def sources(self, folder: Path) -> dict[str, str]:
+        """Options that name its data."""
+        return {option: f"{folder}@{split}" for option, split in self.splits.items()}
 
-_PAIRS, _QUESTIONS = r"dev-(\w+)\.tsv(\.gz)?", r"xquad\.(\w+)\.json(\.gz)?"
-_TREEBANKS = r"([a-z]+)_\w+-ud-(dev|test)\.conllu(\.gz)?"
-_SPLITS = {"train": "{}@dev", "test": "{}@test"}
+
+def _pairs(suite: str, name: str, work: float, probe_work: float) -> FineTunedTask:
+    columns, classes = TASKS[name]
+    described = "logistic regression on u, v, |u − v| and u ∗ v of sentence embeddings"
+    probe = Probe(partial(probe_pairs, columns), 600, probe_work, described)
+    return FineTunedTask(
+        suite, pairs_format(columns, classes), finetune_classification, ClassificationOptions, work, probe
+    )
+
+
 FINETUNED = {
-    "xnli": FineTunedTask("nli", _PAIRS, 1.0, finetune_classification, ClassificationOptions, 0.15),
-    "pawsx": FineTunedTask("paraphrase", _PAIRS, 2.2, finetune_classification, ClassificationOptions, 0.35),
-    "xquad": FineTunedTask("qa", _QUESTIONS, 0.95, finetune_question_answering, QuestionAnsweringOptions),
-    "ud": FineTunedTask("pos", _TREEBANKS, 0.35, finetune_tagging, TaggingOptions, 0.04, _SPLITS, _TAGS, "chunk_f1"),
+    "xnli": _pairs("nli", "xnli", 1.0, 0.15),
+    "pawsx": _pairs("paraphrase", "pawsx", 2.2, 0.35),
+    "xquad": FineTunedTask("qa", QUESTIONS, finetune_question_answering, QuestionAnsweringOptions, 0.95),
+    "ud": FineTunedTask(
+        "pos",
+        treebank_format(),
+        finetune_tagging,
+        TaggingOptions,
+        0.35,
+        Probe(probe_tags, 300, 0.04, "logistic regression on the states of words in the last layer"),
+        {"train": "dev", "test": "test"},
+        "trained on English dev, measured on test; seqeval chunk F1 on bare tags, and accuracy",
+        "chunk_f1",
+    ),
 }
 
-
 #: The suites that train a probe, by the value of `Settings.transfer`.
-PROBED_BY = {"auto": ("paraphrase", "pos"), "probe": tuple(_PROBES), "finetune": ()}
+PROBED_BY = {
+    "auto": ("paraphrase", "pos"),
+    "probe": tuple(task.suite for task in FINETUNED.values() if task.probe),
+    "finetune": (),
+}
 
 
 def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterator[Benchmark]:
@@ -105,19 +116,17 @@ def find_finetuned(suite: str, data: Path | None, settings: Settings) -> Iterato
         folder = next((folder for folder in folders(data) if folder_name(folder) == name), None)
         if task.suite != suite or folder is None:
             continue
-        matches = {path: match for path in folder.iterdir() if (match := re.fullmatch(task.pattern, path.name))}
-        files = {path: match[1] for path, match in matches.items()}
-        measured = {match[1] for match in matches.values() if match[2] != "dev"}  # a dev treebank is only trained on
-        wanted = wanted_languages(sorted(measured), settings)
-        used = tuple(sorted(path for path, language in files.items() if language in {*wanted, ENGLISH}))
-        if wanted and suite in PROBED_BY[settings.transfer]:
+        splits = [files_of(folder, task.form, split) for split in task.splits.values()]
+        wanted = wanted_languages(sorted({language for language, _ in splits[-1]}), settings)
+        used = tuple(sorted(path for one in splits for language, path in one if language in {*wanted, ENGLISH}))
+        if wanted and task.probe and suite in PROBED_BY[settings.transfer]:
             yield Benchmark(
                 f"{name} probe",
                 suite,
-                f"{_PROBES[suite]}, frozen; {task.protocol}; {_limits({'limit_test': PROBED[name].limit_test})}",
+                f"{task.probe.description}, frozen; {task.protocol}; {_limits({'limit_test': task.probe.limit_test})}",
                 used,
-                task.probe_work * text_size(used),
-                partial(_measure_probe, name, folder, wanted),
+                task.probe.work * text_size(used),
+                partial(_measure_probe, name, task.probe, folder, wanted),
             )
         elif wanted:
             scale = SMALL_SCALE[name] | dict(settings.finetuning)
@@ -142,47 +151,42 @@ def _limits(scale: Mapping[str, Any]) -> str:
     )
 
 
-def _measure_probe(name: str, data: Path, languages: Sequence[str], subject: Subject) -> dict[str, Result]:
+def _measure_probe(
+    name: str, probe: Probe, folder: Path, languages: Sequence[str], subject: Subject
+) -> dict[str, Result]:
     layers = subject.model[0].auto_model.config.num_hidden_layers
     features = Features(
         partial(encode_texts, subject.model, **subject.encoding()),
         EmbeddingAligner(subject.model, layer=layers, batch_size=subject.batch_size),
     )
     start = time.perf_counter()
-    found = run_probe(name, _sources(name, data), languages, features)
+    task = FINETUNED[name]
+    found = run_probe(probe, task.form, task.sources(folder), languages, features)
     found |= {"seconds": round(time.perf_counter() - start, 1), "versions": versions(), "model": subject.name}
-    settings, seed = subject.settings, subject.settings.seed
     results = {}
     for title, result in finetuned_results(name, found).items():
         if result.statistic is not None:
-            groups = {"without English": [one for one in result.languages if one != ENGLISH]}
+            others = [language for language in result.languages if language != ENGLISH]
             resampled = with_intervals(
                 "shared_items" if result.statistic == "items" else result.statistic,
                 result.languages,
-                groups={
-                    group: members for group, members in groups.items() if 0 < len(members) < len(result.languages)
-                },
-                resamples=min(STS_RESAMPLES, settings.resamples),
-                seed=seed,
+                groups=dict.fromkeys(result.groups, others),
+                resamples=min(STS_RESAMPLES, subject.settings.resamples),
+                seed=subject.settings.seed,
             )
             result = replace(result, **resampled)
         results[title.replace(name, f"{name} probe", 1)] = result
     return results
 
 
-def _sources(name: str, data: Path) -> dict[str, str]:
-    return {option: source.format(data) for option, source in FINETUNED[name].sources.items()}
-
-
 def _measure(
-    name: str, data: Path, languages: Sequence[str], files: Sequence[Path], subject: Subject
+    name: str, folder: Path, languages: Sequence[str], files: Sequence[Path], subject: Subject
 ) -> dict[str, Result]:
-    sources = _sources(name, data)
-    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | sources
+    settings = SMALL_SCALE[name] | dict(subject.settings.finetuning) | FINETUNED[name].sources(folder)
     settings |= {"languages": list(languages), "model": subject.name}
     content = settings | {"data": files_sha256(files)}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    output = Path(mkdtemp()) if subject.folder is None else subject.folder / f"{name}-{digest[:8]}"
+    output = subject.folder / f"{name}-{digest[:8]}"
     settings |= {"output_dir": str(output), "disable_tqdm": not subject.show_progress}
     options, arguments = HfArgumentParser((FINETUNED[name].options, FineTuningArguments)).parse_dict(settings)
     with exclusive(output):

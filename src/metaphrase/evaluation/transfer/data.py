@@ -91,8 +91,8 @@ class Format:
 def read_languages(source: str, form: Format, *, split: str, languages: Sequence[str] | None = None) -> Languages:
     """Read a source.
 
-    The form of a source is in the module docstring; ``split`` is read if it names none. A file without a language in its
-    name is English. English comes first, then the others sorted by code.
+    The form of a source is in the module docstring; ``split`` is read if it names none. English comes first, then the others
+    sorted by code.
     """
     place, _, asked = source.partition("@")
     split = asked or split
@@ -113,22 +113,27 @@ def read_languages(source: str, form: Format, *, split: str, languages: Sequence
     return {language: sets[language] for language in sorted(sets, key=lambda code: (code != ENGLISH, code))}
 
 
-def _file_rows(
-    place: str, form: Format, split: str, languages: Sequence[str] | None
-) -> Iterator[tuple[str, Iterator[Row]]]:
-    path = Path(place)
-    if not path.exists():
-        raise MissingFileError(f"{path} does not exist.")
-    found: list[tuple[str, Path]] = []
+def files_of(path: Path, form: Format, split: str) -> list[tuple[str, Path]]:
+    """The language and path of each file of a folder that belongs to a split, or of a file itself.
+
+    A file without a language in its name is English.
+    """
+    found = []
     for file in [path] if path.is_file() else sorted(path.iterdir()):
         name = file.name.removesuffix(".gz")
         match = next((match for pattern in form.names if (match := pattern.fullmatch(name))), None)
         groups = match.groupdict() if match else {}
-        if path.is_dir() and (match is None or groups.get("split") not in (None, split)):
-            continue
-        language = groups.get("language") or ENGLISH
-        if languages is None or language in languages:
-            found.append((language, file))
+        if path.is_file() or (match is not None and groups.get("split") in (None, split)):
+            found.append((groups.get("language") or ENGLISH, file))
+    return found
+
+
+def _file_rows(
+    place: str, form: Format, split: str, languages: Sequence[str] | None
+) -> Iterator[tuple[str, Iterator[Row]]]:
+    if not Path(place).exists():
+        raise MissingFileError(f"{place} does not exist.")
+    found = [one for one in files_of(Path(place), form, split) if languages is None or one[0] in languages]
     check_distinct((file,) for _, file in found)
     for language, file in found:
         yield language, form.read(file, language)

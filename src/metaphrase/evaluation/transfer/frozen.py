@@ -23,15 +23,10 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from metaphrase.aligners.embedding import EmbeddingAligner
+from metaphrase.corpus.code_switching import PairedTexts
 from metaphrase.corpus.words import Words
-from metaphrase.evaluation.transfer.classification import TASKS, score_classes
-from metaphrase.evaluation.transfer.data import (
-    ENGLISH,
-    Format,
-    TransferData,
-    pairs_format,
-    treebank_format,
-)
+from metaphrase.evaluation.transfer.classification import score_classes
+from metaphrase.evaluation.transfer.data import ENGLISH, Format, TransferData
 from metaphrase.evaluation.transfer.options import FineTuningOptions
 from metaphrase.evaluation.transfer.planning import load_benchmark
 from metaphrase.evaluation.transfer.running import average
@@ -53,33 +48,40 @@ class Features:
     states: EmbeddingAligner
 
 
-class ProbedTask(NamedTuple):
-    """A data set that probes are trained on: its format, a function that trains on English and scores each language, and
-    the number of test items of each.
+class Probe(NamedTuple):
+    """A linear probe on the features of a frozen encoder.
+
+    Attributes:
+        measure: Trains on English and scores each language.
+        limit_test: Number of test items of each language.
+        work: Bytes encoded per byte of the files.
+        description: What it is, in words.
     """
 
-    form: Format
     measure: Callable[[TransferData, Features], dict[str, Score]]
     limit_test: int
+    work: float
+    description: str
 
 
-def run_probe(name: str, sources: Mapping[str, Any], languages: Sequence[str], features: Features) -> dict[str, Any]:
-    """Train the probe of a task of `PROBED` on English and measure it in each language.
+def run_probe(
+    probe: Probe, form: Format, sources: Mapping[str, Any], languages: Sequence[str], features: Features
+) -> dict[str, Any]:
+    """Train a probe on English and measure it in each language.
 
     Returns the part of the result of :func:`metaphrase.evaluation.transfer.running.fine_tune` that is not about training.
     """
-    task = PROBED[name]
     options = FineTuningOptions(
-        **sources, languages=list(languages), selection="last", limit_test=task.limit_test, model=""
+        **sources, languages=list(languages), selection="last", limit_test=probe.limit_test, model=""
     )
-    benchmark = load_benchmark(options, task.form, seed=42)
-    scores = task.measure(benchmark, features)
+    benchmark = load_benchmark(options, form, seed=42)
+    scores = probe.measure(benchmark, features)
     rows = {code: {"n": len(benchmark.test[code]), **asdict(score)} for code, score in scores.items()}
     return {
         "data": benchmark.facts("train", "test"),
         "languages": rows,
         "average": average(rows),
-        "settings": {"c": C, "limit_test": task.limit_test},
+        "settings": {"c": C, "limit_test": probe.limit_test},
     }
 
 
@@ -87,11 +89,8 @@ def _fit(features_nf: NDArray[Any], labels: Sequence[Any], c: float) -> Pipeline
     return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=ITERATIONS)).fit(features_nf, labels)
 
 
-# Pairs of sentences
-
-
-def _probe_pairs(task: str, benchmark: TransferData, features: Features) -> dict[str, Score]:
-    columns = TASKS[task][0]
+def probe_pairs(columns: PairedTexts, benchmark: TransferData, features: Features) -> dict[str, Score]:
+    """Accuracy of a probe of pairs of sentences."""
 
     def of(data: Dataset) -> NDArray[Any]:
         first_nh, second_nh = (
@@ -107,10 +106,9 @@ def _probe_pairs(task: str, benchmark: TransferData, features: Features) -> dict
     }
 
 
-# Tags
+def probe_tags(benchmark: TransferData, features: Features) -> dict[str, Score]:
+    """Chunk F1 and accuracy of a probe of words."""
 
-
-def _probe_tags(benchmark: TransferData, features: Features) -> dict[str, Score]:
     def of(data: Dataset) -> list[tuple[list[int], Tensor]]:
         found = features.states.word_states([_joined(words) for words in data["words"]])
         return [(words, states_wh.cpu()) for words, states_wh in found]
@@ -137,18 +135,3 @@ def _joined(words: Iterable[str]) -> Words:
         spans.append((len(text), len(text) + len(word)))
         text += word
     return Words(text, tuple(spans))
-
-
-def _pairs_task(name: str, limit_test: int) -> ProbedTask:
-    columns, classes = TASKS[name]
-    return ProbedTask(
-        pairs_format(columns, classes), lambda benchmark, features: _probe_pairs(name, benchmark, features), limit_test
-    )
-
-
-#: The data sets by name.
-PROBED: dict[str, ProbedTask] = {
-    "xnli": _pairs_task("xnli", 600),
-    "pawsx": _pairs_task("pawsx", 600),
-    "ud": ProbedTask(treebank_format(), _probe_tags, 300),
-}

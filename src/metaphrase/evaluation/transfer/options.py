@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +10,7 @@ import torch
 from transformers import TrainingArguments
 
 from metaphrase.io.arguments import BelowOne, BetweenZeroAndOne, Count, Length, Positive, checked
-from metaphrase.io.configuration import option, split_list
+from metaphrase.io.configuration import option
 from metaphrase.io.training_ranges import TrainingRanges
 
 Mode = Literal["zero-shot", "translate-train", "translate-train-all", "code-switching"]
@@ -75,8 +74,3 @@ class FineTuningArguments(TrainingRanges, TrainingArguments):
         if self.eval_steps is not None:
             self.save_steps = self.eval_steps
         super().__post_init__()
-
-
-def split_languages(languages: Sequence[str] | None) -> list[str] | None:
-    """Split language codes at commas and spaces; None if there are none."""
-    return split_list(languages or ()) or None

@@ -18,8 +18,9 @@ from metaphrase.evaluation.transfer.data import (
     take,
     with_originals,
 )
-from metaphrase.evaluation.transfer.options import FineTuningOptions, Mode, split_languages
+from metaphrase.evaluation.transfer.options import FineTuningOptions, Mode
 from metaphrase.exceptions import UsageError
+from metaphrase.io.configuration import split_list
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Run:
 
 def load_benchmark(options: FineTuningOptions, form: Format, *, seed: int) -> TransferData:
     """Read the data that the options name."""
-    languages = split_languages(options.languages)
+    languages = split_list(options.languages or ()) or None
     trained = [ENGLISH] if options.mode == "zero-shot" else _with_english(languages)
     if options.halves is not None:
         if options.train or options.dev or options.test:

@@ -10,7 +10,7 @@ Devlin et al. 2019 (BERT).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -147,7 +147,7 @@ def _with_central(windows: Sequence[Window], step: int) -> list[Window]:
         central = window.central.copy()
         places = np.flatnonzero(central)
         central[places] = [best[number * step + at][1] == number for at in range(len(places))]
-        marked.append(Window(window.inputs, window.offsets, central, window.start, window.end))
+        marked.append(replace(window, central=central))
     return marked
 
 
@@ -159,12 +159,8 @@ class WindowCollator:
 
     def __call__(self, windows: Sequence[Window]) -> dict[str, Tensor]:
         """Inputs of the model, with ``start_positions`` and ``end_positions``."""
-        batch = self.tokenizer.pad([dict(window.inputs) for window in windows], return_tensors="pt")
-        marks = {
-            "start_positions": torch.tensor([window.start for window in windows]),
-            "end_positions": torch.tensor([window.end for window in windows]),
-        }
-        return {**batch, **marks}
+        rows = [{**one.inputs, "start_positions": one.start, "end_positions": one.end} for one in windows]
+        return dict(self.tokenizer.pad(rows, return_tensors="pt"))
 
 
 def best_answer(

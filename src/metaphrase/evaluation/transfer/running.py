@@ -64,8 +64,7 @@ def fine_tune(task: Task, options: FineTuningOptions) -> dict[str, Any]:
     """
     benchmark = load_benchmark(options, task.form, seed=task.arguments.seed)
     run = partial(_run_all, task, benchmark, options)
-    data = hashlib.sha256(json.dumps(benchmark.facts(), sort_keys=True).encode()).hexdigest()
-    return run_once(task.name, task.source, options, task.arguments, run, data=data)
+    return run_once(task.name, task.source, options, task.arguments, benchmark.facts(), run)
 
 
 def run_once(
@@ -73,13 +72,13 @@ def run_once(
     source: EncoderSource,
     options: Any,
     arguments: FineTuningArguments,
+    data: Mapping[str, Any],
     run: Callable[[Path], dict[str, Any] | None],
-    *,
-    data: str | None = None,
 ) -> dict[str, Any]:
     """Run a program in its folder and write ``results.json``, unless the folder has it already.
 
-    Only the first process receives results; in the others ``run`` returns None.
+    ``data`` are the numbers and digests of the items. Only the first process receives results; in the others ``run`` returns
+    None.
     """
     if not arguments.output_dir:
         raise UsageError("Fine-tuning needs a folder for its results. Pass --output_dir.")
@@ -93,7 +92,8 @@ def run_once(
         found = run(folder)
         if found is None:
             return {}
-        return write_part(folder / RESULTS, settings | {"hardware": hardware(), "versions": versions()} | found)
+        facts = {"hardware": hardware(), "versions": versions(), "data": data}
+        return write_part(folder / RESULTS, settings | facts | found)
 
 
 def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, folder: Path) -> dict[str, Any] | None:
@@ -115,7 +115,6 @@ def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, fo
     scores = {language: result["languages"][language] for result in done.values() for language in result["languages"]}
     scores = {language: scores[language] for language in benchmark.test}
     return {
-        "data": benchmark.facts(),
         "languages": scores,
         "average": average(scores),
         "average_without_english": average({code: score for code, score in scores.items() if code != ENGLISH}),
@@ -127,7 +126,7 @@ def _run_all(task: Task, benchmark: TransferData, options: FineTuningOptions, fo
 
 
 def check_settings(
-    folder: Path, task: str, source: EncoderSource, options: Any, arguments: TrainingArguments, data: str | None = None
+    folder: Path, task: str, source: EncoderSource, options: Any, arguments: TrainingArguments, data: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write the settings of a program to its folder, or compare them with the settings in it."""
     trained = {name: getattr(arguments, name) for name in _HYPERPARAMETERS}
@@ -141,8 +140,8 @@ def check_settings(
             name: value for name, value in asdict(options).items() if name not in ("model", "keep_checkpoints")
         },
         "training": trained | {"world_size": arguments.world_size},
+        "data_sha256": hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest(),
     }
-    settings |= {} if data is None else {"data_sha256": data}
     settings = json.loads(json.dumps(settings))
     path = folder / SETTINGS
     if path.is_file():

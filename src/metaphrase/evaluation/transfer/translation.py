@@ -39,7 +39,7 @@ from metaphrase.encoders.loading import english_piece_ids
 from metaphrase.encoders.pooler import remove_pooler
 from metaphrase.encoders.positions import check_length
 from metaphrase.evaluation.transfer.data import ENGLISH, digest
-from metaphrase.evaluation.transfer.options import FineTuningArguments, split_languages
+from metaphrase.evaluation.transfer.options import FineTuningArguments
 from metaphrase.evaluation.transfer.running import FineTuner, run_once
 from metaphrase.evaluation.transfer.tasks import EncoderSource, encoder_source, load_tokenizer, load_with_head, predict
 from metaphrase.exceptions import DataError, UsageError
@@ -264,18 +264,18 @@ def finetune_translation(options: TranslationOptions, arguments: FineTuningArgum
     """
     if not (arguments.output_dir and options.train and options.test and options.language):
         raise UsageError("Pass --train, --test, --language and --output_dir.")
-    (language,) = split_languages([options.language]) or [""]
     source = encoder_source(options.model)
     train, test = (
-        load_pairs(place, language, split=split, direction=options.direction, limit=limit)
+        load_pairs(place, options.language, split=split, direction=options.direction, limit=limit)
         for place, split, limit in (
             (options.train, options.train_split, options.limit_train),
             (options.test, options.test_split, options.limit_test),
         )
     )
-    into = ENGLISH if options.direction == "to-english" else language
+    into = ENGLISH if options.direction == "to-english" else options.language
+    data = {name: {"n": len(pairs), "sha256": digest(pairs)} for name, pairs in (("train", train), ("test", test))}
     run = partial(_train_and_translate, source, train, test, into, options, arguments)
-    return run_once("translation", source, options, arguments, run)
+    return run_once("translation", source, options, arguments, data, run)
 
 
 def _train_and_translate(
@@ -313,7 +313,6 @@ def _train_and_translate(
     translations = translate(trainer.model, test["source"], tokenizer, pieces, options, batch_size=batch_size)
     metrics, signatures = translation_scores(translations, test["target"], into, options.tokenisation)
     return {
-        "data": {name: {"n": len(data), "sha256": digest(data)} for name, data in (("train", train), ("test", test))},
         "decoder_vocabulary": len(pieces),
         "metrics": metrics,
         "signatures": signatures,
