@@ -204,6 +204,17 @@ def test_a_row_is_done_when_it_is_new_and_from_here(bench, results, tmp_path):
     assert not bench.run.is_done(tmp_path / "none.json", options)
 
 
+def test_results_with_other_settings_are_kept_apart(bench):
+    def folder(**settings):
+        return bench.run.results_folder("cpu", bench.run.Options(**settings))
+
+    assert folder(rows="adamw", again=True) == bench.run.RESULTS / "cpu"
+    others = [{"quick": True}, {"shape": "small"}, {"threads": 2}, {"texts": "data/tatoeba"}]
+    folders = {folder(**settings) for settings in others}
+    assert {path.name for path in folders} == {"cpu-quick", "cpu-small", "cpu-2-threads", "cpu-tatoeba"}
+    assert not any(path.is_relative_to(bench.run.RESULTS) for path in folders)
+
+
 def test_verdicts(bench):
     make = bench.measuring.ratio
     rounds = {"a": [1.0, 1.1, 1.9], "b": [2.0, 2.1, 2.1], "loud": [2.0, 3.0, 4.0]}

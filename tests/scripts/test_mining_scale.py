@@ -83,6 +83,26 @@ def test_kept_rows_are_shown_and_not_measured_again(script, tmp_path):
     assert {path.name for path in (tmp_path / "plots").iterdir()} == {"mining.svg", "mining-peers.svg"}
 
 
+def test_rows_of_another_machine_or_setting_are_not_joined(script, tmp_path, capsys):
+    kept = {"facts": script.facts("cpu", 1) | {"date": "2020-01-01"}, "tasks": 8, "workers": 2}
+    kept |= {"rows": [{"size": 10_000, "index": "exact"}], "peers": []}
+    path = tmp_path / "mining-scale.json"
+    path.write_text(json.dumps(kept))
+    script.Program(script.Options(results=str(tmp_path)))
+    before = path.write_text(json.dumps(kept | {"facts": kept["facts"] | {"device": "another CPU"}}))
+    assert script.main(["--results", str(tmp_path), "--workers", "1"]) == 2
+    assert "measured with device another CPU, workers 2, which differs here" in capsys.readouterr().err
+    assert path.stat().st_size == before
+
+
+def test_plots_of_a_trial_do_not_replace_those_of_the_page(script, tmp_path):
+    options = script.Options(results=str(tmp_path))
+    row = {"size": 20, "index": "exact", "seconds": 8.0, "memory": 2e9, "f1": 0.9, "task_seconds": {}}
+    row |= {"disk": 1e9, "index_bytes": 0, "recall": None, "pairs": 10}
+    script.keep({"rows": [row], "peers": [], "facts": script.facts("cpu", 1), "workers": 2}, options)
+    assert (tmp_path / "mining.svg").is_file()
+
+
 @pytest.mark.slow
 def test_rows_are_measured_once(script, tmp_path, capsys):
     options = ["--results", str(tmp_path), "--plots", str(tmp_path), "--work", str(tmp_path / "work")]
