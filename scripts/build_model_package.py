@@ -204,6 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("package", type=Path, help="folder of the package, named after the model")
     parser.add_argument("--cards", type=Path, default=CARDS, help="folder of model cards (default: model_cards)")
     options = parser.parse_args(argv)
+    if not (options.release / "run.json").is_file():
+        parser.error(f"{options.release} is not the folder of a finished run: missing run.json")
     prepare_process()
     name, module = options.package.name, options.package.name.replace("-", "_")
     target = options.package / module

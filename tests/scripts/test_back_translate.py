@@ -238,6 +238,7 @@ def test_wrong_options(script, options, tmp_path):
         ({"method": "greedy"}, "--method expects beam or top-k, got 'greedy'"),
         ({"to_source": None, "to_target": None}, "pass --to_source, --to_target or both"),
         ({"num": 0}, "at least 1, got 0"),
+        ({"dtype": "float33"}, "--dtype expects a data type of torch"),
         ({"codes": ["deu_Latn"]}, "the form sw=swh_Latn, got 'deu_Latn'"),
         ({"codes": ["de=deu_Latn"]}, "has no code for 'en'"),
         ({"codes": ["de=deu_Latn", "en=eng_Latn"]}, "does not know the language code 'eng_Latn'"),
