@@ -20,7 +20,8 @@ import numpy as np
 import yaml
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
-from update_tables import fill, hardware_words
+from stored_results import fill
+from update_tables import hardware_words
 
 from metaphrase.evaluation.measures import Measure
 from metaphrase.evaluation.result import Result, complete_groups

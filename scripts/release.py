@@ -8,7 +8,6 @@ the same hardware; on other hardware, weights are not compared.
 """
 
 import argparse
-import hashlib
 import shlex
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from metaphrase.corpus.files import find_files
+from metaphrase.io.digests import file_sha256
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 #: The installed command line; cards record its commands.
@@ -91,15 +91,9 @@ def training_files(command: Sequence[str]) -> dict[str, str]:
     chosen = yaml.safe_load(printed.stdout)
     digests = {}
     for file in find_files(chosen["corpus"], languages=chosen["languages"] or None):
-        names, parts = [path.name for path in file.paths], [digest(path) for path in file.paths]
+        names, parts = [path.name for path in file.paths], [file_sha256(path) for path in file.paths]
         digests[",".join(names)] = ",".join(parts)
     return digests
-
-
-def digest(path: Path) -> str:
-    """Return the SHA-256 of a file."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def differing_files(recorded: Iterable[Mapping[str, Any]], present: Mapping[str, str]) -> list[str]:
