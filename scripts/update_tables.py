@@ -27,7 +27,6 @@ from transformers import HfArgumentParser
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "scripts" / "results"
 BENCHMARKS = ROOT / "scripts" / "benchmarks" / "results"
-CARDS = ROOT / "model_cards"
 
 
 @dataclass
@@ -632,8 +631,7 @@ def main(argv: list[str]) -> int:
     except (ValueError, OSError) as error:
         print(f"update_tables: {error}", file=sys.stderr)
         return 2
-    cards = [*CARDS.glob("*.md"), *ROOT.glob("models/*/*/README.md")]
-    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *cards])
+    fill_pages([ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("models/*/*/README.md")])
     return 0
 
 

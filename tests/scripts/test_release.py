@@ -130,3 +130,11 @@ def test_the_card_of_a_release_of_each_language(tmp_path):
     assert release.made_card(tmp_path) == tmp_path / "sw" / "README.md"
     (tmp_path / "reference.json").touch()
     assert release.made_card(tmp_path) == tmp_path / "README.md"
+
+
+def test_a_card_is_found_by_the_name_of_its_model():
+    card = release.card_of("metaphrase-e5-small")
+    assert release.read_facts(card)["command"].startswith("metaphrase demo ")
+    assert release.card_of(str(card)) == card
+    with pytest.raises(SystemExit, match=r"no card of-another\. Released models: metaphrase-e5-small"):
+        release.card_of("of-another")
