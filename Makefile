@@ -49,11 +49,11 @@ test-portable: install  ## Run the numeric tests under other CPU instruction set
 			$(BIN)/python -m pytest -q -m 'not slow and not gpu' -n 2 $(NUMERIC) || exit 1; \
 	done; done
 
-$(VENV)/.ray: $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
+$(VENV)/.all: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test-all]'
 	touch $@
 
-test-all: $(VENV)/.ray  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
+test-all: $(VENV)/.all  ## Run all tests, including the slow ones, and update the table in docs/reliability.md (an hour on 2 cores)
 	$(BIN)/python -m pytest -m 'not gpu' -n 2 --fault-table faults.jsonl $(TESTS)
 	$(BIN)/python scripts/reliability.py faults.jsonl
 

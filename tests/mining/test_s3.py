@@ -4,10 +4,8 @@ import pytest
 
 from tests.mining.test_engine import LOCAL, mine, shards, texts, words  # noqa: F401
 
-pytest.importorskip(
-    "moto.server", reason="moto[server] and s3fs are not installed; s3fs needs older packages than the pinned ones"
-)
-s3fs = pytest.importorskip("s3fs")
+pytest.importorskip("moto.server", reason="the extra test-all is not installed")
+s3fs = pytest.importorskip("s3fs", reason="the extra test-all is not installed")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
 
