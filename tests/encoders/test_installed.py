@@ -215,9 +215,13 @@ def test_another_version_or_source_is_refused(installed):
         load_encoder(NAME)
 
 
-def test_an_unknown_name_lists_the_installed_models(installed, capsys):
+def test_an_unknown_name_lists_the_installed_models(installed, monkeypatch, capsys):
     with pytest.raises(MetaphraseError, match=r"did you mean 'tiny-aligned'\?.* Installed models: .*tiny-aligned"):
         load_encoder("tiny-alined")
+    others = [
+        one for one in importlib.metadata.entry_points(group="metaphrase.models") if one.name != "metaphrase-e5-small"
+    ]
+    monkeypatch.setattr("metaphrase.encoders.installed.entry_points", lambda group: others)  # it may be installed
     with pytest.raises(MetaphraseError, match=r"pip install \./models/metaphrase-e5-small\."):
         load_encoder("metaphrase-e5-small")
     assert main(["pull", "none/such/model", "x"]) == 2
