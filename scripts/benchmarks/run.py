@@ -7,7 +7,7 @@
 
 The variants of a row are measured in one process, in turn, with a fixed number of threads. The best round counts, in CPU
 seconds or time between CUDA events. Every row is a JSON file in ``results/cpu`` or, on a GPU, in a folder with its name;
-``table.md`` there contains all rows. With ``--quick``, ``--shape``, ``--threads`` or ``--texts``, results are not
+``table.md`` there contains all rows. With ``--quick``, ``--shape`` or ``--threads``, results are not
 comparable with stored ones and are written to ``out/benchmarks``. An interrupted run resumes with the missing rows, and
 prints the minutes that are left. If rounds differ by more than 20 %, or other processes use more than 20 % of the machine,
 the verdict is open and the next run measures the row again.
@@ -132,7 +132,6 @@ def results_folder(kind: str, options: Options) -> Path:
     other = ["quick"] if options.quick else []
     other += [options.shape] if options.shape else []
     other += [f"{options.threads}-threads"] if options.threads != Options.threads else []
-    other += [Path(options.texts).name] if options.texts else []
     return OTHER_RESULTS / "-".join([kind, *other]) if other else RESULTS / kind
 
 
