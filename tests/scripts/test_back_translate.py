@@ -1,9 +1,6 @@
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -15,17 +12,6 @@ from metaphrase.exceptions import ModelFileError
 from tests.conftest import mostly_slow, wordpiece
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "back_translate.py"
-
-
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("back_translate", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["back_translate"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")

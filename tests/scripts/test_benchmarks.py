@@ -1,6 +1,4 @@
 import json
-import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,14 +25,9 @@ MODULES += ("run",)
 
 
 @pytest.fixture(scope="module")
-def bench():
-    """The benchmark's modules, found as a program finds them that is started there."""
-    folder = str(ROOT / "scripts" / "benchmarks")
-    sys.path.insert(0, folder)
-    yield SimpleNamespace(**{name: import_module(name) for name in MODULES})
-    sys.path.remove(folder)
-    for name in MODULES:
-        del sys.modules[name]
+def bench(load_script):
+    """The benchmark's modules."""
+    return SimpleNamespace(**{name: load_script(name) for name in MODULES})
 
 
 def measured(bench, folder, *options):
@@ -363,9 +356,8 @@ def test_the_tables_of_costs(bench, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_tables_are_put_between_markers(bench, all_results, tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    script = import_module("update_tables")
+def test_tables_are_put_between_markers(load_script, all_results, tmp_path):
+    script = load_script("update_tables")
     (tmp_path / "cpu").symlink_to(all_results)
     tables = script.benchmark_tables(tmp_path)
     assert tables.keys() == {"bench", "flops", "profile"}
@@ -375,4 +367,3 @@ def test_tables_are_put_between_markers(bench, all_results, tmp_path, monkeypatc
     text = page.read_text()
     assert text.startswith(f"a\n<!-- bench -->\n{tables['bench']}\n<!-- /bench -->\nb\n")
     assert text.endswith("<!-- costs --><!-- /costs -->\n")
-    del sys.modules["update_tables"]

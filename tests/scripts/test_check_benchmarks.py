@@ -1,8 +1,6 @@
 """The scores of the suites equal those of a script that imports nothing of the package."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +16,8 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture(scope="module")
-def scripts():
-    sys.path.insert(0, str(SCRIPTS))
-    yield [importlib.import_module(name) for name in ("embed_benchmarks", "check_benchmarks")]
-    sys.path.remove(str(SCRIPTS))
+def scripts(load_script):
+    return [load_script(name) for name in ("embed_benchmarks", "check_benchmarks")]
 
 
 @pytest.fixture

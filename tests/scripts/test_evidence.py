@@ -1,6 +1,5 @@
 import csv
 import gzip
-import importlib
 import json
 import sys
 from pathlib import Path
@@ -17,15 +16,6 @@ from tests.evaluation.suites import test_suites
 data = test_suites.data  # a fixture: a little of everything
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 CONTENT = yaml.safe_load((SCRIPTS.parent / "configs" / "evidence.yaml").read_text(encoding="utf-8"))
-
-
-@pytest.fixture(scope="module")
-def script():
-    sys.path.insert(0, str(SCRIPTS))
-    yield importlib.import_module("evidence")
-    sys.path.remove(str(SCRIPTS))
-    for name in ("evidence", "evidence_table", "ablations", "update_tables"):
-        sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")

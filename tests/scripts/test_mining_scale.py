@@ -1,20 +1,11 @@
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "scripts" / "benchmarks")
-    yield import_module("mining_scale")
-    for name in ("mining_scale", "mining_peers", "measuring"):
-        del sys.modules[name]
 
 
 def test_half_of_the_simulated_lines_are_translations(script, tmp_path):

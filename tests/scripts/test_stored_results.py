@@ -4,28 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from metaphrase.exceptions import UsageError
 
-SCRIPTS = Path(__file__).parents[2] / "scripts"
-
-
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    return import_module
-
 
 def covers(content):
     return {"seeds": set(content["seeds"]), "steps": content["steps"]}
 
 
-def test_results_are_replaced_by_as_many_or_more(script, tmp_path):
-    write, path = script("stored_results").write_results, tmp_path / "results" / "a.json"
+def test_results_are_replaced_by_as_many_or_more(load_script, tmp_path):
+    write, path = load_script("stored_results").write_results, tmp_path / "results" / "a.json"
     for seeds, steps in (([1, 2], 100), ([2, 1], 100), ([1, 2, 3], 200)):
         write(path, {"seeds": seeds, "steps": steps}, covers)
         assert json.loads(path.read_text())["seeds"] == seeds
@@ -39,8 +30,8 @@ def test_results_are_replaced_by_as_many_or_more(script, tmp_path):
     assert path.read_bytes() == before
 
 
-def test_results_of_some_suites_do_not_replace_all(script, tmp_path, capsys, monkeypatch):
-    tables = script("update_tables")
+def test_results_of_some_suites_do_not_replace_all(load_script, tmp_path, capsys, monkeypatch):
+    tables = load_script("update_tables")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     stored = tmp_path / "suites.json"
     stored.write_text('{"scores": {"stsb": {}, "tatoeba": {}}}')
@@ -55,8 +46,8 @@ def test_results_of_some_suites_do_not_replace_all(script, tmp_path, capsys, mon
     assert stored.read_bytes() == before
 
 
-def test_work_with_other_settings_is_not_resumed(script, tmp_path):
-    check = script("stored_results").check_settings
+def test_work_with_other_settings_is_not_resumed(load_script, tmp_path):
+    check = load_script("stored_results").check_settings
     for _ in range(2):
         check(tmp_path / "out", {"pairs": 20, "languages": ("fr", "es")})
     with pytest.raises(UsageError, match=r"another value of pairs\. Choose another folder"):
@@ -85,9 +76,9 @@ def test_work_with_other_settings_is_not_resumed(script, tmp_path):
     ],
 )
 def test_less_is_refused_before_anything_is_trained(
-    script, tmp_path, monkeypatch, capsys, name, stored, argv, message
+    load_script, tmp_path, monkeypatch, capsys, name, stored, argv, message
 ):
-    program, folder = script(name), tmp_path / "results"
+    program, folder = load_script(name), tmp_path / "results"
     folder.mkdir()
     kept = folder / "dap-fig3.json" if name == "ablations" else folder / "kept.json"
     if stored is not None:
@@ -98,8 +89,8 @@ def test_less_is_refused_before_anything_is_trained(
     assert message in capsys.readouterr().err
 
 
-def test_a_trial_of_the_aligner_is_not_stored(script, tmp_path, monkeypatch, capsys):
-    program = script("train_aligner")
+def test_a_trial_of_the_aligner_is_not_stored(load_script, tmp_path, monkeypatch, capsys):
+    program = load_script("train_aligner")
     monkeypatch.setattr(program, "rows_of", lambda options, output: [{"options": vars(options)}])
     output = ["--data", str(tmp_path), "--output", str(tmp_path / "out")]
     assert program.main([*output, "--steps", "2", "--keep"]) == 2
@@ -110,8 +101,8 @@ def test_a_trial_of_the_aligner_is_not_stored(script, tmp_path, monkeypatch, cap
     assert json.loads((tmp_path / "out" / "results.json").read_text())["settings"]["pairs"] == 20
 
 
-def test_aligners_of_other_gold_links_are_not_mixed(script, tmp_path, capsys):
-    program = script("word_alignment")
+def test_aligners_of_other_gold_links_are_not_mixed(load_script, tmp_path, capsys):
+    program = load_script("word_alignment")
     (tmp_path / "test.eng").write_text("<s snum=1> the dog sleeps </s>\n")
     (tmp_path / "test.hin").write_text("<s snum=1> der Hund schläft </s>\n")
     (tmp_path / "test.eng.hin.wa").write_text("1 1 1 S\n1 2 2 S\n")
@@ -126,15 +117,15 @@ def test_aligners_of_other_gold_links_are_not_mixed(script, tmp_path, capsys):
     assert "Unknown aligner 'nothing'. The aligners are embedding, span, fast_align" in capsys.readouterr().err
 
 
-def test_a_page_shows_results_of_the_repository_only(script, tmp_path):
-    program = script("evidence")
+def test_a_page_shows_results_of_the_repository_only(load_script, tmp_path):
+    program = load_script("evidence")
     assert program.page_of(program.parsed([])) == program.PAGE
     assert program.page_of(program.parsed(["--results", str(tmp_path)])) is None
     assert program.page_of(program.parsed(["--results", str(tmp_path), "--page", "a.md"])) == Path("a.md")
 
 
-def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(script, tmp_path, capsys):
-    program, page, rows = script("reliability"), tmp_path / "page.md", tmp_path / "faults.jsonl"
+def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(load_script, tmp_path, capsys):
+    program, page, rows = load_script("reliability"), tmp_path / "page.md", tmp_path / "faults.jsonl"
     page.write_text(f"# Page\n{program.BEGIN}\n{program.END}\nend\n")
 
     def write(*faults):
@@ -153,8 +144,8 @@ def test_a_run_of_some_tests_does_not_shorten_the_table_of_faults(script, tmp_pa
     assert page.read_text().startswith("# Page\n")
 
 
-def test_questions_that_are_too_few_are_refused(script, tmp_path):
-    program = script("forgetting")
+def test_questions_that_are_too_few_are_refused(load_script, tmp_path):
+    program = load_script("forgetting")
     (tmp_path / "dev-en.json.gz").write_bytes(gzip.compress(b'{"data": []}'))
     with pytest.raises(UsageError, match=r"has 0 questions in 4 languages or more, but 120 are required"):
         program.Answers.read(tmp_path, 120)
