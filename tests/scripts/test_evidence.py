@@ -268,10 +268,6 @@ def test_the_page_shows_what_is_kept(table, stored, tmp_path):
     assert "| `dap` | 3 | +3.0 [+3.0, +3.0] better |" in text  # to `tr`
     assert "| `dap` | 3 | +0.0 [-0.1, +0.1] tie |" in text
     assert "### Merged" not in text  # it was measured with other weights than those that are kept
-    assert (
-        "- **`dap`**, 2.0 × the time of a step of `tr`\n    - as trained, against the starter: better in Tato" in text
-    )
-    assert "    - as trained, against `tr`: better in Tatoeba 36 +3.0; worse in nothing; 1 of 2 ties" in text
     assert "| DAP, tables 7 and 8 | tatoeba | `dap` above `tr` | +3.0 [+3.0, +3.0] | 3 | confirmed |" in text
     assert "| `dap` above `tr+tlm` |  |  | not measured |" in text
     assert (tmp_path / "evidence" / "starter-100x64.svg").read_text().count("dap") > 0
